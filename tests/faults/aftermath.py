@@ -1,4 +1,4 @@
-"""What must hold of a topic after anything has gone wrong: the numbered properties of semantics.md, as checks.
+"""Checks of a topic after any failure: the numbered properties of semantics.md.
 
 `look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (appends, imports and compacts),
 `check_garbage_collection` and `check_explicit_loss` (loses an object on purpose). The model is a plain fold over the
@@ -206,7 +206,7 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
     """
     topic = bench.topic(TOPIC)
     collector = GarbageCollector(bench)
-    there = listed(bench)
+    stored = listed(bench)
     young = collector.collect(topic.record)
     assert (young.total.count > 0) == (young.trimmed_ledgers > 0)
     assert trimmed or not young.trimmed_ledgers
@@ -214,7 +214,7 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
     collector.collect(topic.record)  # of the attempts that it gives up nothing goes yet
     bench.clock.advance(GRACE_MS + 1)
     before, needed, everything = listed(bench), referenced(bench), raw(topic)
-    assert needed <= before <= there
+    assert needed <= before <= stored
     would_go = collector.collect(topic.record, dry_run=True).total
     assert listed(bench) == before
     assert collector.collect(topic.record).total == would_go
@@ -237,7 +237,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     compact(bench)
     assert [message.offset for message in raw(topic)] == list(range(first, first + 6))
     check_reads(look(bench))
-    for _ in range(3):  # the dead one's attempts are given up, then their objects go
+    for _ in range(3):  # the attempts of the dead process are abandoned, then their objects are removed
         bench.clock.advance(GRACE_MS + 1)
         reports = list(GarbageCollector(bench).collect_all())
         assert [(report.error, report.foreign) for report in reports if report.error or report.foreign] == []
@@ -282,14 +282,14 @@ def check_no_temporary_files(store: LocalStore) -> None:
 def referenced(bench: Workbench) -> set[str]:
     """The objects that the topic's raw ledgers and the serving compacted ledger refer to."""
     snapshot = bench.topic(TOPIC).snapshot()
-    found = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+    objects = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
     if snapshot.compacted is not None:
-        found |= {snapshot.compacted.manifest.name}
+        objects |= {snapshot.compacted.manifest.name}
         manifest = read_manifest(bench.store, snapshot.compacted.manifest)
-        found |= {part.rows.stored.name for part in manifest.parts}
-        found |= {part.deleted.name for part in manifest.parts if part.deleted}
-        found |= {location.name for level in manifest.index for location in level}
-    return found
+        objects |= {part.rows.stored.name for part in manifest.parts}
+        objects |= {part.deleted.name for part in manifest.parts if part.deleted}
+        objects |= {location.name for level in manifest.index for location in level}
+    return objects
 
 
 def listed(bench: Workbench) -> set[str]:

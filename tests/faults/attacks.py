@@ -7,6 +7,7 @@ errors of its sockets are what it expects.
 from __future__ import annotations
 
 import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,10 @@ from tests.frames import FrameParser, encoded
 
 SOCKET_SECONDS = 0.5
 VICTIM = "persistent://acme/app/victim"
+ATTACKING_HOST = "127.0.0.9"
+"""The source of connections that an attack opens by the thousand: other clients of 127.0.0.1 keep their ports."""
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Linux's option: the port is chosen at the connect, so that each destination has all ports."""
 _LARGE = 5 << 20
 
 
@@ -91,19 +96,19 @@ def frames_before_connect(target: Target, seconds: float) -> None:
 
 def pings(target: Target, seconds: float) -> None:
     """X5: by any role."""
-    flood(target, "nobody", frame(type=BaseCommand.PING, ping={}), seconds)
+    flood(target, "eve", frame(type=BaseCommand.PING, ping={}), seconds)
 
 
 def lookups(target: Target, seconds: float) -> None:
     """X5: by a role without permission, on several connections."""
     lookup = frame(type=BaseCommand.LOOKUP, lookup_topic={"topic": VICTIM, "request_id": 1})
-    flood(target, "nobody", lookup, seconds, connections=4)
+    flood(target, "eve", lookup, seconds, connections=4)
 
 
 def large_names(target: Target, seconds: float) -> None:
     """X10: names of 5 MiB."""
     lookup = frame(type=BaseCommand.LOOKUP, lookup_topic={"topic": "a/" * (_LARGE // 2), "request_id": 1})
-    flood(target, "nobody", lookup, seconds)
+    flood(target, "eve", lookup, seconds)
 
 
 def patterns(target: Target, seconds: float) -> None:
@@ -172,7 +177,7 @@ def half_frames(target: Target, seconds: float) -> None:
     data = head + bytes(_LARGE + 4 - len(head) - 1)
     ends = time.monotonic() + seconds
     with ExitStack() as stack:
-        waiting = {stack.enter_context(connected(target, "nobody", 0.001)): 0 for _ in range(100)}
+        waiting = {stack.enter_context(connected(target, "eve", 0.001)): 0 for _ in range(100)}
         while time.monotonic() < ends:
             for connection, sent in waiting.items():
                 with suppress(OSError):
@@ -180,13 +185,32 @@ def half_frames(target: Target, seconds: float) -> None:
 
 
 def idle_connections(target: Target, seconds: float) -> None:
-    """X11: more connections than either port takes, without a token and without a request."""
+    """X11: more connections than either port takes, without a token and without a request.
+
+    They have a source address of their own, and are reset when the service has closed them: they leave nothing in
+    TIME_WAIT, and search no port among those of other programs' connections.
+    """
     ends = time.monotonic() + seconds
     with ExitStack() as stack:
         while time.monotonic() < ends:
             for address in (target.http, target.broker):
                 with suppress(OSError):
-                    stack.enter_context(socket.create_connection(address, 1))
+                    stack.enter_context(connect_from(ATTACKING_HOST, address))
+
+
+def connect_from(host: str, address: tuple[str, int], seconds: float = 1) -> socket.socket:
+    """Connect from a source address, by a connection that a close resets. Raises OSError."""
+    connection = socket.socket()
+    try:
+        connection.settimeout(seconds)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+        connection.bind((host, 0))
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def login_bodies(target: Target, seconds: float) -> None:

@@ -49,10 +49,10 @@ def s3_worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def worlds(request: pytest.FixtureRequest, scheme: str, monkeypatch: pytest.MonkeyPatch) -> Worlds:
     """The worlds of the test's `scheme`, with their credentials in the environment."""
-    found: Worlds = request.getfixturevalue("local_worlds" if scheme == "file" else "s3_worlds")
+    instance: Worlds = request.getfixturevalue("local_worlds" if scheme == "file" else "s3_worlds")
     if scheme == "s3":
         use_credentials(monkeypatch, request.getfixturevalue("versitygw"))
-    return found
+    return instance
 
 
 @pytest.fixture(scope="session")

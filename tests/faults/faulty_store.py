@@ -39,7 +39,7 @@ PREFIX = "faulty+"
 
 
 class Kind(Enum):
-    """What a call may meet; the module's docstring says what each is."""
+    """Kinds of faults; the module's docstring explains each."""
 
     FAIL = auto()
     FULL = auto()
@@ -51,7 +51,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """Of the calls of `operation` (None: all) on objects of kind `on` (None: all), the `nth` meets `kind`.
+    """A fault of `kind` for the `nth` call of `operation` (None: any) on objects of kind `on` (None: any).
 
     `times`: that many in a row do. `meanwhile`: for MEANWHILE, what happens.
     """
@@ -129,7 +129,7 @@ class FaultyStore(ObjectStore):
         return with_prefix(self._inner.location)
 
     def put(self, name: str, data: Buffer) -> None:
-        self._write(name, lambda: self._inner.put(name, data))
+        self.write(name, lambda: self._inner.put(name, data))
 
     def create(self, name: str) -> ObjectWriter:
         return _FaultyWriter(self._inner.create(name), self)
@@ -155,7 +155,7 @@ class FaultyStore(ObjectStore):
         yield from self._inner.list(prefix)
 
     def delete(self, name: str) -> None:
-        self._write(name, lambda: self._inner.delete(name), "delete")
+        self.write(name, lambda: self._inner.delete(name), "delete")
 
     def check(self) -> CapabilityReport:
         return self._inner.check()
@@ -163,7 +163,7 @@ class FaultyStore(ObjectStore):
     def close(self) -> None:
         self._inner.close()
 
-    def _write(self, name: str, take_effect: Callable[[], object], operation: str = "put") -> None:
+    def write(self, name: str, take_effect: Callable[[], object], operation: str = "put") -> None:
         fault = self._meet(operation, name)
         take_effect()
         if fault is not None and fault.kind is Kind.LOST:
@@ -190,15 +190,21 @@ class _FaultyWriter(ObjectWriter):
         self._inner = inner
         self._store = store
 
+        self._is_committed = False
+
     def _open(self) -> None:
-        self._inner._open()
+        self._inner.__enter__()
 
     def _append(self, view: memoryview) -> None:
-        self._inner._append(view)
-        self._inner._position += view.nbytes
+        self._inner.write(view)
 
     def _commit(self) -> None:
-        self._store._write(self.name, self._inner._commit)
+        self._store.write(self.name, self._commit_inner)
+
+    def _commit_inner(self) -> None:
+        self._is_committed = True
+        self._inner.__exit__(None, None, None)
 
     def _discard(self) -> None:
-        self._inner._discard()
+        if not self._is_committed:
+            self._inner.__exit__(Unavailable, None, None)

@@ -20,23 +20,24 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
 from storage.checksums import crc32c
 from storage.clock import SystemClock
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult, FlushPolicy
-from storage.log.segment_writer import SegmentWriter
+from tests.failpoint_listeners import observed
 from tests.faults.forks import Forks, live_in_child, serve
 from tests.pulsar_entries import entry, metadata
-from tests.segments import OneSegment
+from tests.segments import OneSegment, SteppedWriter
 
 THREADS, TASKS = 3, 4
 EACH = 60
-"""Entries of each thread and task in a life that nobody cuts off."""
+"""Entries of each thread and task in a life without a kill."""
 _RECORD = Struct(">QQII")
 
 
@@ -64,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What a caller was told of an entry, and the CRC32C of what he had appended."""
+    """The answer that a caller got for an entry, and the CRC32C of the appended bytes."""
 
     entry_id: int
     offset: int
@@ -77,8 +78,10 @@ _OPENED = Acknowledged(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Life:
-    """How it ended (`signal` 0: by itself), whether it had opened the segment (and would have committed its row), what
-    it acknowledged, and the traceback of what went wrong, or "".
+    """The end of a writer's process (`signal` 0: by itself), and its acknowledged entries.
+
+    It also holds whether the process had opened the segment (and would have committed its row), and the traceback of a
+    failure, or "".
     """
 
     signal: int
@@ -98,8 +101,8 @@ class LogNursery(Forks):
         answer = self.ask(asdict(order))
         records = base64.b64decode(answer["acknowledged"])
         whole = records[: len(records) - len(records) % _RECORD.size]
-        found = [Acknowledged(*record) for record in _RECORD.iter_unpack(whole)]
-        return Life(answer["signal"], found[:1] == [_OPENED], found[1:], answer["error"])
+        positions = [Acknowledged(*record) for record in _RECORD.iter_unpack(whole)]
+        return Life(answer["signal"], positions[:1] == [_OPENED], positions[1:], answer["error"])
 
 
 def _raise_child(ordered: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +137,7 @@ def _killer(order: Order) -> Callable[[Failpoint], None]:
 class _Appending:
     """Appends from many sides at once."""
 
-    def __init__(self, writer: SegmentWriter, order: Order, writing: int) -> None:
+    def __init__(self, writer: SteppedWriter, order: Order, writing: int) -> None:
         self._writer = writer
         self._order = order
         self._writing = writing
@@ -158,7 +161,7 @@ class _Appending:
             self._failures.append(traceback.format_exc())
 
     def _entries(self, side: int) -> list[bytes]:
-        """What a side appends in this life: sequence ids ascend over all lives."""
+        """Return the entries that a side appends in this life: sequence ids ascend over all lives."""
         chance = random.Random(f"{self._order.seed} {self._order.life} {side}")
         return [self._entry(chance, side, self._order.life * EACH + n) for n in range(EACH)]
 
@@ -180,11 +183,15 @@ class _Appending:
             self._writer.submit(data, lambda answer, data=data: self._report(data, answer))  # type: ignore[misc]
 
     async def _tasks(self) -> None:
-        async def one(side: int) -> None:
-            for data in self._entries(side):
-                self._report(data, await self._writer.append_async(data))
+        loop = asyncio.get_running_loop()
 
-        await asyncio.gather(*(one(THREADS + number) for number in range(TASKS)))
+        async def append_side(side: int) -> None:
+            for data in self._entries(side):
+                answered: asyncio.Future[Answer] = loop.create_future()
+                self._writer.submit(data, partial(loop.call_soon_threadsafe, answered.set_result))
+                self._report(data, await answered)
+
+        await asyncio.gather(*(append_side(THREADS + number) for number in range(TASKS)))
 
     def _report(self, data: bytes, answer: Answer) -> None:
         assert isinstance(answer, AppendResult), answer

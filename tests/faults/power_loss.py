@@ -1,10 +1,10 @@
-"""What a disk holds after a power loss: only what was made durable by fsync.
+"""The content of a disk after a power loss: only bytes that fsync made durable.
 
 `PowerLoss` wraps `os.fsync` and `os.fdatasync` while it is entered, and remembers what each call made durable: of a
 file its bytes, of a folder its entries, as POSIX promises and no more. `image` then writes the tree that a machine
 would find when it comes back: a name whose folder was not synced is not there, a file that was not synced is empty.
-(Real disks may keep more, which no program may count on, and which may be nonsense: `image` can be told what they
-keep.) Only the process's own calls are seen, not those that SQLite makes in C.
+(Real disks may keep more, which no program may count on, and which may be nonsense: a parameter of `image` is
+what they keep.) Only the process's own calls are seen, not those that SQLite makes in C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PowerLoss:
     `loses`: fsyncs to pretend of, that is to leave out: a mutation, to see that somebody notices.
     """
 
-    def __init__(self, root: Path, loses: Callable[[os.stat_result], bool] = lambda found: False) -> None:
+    def __init__(self, root: Path, loses: Callable[[os.stat_result], bool] = lambda status: False) -> None:
         self._root = root
         self._loses = loses
         self._files: dict[int, bytes] = {}
@@ -48,17 +48,17 @@ class PowerLoss:
             os.close(descriptor)
 
     def _record(self, descriptor: int, sync: Callable[[int], None]) -> None:
-        found = os.fstat(descriptor)
-        if self._loses(found):
+        status = os.fstat(descriptor)
+        if self._loses(status):
             return
         sync(descriptor)
         path = Path(f"/proc/self/fd/{descriptor}")
         # Kept open, so that no other file gets its inode while we remember it; no dup, which would share its lock.
         self._kept.append(os.open(path, os.O_RDONLY))
-        if stat.S_ISDIR(found.st_mode):
-            self._folders[found.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        if stat.S_ISDIR(status.st_mode):
+            self._folders[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
         else:
-            self._files[found.st_ino] = path.read_bytes()
+            self._files[status.st_ino] = path.read_bytes()
 
     def image(self, target: Path, keeps: Keeps = lambda _, durable, now: durable) -> Path:
         """Write what would be left of `root` into the new folder `target`, and return it.

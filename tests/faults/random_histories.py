@@ -19,6 +19,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from tests.faults.engine.report import line_of
 from tests.faults.histories.rounds import ROUND_SECONDS, run
 from tests.faults.histories.services import servers
 
@@ -35,7 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with servers(arguments.folder / "servers") as (postgres, s3):
         result = run(arguments.folder / "run", postgres, s3, arguments.seconds, arguments.seed, arguments.round)
-    print(", ".join(f"{name}: {figure}" for name, figure in result.figures.items()))
+    print(line_of(result.figures))
     if result.violations:
         print(f"seed {arguments.seed}: {len(result.violations)} violations; logs and violations: {arguments.folder}")
         return 1

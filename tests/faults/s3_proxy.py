@@ -1,6 +1,6 @@
 """A proxy in front of an S3 server that spoils answers on cue, on the wire.
 
-Clients sign the host that they talk to, and servers check the host that they are told: requests continue as they came,
+Clients sign the host to which they talk, and servers check the host of the request: requests continue as they came,
 so signatures hold. One connection a request; whatever a fault does not concern passes through.
 
     Answer      the proxy answers itself (500, 503 SlowDown …), the server hears nothing
@@ -97,12 +97,12 @@ class S3Proxy:
 
     @property
     def met(self) -> int:
-        """How many requests have met a fault since the last `spoil`."""
+        """Return the number of requests that met a fault since the last `spoil`."""
         with self._lock:
             return self._met
 
     def fault_for(self, method: str, path: str) -> What | None:
-        """What this request meets."""
+        """Return the fault that this request meets."""
         with self._lock:
             for number, fault in enumerate(self._faults):
                 if fault.method == method and re.search(fault.path, path):

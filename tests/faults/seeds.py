@@ -1,4 +1,4 @@
-"""What is seeded into the topic of test_verify_seeded.py: one function a seed, one table of what must be found.
+"""The defects that test_verify_seeded.py seeds into a topic: a function for each, and a table of the expected findings.
 
 `SEEDS`: differences of keys, forged so that no checksum, count or sum betrays them. `RECORDS`: rows and manifests that
 contradict something else.
@@ -27,24 +27,24 @@ from tests.workbench import Workbench
 
 def place(forger: Forger, key: bytes, newest: bool = True) -> tuple[int, int]:
     """The number of the part, and the offset, of a key's row: the last, or the first of all, dead ones too."""
-    found = [
+    places = [
         (number, row["offset"])
         for number, part in enumerate(forger.manifest.parts)
         for row in forger.rows_of(part.rows).to_pylist()
         if row["key"] == key
     ]
-    return found[-1] if newest else found[0]
+    return places[-1] if newest else places[0]
 
 
 def raw_place(forger: Forger, key: bytes, newest: bool = True) -> tuple[int, int]:
     """The same in raw: the number of the ledger, and the offset."""
-    found = [
+    places = [
         (number, row["offset"])
         for number, ledger in enumerate(forger.topic.snapshot().ledgers)
         for row in forger.rows_of(ledger.rows_object).to_pylist()
         if row["key"] == key
     ]
-    return found[-1] if newest else found[0]
+    return places[-1] if newest else places[0]
 
 
 def raw_row(forger: Forger, ledger: int, offset: int) -> pa.Table:
@@ -86,8 +86,8 @@ def with_record(forger: Forger, key: bytes, offset: int) -> Callable[[IndexRecor
     hi, lo = (np.array([half], dtype=np.uint64) for half in forger.key_hash(key))
 
     def change(records: IndexRecords) -> IndexRecords:
-        mine = np.array([offset], dtype=np.uint64)
-        columns = ((records.hi, hi), (records.lo, lo), (records.offset, mine))
+        offsets = np.array([offset], dtype=np.uint64)
+        columns = ((records.hi, hi), (records.lo, lo), (records.offset, offsets))
         return IndexRecords(*(np.concatenate(column) for column in columns))
 
     return change
@@ -259,7 +259,7 @@ def raw_row_gone(forger: Forger) -> None:
 
 
 def raw_value_deleted(forger: Forger) -> None:
-    """By raw the key is deleted: what the compacted ledger has of it is revived."""
+    """The key is deleted in the raw messages; the compacted ledger revives it."""
     number, offset = raw_place(forger, b"key05")
     forger.ledger(number, with_value(offset, "payload", b""))
 

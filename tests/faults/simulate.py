@@ -21,18 +21,19 @@ from dataclasses import dataclass
 from compactor.run.plan import RunPolicies
 from compactor.two_phase import HEARTBEAT_MS
 from storage.reading.compacted_reader import PIN_TTL_MS
+from tests.faults.engine.report import Report, Violation, line_of
+from tests.faults.engine.schedule import choose
 from tests.faults.simulation.appending import Appending
 from tests.faults.simulation.bugs import BUGS, seeded
 from tests.faults.simulation.collecting import Collecting
 from tests.faults.simulation.compacting import Compacting
 from tests.faults.simulation.determinism import simulated
-from tests.faults.simulation.model import Violation
 from tests.faults.simulation.operating import Operating
 from tests.faults.simulation.reading import Readers
 from tests.faults.simulation.world import World
 from tests.faults.simulation.writing import Writing
 
-SHOWN_EVENTS = 20
+EVENTS_SHOWN = 20
 CALM = range(5, 8)
 """Of eight lives these are calm: many generations follow one another only where no topic is cleared."""
 JUMPS = [1, 5, 20, 100, 600, 5_000, 20_000, HEARTBEAT_MS + 1, PIN_TTL_MS + 1, 160_000, -3, -2_000]
@@ -44,17 +45,17 @@ class SimulationFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of a simulation: its log, and the kinds of things that happened."""
+    """The result of a simulation: its log, and how often each kind of event happened."""
 
     log: tuple[str, ...]
-    happened: frozenset[str]
+    counts: Counter[str]
 
 
 class Simulation:
     """The actors of one world, and the events that chance picks from."""
 
     def __init__(self, world: World, calm: bool) -> None:
-        """`calm`: nobody clears a topic, stops its runs, or keeps its log open."""
+        """`calm`: no operator clears a topic or stops its runs, and no process keeps its log open."""
         self._world = world
         self._calm = calm
         self._writing = Writing(world)
@@ -171,8 +172,7 @@ class Simulation:
 
     def _event(self, *, inside: bool) -> None:
         events = [(event, weight) for event, weight, anywhere in self._events if anywhere or not inside]
-        (event,) = self._world.random.choices([event for event, _ in events], [weight for _, weight in events])
-        event()
+        choose(self._world.random, events)()
 
     def _jump(self) -> None:
         """Time goes by; while much does, hearts beat, but for those that have stopped."""
@@ -193,7 +193,9 @@ class Simulation:
 
 def simulate(seed: int, steps: int, bug: str | None = None, database_url: str | None = None) -> Simulated:
     """One life of that many events. Raises SimulationFailed."""
-    with simulated(seed, database_url) as world:
+    again = f"python -m tests.faults.simulate --seed {seed} --steps {steps}{f' --bug {bug}' if bug else ''}"
+    report = Report(again, stamped=False, events_shown=EVENTS_SHOWN)
+    with simulated(seed, report, database_url) as world:
         simulation = Simulation(world, calm=seed % 8 in CALM)
         at = 0
         try:
@@ -206,10 +208,8 @@ def simulate(seed: int, steps: int, bug: str | None = None, database_url: str | 
         except (Exception, Violation) as error:
             what = str(world.failed or error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
             where = f"step {at}" if at <= steps else "the end"
-            last = "\n".join(f"  {line}" for line in world.log[-SHOWN_EVENTS:])
-            again = f"python -m tests.faults.simulate --seed {seed} --steps {steps}{f' --bug {bug}' if bug else ''}"
-            raise SimulationFailed(f"seed {seed}, at {where} of {steps}: {what}\n{last}\nagain: {again}") from error
-        return Simulated(tuple(world.log), frozenset(world.happened))
+            raise SimulationFailed(report.failure(f"seed {seed}, at {where} of {steps}: {what}")) from error
+        return Simulated(tuple(report.events), report.counts)
 
 
 def main() -> int:
@@ -221,21 +221,21 @@ def main() -> int:
     parser.add_argument("--bug", choices=sorted(BUGS), help="a defect to put in")
     parser.add_argument("--database", metavar="URL", help="an empty database, in place of one of SQLite's")
     parser.add_argument("--log", action="store_true", help="print every event")
-    given = parser.parse_args()
-    happened: Counter[str] = Counter()
+    arguments = parser.parse_args()
+    lives_with: Counter[str] = Counter()
     failed = 0
-    for seed in range(given.seed, given.seed + given.seeds):
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         try:
-            result = simulate(seed, given.steps, given.bug, given.database)
+            result = simulate(seed, arguments.steps, arguments.bug, arguments.database)
         except SimulationFailed as failure:
             print(failure, flush=True)
             failed += 1
             continue
-        happened.update(result.happened)
-        if given.log:
+        lives_with.update(result.counts.keys())
+        if arguments.log:
             print("\n".join(result.log))
-    message = ", ".join(f"{what} in {count}" for what, count in sorted(happened.items()))
-    print(f"{given.seeds - failed} of {given.seeds} seeds from {given.seed} of {given.steps} steps held; {message}")
+    figures = {"first seed": arguments.seed, "steps": arguments.steps, "lives": arguments.seeds, "violations": failed}
+    print(line_of({**figures, **{f"with {event}": count for event, count in sorted(lives_with.items())}}))
     return 1 if failed else 0
 
 

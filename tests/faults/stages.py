@@ -1,4 +1,4 @@
-"""What has happened before a crash (stages), and what is going on when it comes (scenarios).
+"""The history before a crash (stages), and the operation that the crash interrupts (scenarios).
 
 Stages and scenarios hold no state and draw nothing, so that any process that runs them does the same. The amounts are
 small, with sizes (`tests.workbench.TINY`) at which they still make several ledgers, hash ranges and parts.
@@ -109,7 +109,7 @@ def delete(bench: Workbench) -> None:
 
 
 def collect_deleted(bench: Workbench) -> None:
-    """What a deleted topic has left goes: files, then objects."""
+    """Collect the remains of a deleted topic: files, then objects."""
     bench.clock.advance(GRACE_MS + 1)
     assert LogManager(bench, "manager").sweep() == 3
     assert sum(item.total.count for item in GarbageCollector(bench).collect_all()) > 2
@@ -212,7 +212,7 @@ STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is going on. `done_from`: the steps from which on it has taken effect, though no caller has its answer.
+    """An operation. `done_from`: the steps from which on it has taken effect, although no caller has its answer.
 
     `appended` becomes visible then; `publishes`: a new generation does; `trims`: the topic begins at `TRIMMED`.
     `empties`: nothing of the topic is left then, or another one begins under its name.

@@ -1,24 +1,23 @@
 """Lives of processes that write, seal and read one topic's tail, and are killed: `python -m tests.faults.tail_lives`.
 
-The process that is started is the parent: it forks writers, sealers and a reader, kills writers and sealers (SIGKILL)
-at moments that chance picks from a seed, and forks others that continue in the same topic. It opens nothing itself and
-has one thread, so each child opens its own database, store and log.
+This driver of the random engine is the parent: it forks writers, sealers and a reader, kills writers and sealers
+(SIGKILL) at moments that chance picks from a seed, and forks others that continue in the same topic. It opens nothing
+itself and has one thread, so each child opens its own database, store and log.
 
-    writer    three threads append entries of one to three messages, each entry told through a pipe once it is
-              acknowledged; segments are so small that they roll all the time
-    sealer    seals, sweeps, sometimes compacts; all with the writer at work, or dead
-    reader    follows the topic through all lives, and tells what it was given
-    checker   now and then, when the others are dead: raw is what was acknowledged, and besides at most one entry of
-              each thread of a dead writer, its last; ids ascend, offsets are dense
+    writer    three threads append entries of one to three messages, and report each acknowledgement through a pipe;
+              segments are so small that they roll all the time
+    sealer    seals, sweeps, sometimes compacts, beside a writer or after its death
+    reader    follows the topic through all lives, and reports each message
+    checker   with all others dead, compares raw with the model (engine/history.py): what was acknowledged, and at most
+              one entry more of each thread of a dead writer, its last
 
-All share one clock: the machine's, and what the parent adds to it when a writer dies, so that its lease is over.
-One line of JSON is printed in the end: kills, messages, segments; or an error, and the exit code is 1.
+All share one clock: the machine's, and what the parent adds to it when a writer dies, so that its lease is over. One
+line of figures is printed in the end, or an error, with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import random
@@ -28,6 +27,7 @@ import struct
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -49,21 +49,28 @@ from storage.model import Message, MessageId
 from storage.objects.registry import open_store
 from storage.positions import StartOffset
 from tests.entries import batch, one
+from tests.faults.engine.checks import check_log, check_order, check_stored
+from tests.faults.engine.history import History, ReadMessage, Sender, SentMessage, Traits
+from tests.faults.engine.report import Report, Violation, line_of
+from tests.faults.engine.schedule import choose
 from tests.workbench import TINY, Workbench, view
 
 THREADS = 3
 KEYS = 20
 SEGMENT_BYTES = 1 << 14
+LONGEST_ENTRY = 3
+WRITER_AND_SEALER = ("writer", "sealer")
+VICTIMS: list[tuple[tuple[str, ...], float]] = [(("writer",), 65), (("sealer",), 25), (WRITER_AND_SEALER, 10)]
 CHECK_EVERY = 25
 HEARD_WITHIN_SECONDS = 120
-ACK = struct.Struct("<IBIBqqqii")
-"""Life, thread, number, messages; offset, ledger, entry, batch index; CRC32C of its payloads (as signed)."""
-GIVEN = struct.Struct("<qqqii")
-"""Offset, ledger, entry, batch index, CRC32C of the payload: what the reader was given."""
+ACK = struct.Struct("<IBIBqqqi")
+"""Life, thread, number, messages; offset, ledger, entry, batch index of the first message."""
+READ = struct.Struct("<qqqii")
+"""Offset, ledger, entry, batch index, and CRC32C of the payload (as signed) of a message that the reader read."""
 
 
 class SharedClock:
-    """The machine's time, what the parent has added to it for all, and what this process has waited for.
+    """A clock with the machine's time, what the parent has added to it for all, and what this process has waited.
 
     A wait takes a tenth of its time.
     """
@@ -80,13 +87,13 @@ class SharedClock:
         self._waited_ms += round(seconds * 900)
 
     def add(self, milliseconds: int) -> None:
-        """For everybody."""
+        """Add milliseconds to the time of all processes."""
         self._added[:8] = (int.from_bytes(self._added[:8], "little") + milliseconds).to_bytes(8, "little")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one thread of one life appends as its `number`th; everything follows from that."""
+    """The `number`th entry that one thread of one life appends; its contents follow from the three numbers."""
 
     life: int
     thread: int
@@ -98,72 +105,60 @@ class Entry:
         return [(b"key-%d" % chance.randrange(KEYS), self._payload(chance, n)) for n in range(chance.choice([1, 1, 3]))]
 
     def _payload(self, chance: random.Random, index: int) -> bytes:
-        return b"%d %d %d %d " % (self.life, self.thread, self.number, index) + chance.randbytes(chance.randrange(700))
+        return f"{self}.{index} ".encode() + chance.randbytes(chance.randrange(700))
 
     def encoded(self, now_ms: int) -> bytes:
         pairs = self.pairs
         return one(*pairs[0], now_ms) if len(pairs) == 1 else batch(*pairs, publish_time=now_ms)
 
-    @classmethod
-    def of(cls, message: Message) -> tuple[Entry, int]:
-        """The entry that a message is of, and which of its messages it is."""
-        assert message.payload is not None
-        life, thread, number, index = map(int, message.payload.split(b" ", 4)[:4])
-        return cls(life, thread, number), index
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """What a writer was told."""
-
-    first: tuple[int, MessageId]
-    messages: int
-    checksum: int
+    def __str__(self) -> str:
+        return f"{self.life}.{self.thread}.{self.number}"
 
 
 @dataclass
 class Child:
-    """A process that was forked, and what it says."""
+    """A process that was forked, and the bytes that it reported through its pipe."""
 
     name: str
     pid: int
-    said: int
+    pipe: int
     buffer: bytes = b""
-    ended: bool = False
 
     def drain(self) -> None:
-        """Take what it has said so far."""
-        while select.select([self.said], [], [], 0)[0]:
-            if not (more := os.read(self.said, 1 << 16)):
+        """Read what it has reported so far."""
+        while select.select([self.pipe], [], [], 0)[0]:
+            if not (more := os.read(self.pipe, 1 << 16)):
                 return
             self.buffer += more
 
-    def hear(self) -> None:
-        """Wait for its first message, or its end. Raises AssertionError if neither comes, however busy the machine."""
+    def await_report(self) -> None:
+        """Wait for its first report, or its end. Raises AssertionError if neither comes, however busy the machine."""
         if not self.buffer:
-            heard, _, _ = select.select([self.said], [], [], HEARD_WITHIN_SECONDS)
-            assert heard, f"a {self.name} was silent for {HEARD_WITHIN_SECONDS} s"
+            ready, _, _ = select.select([self.pipe], [], [], HEARD_WITHIN_SECONDS)
+            assert ready, f"a {self.name} was silent for {HEARD_WITHIN_SECONDS} s"
             self.drain()
 
 
 @dataclass
 class Parent:
-    """Forks, kills, and keeps what was acknowledged."""
+    """Forks and kills the other processes. `history`: the model of the topic; `offsets`: of acknowledged messages."""
 
     folder: Path
     clock: SharedClock
     chance: random.Random
-    acknowledged: dict[Entry, Acknowledged] = field(default_factory=dict)
+    history: History
+    offsets: dict[str, int] = field(default_factory=dict)
+    senders: dict[tuple[int, int], Sender] = field(default_factory=dict)
     lives: int = 0
-    kills: int = 0
-    heard: int = 0
-    checked_to: int = 0
-    given: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    messages: int = 0
     living: set[int] = field(default_factory=set)
-    reader: Child | None = None
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.history.report.counts
 
     def fork(self, name: str, live: Callable[[Workbench, int], object]) -> Child:
-        """A child that opens everything for itself and says things through a pipe."""
+        """Fork a child that opens everything for itself and reports through a pipe."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -174,23 +169,24 @@ class Parent:
         return Child(name, pid, reading)
 
     def end(self) -> None:
-        """Nobody outlives the parent."""
+        """Kill every child that still lives."""
         for pid in self.living:
             os.kill(pid, signal.SIGKILL)
 
     def kill(self, child: Child) -> None:
-        """SIGKILL, and what it had said. Raises AssertionError if it had ended by itself, with why."""
+        """Kill a child (SIGKILL), and note what it had reported. Raises AssertionError if it had ended by itself."""
         os.kill(child.pid, signal.SIGKILL)
         self.reap(child)
-        self.kills += 1
+        self.counts["kills"] += 1
+        self.history.note(f"{child.name} {self.lives} killed")
         if child.name == "writer":
             self.clock.add(LEASE_TTL_MS + 1)
 
     def reap(self, child: Child) -> bytes:
-        """Wait for its end; what it had said. Raises AssertionError if that was an error."""
-        while more := os.read(child.said, 1 << 16):
+        """Wait for the end of a child; return what it had reported. Raises AssertionError if that was an error."""
+        while more := os.read(child.pipe, 1 << 16):
             child.buffer += more
-        os.close(child.said)
+        os.close(child.pipe)
         _, status = os.waitpid(child.pid, 0)
         self.living.discard(child.pid)
         marker = child.buffer.find(b"error: ")
@@ -198,140 +194,141 @@ class Parent:
         by_itself = os.WIFEXITED(status)
         assert not by_itself or child.name not in ("writer", "reader"), f"a {child.name} ended by itself"
         if child.name == "writer":
-            self._note(child.buffer)
+            self._note_acknowledgements(child.buffer)
         return child.buffer
 
-    def _note(self, said: bytes) -> None:
-        for at in range(0, len(said) - ACK.size + 1, ACK.size):
-            life, thread, number, count, offset, ledger, entry, index, checksum = ACK.unpack_from(said, at)
-            answer = Entry(life, thread, number)
-            assert answer not in self.acknowledged
-            self.acknowledged[answer] = Acknowledged((offset, MessageId(ledger, entry, -1, index)), count, checksum)
+    def _note_acknowledgements(self, report: bytes) -> None:
+        """Add a dead writer's messages to the model: those acknowledged, and those of each thread's next entry."""
+        following = dict.fromkeys(range(THREADS), 0)
+        for at in range(0, len(report) - ACK.size + 1, ACK.size):
+            life, thread, number, count, offset, ledger, entry, index = ACK.unpack_from(report, at)
+            assert number == following[thread], "a thread's acknowledgements are not in the order of its appends"
+            following[thread] += 1
+            sent = self._sent(Entry(life, thread, number))
+            assert count == len(sent)
+            for n, message in enumerate(sent):
+                self.offsets[message.serial] = offset + n
+                self.history.acknowledge(message, MessageId(ledger, entry, -1, index + n))
+            self.counts["entries"] += 1
+        for thread, number in following.items():
+            self._sent(Entry(self.lives, thread, number))
+
+    def _sent(self, entry: Entry) -> list[SentMessage]:
+        """Return an entry's messages, and add them to the model as sent."""
+        sender = self.senders.setdefault((entry.life, entry.thread), Sender())
+        messages = []
+        for n, (key, payload) in enumerate(entry.pairs):
+            number = entry.number * LONGEST_ENTRY + n
+            message = SentMessage(f"{entry}.{n}", _text(key), _text(payload), sender, number, self.history.now(), 0.0)
+            self.history.sent[message.serial] = message
+            messages.append(message)
+        return messages
 
     def writer(self) -> Child:
         self.lives += 1
         life = self.lives
-        return self.fork("writer", lambda bench, said: write(bench, life, said))
+        return self.fork("writer", lambda bench, pipe: write(bench, life, pipe))
 
     def sealer(self) -> Child:
         seed = self.chance.randrange(1 << 30)
-        return self.fork("sealer", lambda bench, said: keep(bench, random.Random(seed)))
+        return self.fork("sealer", lambda bench, _: keep(bench, random.Random(seed)))
 
-    def check(self, *, over: bool = False) -> None:
-        """With writers and sealers dead. `over`: from the beginning, and compacted, too."""
-        first = 0 if over else self.checked_to
-        answer = self.reap(
-            self.fork("checker", lambda bench, said: os.write(said, b"%d" % self.checker(bench, first, over)))
-        )
-        self.checked_to = int(answer)
+    def check(self, reads: list[tuple[int, ...]] | None = None) -> None:
+        """Compare raw with the model, with writers and sealers dead. `reads`: of the reader, at the end of all."""
+        checker = self.fork("checker", lambda bench, pipe: os.write(pipe, b"%d" % self._check(bench, reads)))
+        self.messages = int(self.reap(checker))
 
-    def checker(self, bench: Workbench, first: int, over: bool) -> int:
-        """In a child: compare what is read with what was acknowledged; the offset up to which it was."""
-        topic = bench.topic()
-        if over:
+    def _check(self, bench: Workbench, reads: list[tuple[int, ...]] | None) -> int:
+        """Compare in a child, whose changes of the model do not last; return the number of messages."""
+        history, topic = self.history, bench.topic()
+        if reads is not None:
             list(topic.log_manager().seal(topic.record, again=True))
             topic.log_manager().roll_and_seal(topic.record)
-        found = list(messages(topic.read(StartOffset(first)), -1)) if topic.snapshot_reader().end >= first else []
-        assert [m.offset for m in found] == list(range(first, first + len(found))), "offsets are not dense"
-        ids = [m.message_id for m in found]
+        stored = list(messages(topic.read(StartOffset(0)), -1))
+        since = history.now()
+        raw = [_read(message) for message in stored]
+        lengths: Counter[Entry] = Counter()
+        for message in raw:
+            history.check_read(message, since)
+            offset = self.offsets.get(message.serial, message.offset)
+            assert offset == message.offset, f"{message} was acknowledged at offset {offset}"
+            lengths[Entry(*map(int, message.serial.split(".")[:3]))] += 1
+        for entry, length in lengths.items():
+            assert length == len(entry.pairs), f"{length} messages of entry {entry} are stored"
+        ids = [message.id for message in raw]
         assert ids == sorted(set(ids)), "ids do not ascend"
-        counts: dict[tuple[int, int], int] = {}
-        for entry in self.acknowledged:
-            counts[entry.life, entry.thread] = max(counts.get((entry.life, entry.thread), 0), entry.number + 1)
-        assert len(self.acknowledged) == sum(counts.values()), "threads acknowledge one after the other"
-        seen: set[Entry] = set()
-        at = 0
-        while at < len(found):
-            entry, index = Entry.of(found[at])
-            pairs = entry.pairs
-            assert index == 0, f"{entry} begins in its middle"
-            assert entry not in seen, f"{entry} is there twice"
-            assert [(m.key, m.payload) for m in found[at : at + len(pairs)]] == pairs, f"{entry} is not what was sent"
-            if (answer := self.acknowledged.get(entry)) is None:
-                last = counts.get((entry.life, entry.thread), 0)
-                assert entry.number == last, f"{entry} is there, and its thread had been told of {last} entries only"
-            else:
-                assert answer.first == (found[at].offset, found[at].message_id), f"{entry} is elsewhere than was told"
-                assert answer.messages == len(pairs)
-                assert answer.checksum == _checksum(pairs)
-            seen.add(entry)
-            at += len(pairs)
-        lost = [e for e, answer in self.acknowledged.items() if answer.first[0] >= first and e not in seen]
-        assert not lost, f"{len(lost)} entries were acknowledged and are lost, {lost[:3]}"
-        if over:
-            given = [_given(message) for message in found[: len(self.given)]]
-            assert self.given == given, "the reader was given something else"
+        assert not raw or raw[0].offset == 0, "offsets do not begin with 0"
+        check_log(history, "raw", raw, raw, None)
+        check_stored(history, raw)
+        check_order(history, {"raw": raw})
+        assert not history.report.violations
+        if reads is not None:
+            assert reads == [_packed(message) for message in stored[: len(reads)]], "the reader read something else"
             bench.compact(topic)
-            assert view(list(topic.messages(read_compacted=True))) == view(found)
+            assert view(list(topic.messages(read_compacted=True))) == view(stored)
             assert all(item.state is SegmentState.SEALED for item in bench.metadata.segments.of_topic(topic.record.id))
-        return first + len(found)
+        return len(raw)
 
-    def run(self, kills: int) -> dict[str, int]:
-        """So many kills, and what came of them."""
-        self.reap(self.fork("founder", found))
-        self.reader = self.fork("reader", follow)
+    def run(self, kills: int) -> None:
+        """Let processes live, and kill so many of them."""
+        self.reap(self.fork("founder", create))
+        reader = self.fork("reader", follow)
         writer, sealer = self.writer(), self.sealer()
         check_at = CHECK_EVERY
-        while self.kills < kills:
+        while self.counts["kills"] < kills:
             time.sleep(self.chance.choice([0.02, 0.1, 0.2, 0.4]) * self.chance.random())
             writer.drain()
-            self.reader.drain()
-            who = self.chance.random()
-            over = self.kills >= check_at
-            if who < 0.75 or over:
+            reader.drain()
+            victims = choose(self.chance, VICTIMS)
+            checks = self.counts["kills"] >= check_at
+            if checks:
+                victims = WRITER_AND_SEALER
+            if writer.name in victims:
                 if self.chance.random() < 0.75:
-                    writer.hear()
-                    self.heard += 1
+                    writer.await_report()
+                    self.counts["heard"] += 1
                 self.kill(writer)
-            if who >= 0.65 or over:
+            if sealer.name in victims:
                 self.kill(sealer)
-                sealer = self.sealer() if not over else sealer
-            if over:
+            if checks:
                 self.check()
-                check_at = self.kills + CHECK_EVERY
+                check_at = self.counts["kills"] + CHECK_EVERY
+            if sealer.name in victims:
                 sealer = self.sealer()
-            if who < 0.75 or over:
+            if writer.name in victims:
                 writer = self.writer()
         self.kill(writer)
         self.kill(sealer)
         self.check()
-        self._end_reader()
+        reads = self._end_reader(reader)
         self.clock.add(5 * LEASE_TTL_MS)
-        self.check(over=True)
-        return {
-            "kills": self.kills,
-            "lives": self.lives,
-            "heard": self.heard,
-            "entries": len(self.acknowledged),
-            "messages": self.checked_to,
-            "given": len(self.given),
-        }
+        self.check(reads)
+        self.counts.update(lives=self.lives, messages=self.messages, read=len(reads))
 
-    def _end_reader(self) -> None:
-        """When it has been given what there is."""
-        assert self.reader is not None
-        answer = self.reader
+    def _end_reader(self, reader: Child) -> list[tuple[int, ...]]:
+        """Wait until the reader has read all messages, and kill it; return them."""
         deadline = time.monotonic() + 30
-        while len(answer.buffer) // GIVEN.size < self.checked_to and time.monotonic() < deadline:
-            select.select([answer.said], [], [], 1)
-            answer.drain()
-        os.kill(answer.pid, signal.SIGKILL)
-        self.reap(answer)
-        whole = len(answer.buffer) // GIVEN.size * GIVEN.size
-        self.given = list(GIVEN.iter_unpack(answer.buffer[:whole]))
-        assert len(self.given) >= self.checked_to, "the reader does not come to the end"
+        while len(reader.buffer) // READ.size < self.messages and time.monotonic() < deadline:
+            select.select([reader.pipe], [], [], 1)
+            reader.drain()
+        os.kill(reader.pid, signal.SIGKILL)
+        self.reap(reader)
+        whole = len(reader.buffer) // READ.size * READ.size
+        reads = list(READ.iter_unpack(reader.buffer[:whole]))
+        assert len(reads) >= self.messages, "the reader does not come to the end"
+        return reads
 
 
-def found(bench: Workbench, _: int) -> None:
-    """The topic, before anybody writes."""
+def create(bench: Workbench, _: int) -> None:
+    """Create the topic, before the first writer."""
     bench.metadata.upgrade()
     record = bench.topic().record
     for name, value in {"segment.bytes": SEGMENT_BYTES, "file.delete.delay.ms": 1}.items():
-        bench.metadata.policies.set(topic_scope(record), name, value)
+        bench.metadata.policies.change([topic_scope(record)], {name: value})
     assert bench.log.uid
 
 
-def write(bench: Workbench, life: int, said: int) -> None:
+def write(bench: Workbench, life: int, pipe: int) -> None:
     """Append until killed."""
     failed: list[str] = []
 
@@ -341,20 +338,8 @@ def write(bench: Workbench, life: int, said: int) -> None:
                 entry = Entry(life, thread, number)
                 answer = log.append(entry.encoded(bench.clock.now_ms()))
                 where = answer.first.message_id
-                os.write(
-                    said,
-                    ACK.pack(
-                        life,
-                        thread,
-                        number,
-                        answer.messages,
-                        answer.first.offset,
-                        where.ledger_id,
-                        where.entry_id,
-                        where.batch_index,
-                        _checksum(entry.pairs),
-                    ),
-                )
+                at = (where.ledger_id, where.entry_id, where.batch_index)
+                os.write(pipe, ACK.pack(life, thread, number, answer.messages, answer.first.offset, *at))
         except BaseException:
             failed.append(traceback.format_exc())
 
@@ -380,29 +365,34 @@ def keep(bench: Workbench, chance: random.Random) -> None:
         time.sleep(0.01)
 
 
-def follow(bench: Workbench, said: int) -> None:
-    """Read on and on until killed."""
+def follow(bench: Workbench, pipe: int) -> None:
+    """Read the topic from its start until killed, and report each message."""
     topic = bench.topic()
     reader = topic.reader()
     while True:
         for page in reader.poll():
             for message in messages(iter([page]), -1):
-                os.write(said, GIVEN.pack(*_given(message)))
+                os.write(pipe, READ.pack(*_packed(message)))
         time.sleep(0.01)
 
 
-def _given(message: Message) -> tuple[int, int, int, int, int]:
-    place = message.message_id
+def _packed(message: Message) -> tuple[int, ...]:
+    at = message.message_id
     assert message.payload is not None
-    return message.offset, place.ledger_id, place.entry_id, place.batch_index, _signed(crc32c(message.payload))
+    checksum = crc32c(message.payload)
+    signed = checksum - (1 << 32) if checksum >= 1 << 31 else checksum
+    return message.offset, at.ledger_id, at.entry_id, at.batch_index, signed
 
 
-def _checksum(pairs: list[tuple[bytes | None, bytes | None]]) -> int:
-    return _signed(crc32c(b"".join(payload or b"" for _, payload in pairs)))
+def _read(message: Message) -> ReadMessage:
+    """Return a message as the model compares it; its payload begins with its serial."""
+    value = _text(message.payload)
+    return ReadMessage(value.split(" ", 1)[0], message.message_id, _text(message.key), value, message.offset)
 
 
-def _signed(checksum: int) -> int:
-    return checksum - (1 << 32) if checksum >= 1 << 31 else checksum
+def _text(data: bytes | None) -> str:
+    assert data is not None
+    return data.decode("latin-1")
 
 
 @contextmanager
@@ -415,14 +405,14 @@ def opened(folder: Path, clock: SharedClock) -> Iterator[Workbench]:
         metadata.close()
 
 
-def _live(folder: Path, clock: SharedClock, live: Callable[[Workbench, int], object], said: int) -> NoReturn:
-    """A child's whole life."""
+def _live(folder: Path, clock: SharedClock, live: Callable[[Workbench, int], object], pipe: int) -> NoReturn:
+    """Carry out a child's work, report its error, and end its process."""
     try:
         topic_log.POLL_SECONDS = 0.02
         with opened(folder, clock) as bench:
-            live(bench, said)
+            live(bench, pipe)
     except BaseException:
-        os.write(said, f"error: {traceback.format_exc()}".encode())
+        os.write(pipe, f"error: {traceback.format_exc()}".encode())
     os._exit(0)
 
 
@@ -434,13 +424,19 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="an empty one")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0, help="what chance begins with")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     clock = SharedClock(mmap.mmap(-1, mmap.PAGESIZE))
-    parent = Parent(given.folder, clock, random.Random(given.seed))
+    replay = f"python -m tests.faults.tail_lives FOLDER --kills {arguments.kills} --seed {arguments.seed}"
+    report = Report(replay)
+    parent = Parent(arguments.folder, clock, random.Random(arguments.seed), History("tail", Traits(), report))
     try:
-        print(json.dumps(parent.run(given.kills)))
+        parent.run(arguments.kills)
+    except (AssertionError, Violation) as error:
+        print(report.failure(str(error)), file=sys.stderr)
+        return 1
     finally:
         parent.end()
+    print(line_of(report.counts))
     return 0
 
 

@@ -1,8 +1,9 @@
 """A clock that jumps, by a year, forwards or back, and comes right again: leases, heartbeats, pins, grace times.
 
-What must hold: time decides who may begin, never whose work counts. So a wrong clock costs some waiting, a run or a
-pin, of which its owner is told; it never gives a topic two writers, two generations of one number, a horizon that goes
-back, or a compacted ledger that serves and is gone. And nothing is held until the time of a clock that ran ahead.
+What must hold: time decides which process may begin, never whose work counts. So a wrong clock costs some waiting, a
+run or a pin, and its owner gets an error; it never gives a topic two writers, two generations of one number, a horizon
+that goes back, or a compacted ledger that serves and is gone. And nothing is held until the time of a clock that ran
+ahead.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ GRACE = 3_600_000
 
 @pytest.fixture(params=[YEAR, -YEAR], ids=["forwards", "back"])
 def jump(request: pytest.FixtureRequest) -> int:
-    """How far the clock jumps, in milliseconds."""
+    """Return the length of the clock's jump in milliseconds."""
     jump: int = request.param
     return jump
 
 
 def test_two_writers_never_both_append(store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int) -> None:
-    """Whoever holds the lease by its token appends; the other, if there is one, is fenced."""
+    """The process that holds the lease by its token appends; another one is fenced."""
     holder = store.leases.acquire(topic.id, "holder", TTL)
     attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "holder")
-    mine = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
+    record = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(jump)
     other = store.leases.acquire(topic.id, "other", TTL)
     clock.advance(-jump)
-    for late in (lambda: store.ledgers.append(holder, [mine]), lambda: store.leases.renew(holder, TTL)):
+    for late in (lambda: store.ledgers.append(holder, [record]), lambda: store.leases.renew(holder, TTL)):
         with pytest.raises(Fenced, match="other has it now"):
             late()
     assert store.ledgers.of_topic(topic.id) == ()
@@ -73,7 +74,7 @@ def test_a_run_is_taken_over_and_one_publishes(
         store.publishing.publish(loser, 0, compacted(store, loser, 1, end_of(created[0])), {})
     store.publishing.publish(winner, 0, compacted(store, winner, 1, end_of(created[0])), {})
     assert store.topics.get(topic.name).generation == 1
-    assert [found.state for found in store.runs.of_topic(topic.id, 9)].count(RunState.SUCCESS) == 1
+    assert [run.state for run in store.runs.of_topic(topic.id, 9)].count(RunState.SUCCESS) == 1
 
 
 def test_a_beat_sets_a_run_right_after_a_jump(
@@ -146,13 +147,13 @@ def test_an_attempt_that_was_given_up_too_early_leaves_nothing_half_done(
     """A collector whose clock is wrong gives up what is alive; then its objects may go, for it can never commit."""
     lease = store.leases.acquire(topic.id, "importer", TTL)
     attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "importer")
-    mine = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
+    record = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(jump)
     expired = store.runs.expire_attempts(topic.id, TTL)
     clock.advance(-jump)
     assert expired == [attempt.attempt_id]
     with pytest.raises(Fenced, match="is finished or expired"):
-        store.ledgers.append(lease, [mine])
+        store.ledgers.append(lease, [record])
     assert store.ledgers.of_topic(topic.id) == ()
 
 

@@ -1,9 +1,9 @@
 """A database that drops the connection before or after COMMIT, or in the middle: the old state or the new, no third.
 
-Who loses the answer to a COMMIT is told Unavailable, and may look or try again. Some calls must not be told as failed
-when they took effect, and find out by themselves: an append (it would be imported twice), a claim (the run would block
-its topic), a publish (its objects would be taken for garbage), the end of a run that found nothing to do (it succeeded,
-and its failure would be told). On SQLite the same with a disk that fails.
+A caller that loses the answer to a COMMIT gets Unavailable, and may read or try again. Some calls must not be reported
+as failed when they took effect, and determine that themselves: an append (it would be imported twice), a claim (the run
+would block its topic), a publish (its objects would be taken for garbage), the end of a run that found nothing to do
+(it succeeded, and its failure would be reported). On SQLite the same with a disk that fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy import URL, event
 
-from storage.errors import CompactionRunning, Conflict, Unavailable
+from storage.errors import CompactionRunning, Conflict, ErrorText, Unavailable
 from storage.metadata.records import (
     AttemptKind,
     CompactedLedgerRecord,
@@ -131,12 +131,12 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     assert "before doing it again" in answer.value.remedy
     world.link.restore()
     # What the caller does next: it records its failure, which a run that has published does not take.
-    ended = world.store.runs.fail(run, str(answer.value))
+    ended = world.store.runs.fail(run, ErrorText.of(answer.value))
     if cut is Cut.BEFORE:
         assert ended.state is RunState.ERROR
         assert world.witness.snapshot(world.topic.id).compacted == before[0].compacted
     else:
-        assert (ended.state, ended.error) == (RunState.SUCCESS, "")
+        assert (ended.state, str(ended.error)) == (RunState.SUCCESS, "")
         assert world.witness.snapshot(world.topic.id).compacted == new
 
 
@@ -231,13 +231,13 @@ CHANGES: dict[str, Change] = {
         topic.id, store.pins.referenced(topic.id).compacted[0].ledger_id, 0
     ),
     "delete the cursor": lambda store, topic, run: store.cursors.delete(topic.id, "__compaction"),
-    "fail": lambda store, topic, run: store.runs.fail(run, "broken"),
+    "fail": lambda store, topic, run: store.runs.fail(run, ErrorText("broken")),
     "give up": lambda store, topic, run: store.runs.expire_attempts(topic.id, 0),
     "pin": lambda store, topic, run: store.pins.take(topic.id, "reader", TTL),
     "set a property": lambda store, topic, run: store.cursors.set_properties(topic.id, "__compaction", {"a": "b"}),
     "update": lambda store, topic, run: store.runs.update(run, phase="phase one"),
 }
-"""Other changes of a topic, each in one transaction: told as Unavailable, whatever became of them."""
+"""Other changes of a topic, each in one transaction: reported as Unavailable, whether or not they took effect."""
 
 
 @pytest.mark.parametrize("cut", CUTS)

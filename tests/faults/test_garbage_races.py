@@ -23,7 +23,7 @@ from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module, pins as pins_module
@@ -34,6 +34,7 @@ from storage.metadata.tables import pins as pins_table
 from storage.model import Message
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
+from tests.failpoint_listeners import observed
 from tests.workbench import TINY, Workbench, content, raw, view
 
 KEYS = [b"key-%02d" % number for number in range(20)]
@@ -89,13 +90,13 @@ def test_an_import_longer_than_the_grace_time_is_never_touched(bench: Workbench,
 
 def test_an_import_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbench, topic: Topic) -> None:
     """Its late commit is refused: it would name objects that are gone."""
-    before, there = raw(topic), _listed(bench, topic)
+    before, objects = raw(topic), _listed(bench, topic)
     with pytest.raises(Fenced):
         import_beside_collections(bench, topic, alive=False)
     assert raw(topic) == before
     # What it wrote after it was purged goes by the store's clock, which is years ahead of this test's.
     collect(bench, topic, skew_ms=-(10**12))
-    assert _listed(bench, topic) == there
+    assert _listed(bench, topic) == objects
 
 
 class CollectsMeanwhile(InProcessEngine):
@@ -189,7 +190,7 @@ def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
 
 @contextmanager
 def kept_pinned(bench: Workbench, topic: Topic) -> Iterator[None]:
-    """What a reader does that asks for its next message before its TTL is over; here once for a long time."""
+    """Keep a pin alive for a long time, as a reader does that requests its next message before its TTL is over."""
     with patch.object(pins_module, "PIN_TTL_MS", 10 * GRACE_MS):
         for pin in bench.metadata.pins.referenced(topic.record.id).pins:
             bench.metadata.pins.renew(pin, 10 * GRACE_MS)
@@ -245,8 +246,8 @@ def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, to
     bench.append(topic, [content(*((key, b"later") for key in KEYS if key != first.key))])
     bench.compact(topic)
     bench.advance(GRACE_MS)
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench).apply(topic.record)
+    bench.metadata.policies.change([topic_scope(topic.record)], {"cleanup.policy": "compact"})
+    Retention(bench).trim(topic.record)
     collect(bench, topic)
     with pytest.raises(StateMayBeStale):
         list(reading)

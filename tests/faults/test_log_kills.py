@@ -1,7 +1,7 @@
 """A process that appends is killed, at any moment, again and again: nothing that it had acknowledged is lost (L1, L2).
 
-After each kill the segment is what it was before with more behind it; what was acknowledged is there, under the id and
-offset that were told; each producer's entries are in its order, without gaps before the last acknowledged one. And a
+After each kill the segment begins with its former content; each acknowledged entry exists, under its acknowledged id
+and offset; each producer's entries are in its order, without gaps before the last acknowledged one. And a
 power loss: only what was flushed is left for sure, of the rest any bytes may be there, zeros, or nonsense.
 """
 
@@ -21,8 +21,9 @@ import pytest
 from storage.checksums import crc32c
 from storage.entries.decode import StoredEntry
 from storage.errors import ObjectDamaged
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.log.segment import FlushPolicy
+from tests.failpoint_listeners import observed
 from tests.faults.log_writer import EACH, TASKS, THREADS, Acknowledged, Life, LogNursery, Order
 from tests.segments import EVERY_APPEND, OneSegment, message
 
@@ -46,20 +47,20 @@ class Watched:
         self.opened = False
 
     def take(self, life: Life) -> None:
-        """Believe what a life told its callers."""
+        """Record the answers that a life gave to its callers."""
         assert life.error == ""
         self.opened = self.opened or life.opened
         for answer in life.acknowledged:
             assert self.acknowledged.setdefault(answer.entry_id, answer) == answer
 
-    def check(self, found: list[StoredEntry]) -> None:
-        """`found`: all entries that the segment holds now."""
-        assert [(item.entry_id, item.data) for item in found[: len(self.held)]] == [
+    def check(self, entries: list[StoredEntry]) -> None:
+        """`entries`: all entries that the segment holds now."""
+        assert [(item.entry_id, item.data) for item in entries[: len(self.held)]] == [
             (item.entry_id, item.data) for item in self.held
         ]
         offset = self.segment.first_offset
         orders: dict[str, list[int]] = {}
-        for entry_id, stored in enumerate(found):
+        for entry_id, stored in enumerate(entries):
             assert (stored.entry_id, stored.offset) == (entry_id, offset)
             assert stored.header is not None
             answer = self.acknowledged.get(entry_id)
@@ -68,14 +69,14 @@ class Watched:
                 assert answer.checksum == crc32c(stored.data)
             offset += stored.header.messages
             orders.setdefault(stored.header.producer, []).append(stored.header.sequence_id)
-        assert set(self.acknowledged) <= set(range(len(found)))
+        assert set(self.acknowledged) <= set(range(len(entries)))
         for numbers in orders.values():
             assert numbers == sorted(set(numbers))
             lives: dict[int, list[int]] = {}
             for number in numbers:
                 lives.setdefault(number // EACH, []).append(number % EACH)
             assert all(of_one == list(range(len(of_one))) for of_one in lives.values())
-        self.held = found
+        self.held = entries
 
     def recovered(self) -> int:
         """Recover it here, and check; the offset that comes next."""
@@ -144,7 +145,7 @@ def test_killed_at_a_step(log_nursery: LogNursery, tmp_path: Path, step: Failpoi
     if step is Failpoint.ENTRIES_FLUSHED:
         before = len(watched.held)
         watched.recovered()
-        assert len(watched.held) > before or before == 0  # flushed, and nobody was told: it is there all the same
+        assert len(watched.held) > before or before == 0  # flushed without an answer: it exists nevertheless
     last = watched.live(log_nursery, watched.order(2, 5))
     assert (last.signal, len(last.acknowledged)) == (0, EACH * (THREADS + TASKS))
     assert len(watched.held) >= EACH * (THREADS + TASKS)
@@ -175,7 +176,7 @@ def test_the_watcher_sees_what_is_lost(log_nursery: LogNursery, tmp_path: Path) 
 
 
 class Disk:
-    """What of the files of a segment is durable. `pretends`: fdatasync does nothing, and says that it did."""
+    """The durable bytes of a segment's files. `pretends`: fdatasync reports success and does nothing."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, pretends: bool = False) -> None:
         self.durable: dict[str, bytes] = {}
@@ -193,7 +194,7 @@ class Disk:
         return flush
 
     def image(self, segment: OneSegment, target: Path, chance: random.Random) -> OneSegment:
-        """What may be left of a segment after a power loss: of what is not durable anything, zeros, nonsense."""
+        """Return a segment as a power loss may leave it: bytes that were not durable are kept, zeros or nonsense."""
         target.mkdir()
         remaining = OneSegment(target, segment.ledger_id, segment.first_offset)
         for path in (segment.files.log, segment.files.end, segment.files.index):
@@ -214,7 +215,7 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
     chance = random.Random(seed)
     segment = OneSegment(folder / "segment", 1, 0)
     submitted: list[bytes] = []
-    acknowledged, opened, found, images = 0, False, [], count()
+    acknowledged, opened, problems, images = 0, False, [], count()
 
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(segment.folder, patch, pretends=pretends)
@@ -237,12 +238,12 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
                     held = remaining.visible()
                     writer.append(message(10**6))
             except ObjectDamaged as error:
-                found.append(f"{step}: {error}")
+                problems.append(f"{step}: {error}")
                 return
             if held != submitted[: len(held)]:
-                found.append(f"{step}: it holds what was never appended")
+                problems.append(f"{step}: it holds what was never appended")
             if policy == EVERY_APPEND and len(held) < max(acknowledged, seen):
-                found.append(f"{step}: {len(held)} entries, {acknowledged} acknowledged, {seen} seen")
+                problems.append(f"{step}: {len(held)} entries, {acknowledged} acknowledged, {seen} seen")
 
         with observed(look), segment.create(policy, index_spacing=300) as writer:
             opened = True
@@ -255,7 +256,7 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
                     ticket.result()
                 acknowledged = len(submitted)
                 look(None)
-    return found
+    return problems
 
 
 @pytest.mark.parametrize("seed", range(4))

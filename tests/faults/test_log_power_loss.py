@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.ledger.names import STORE_UID
 from storage.log.directory import LogDirectory
 from storage.metadata.liveness import LEASE_TTL_MS
@@ -27,6 +27,7 @@ from storage.metadata.store import MetadataStore
 from storage.objects.registry import open_store
 from tests.clocks import ManualClock
 from tests.entries import batch, one, produce
+from tests.failpoint_listeners import observed
 from tests.faults.power_loss import Keeps, PowerLoss
 from tests.workbench import Workbench, raw
 
@@ -66,13 +67,13 @@ SLOWLY = [pytest.param(keeps, marks=pytest.mark.slow) for keeps in (_aids_as_new
 
 
 def losses(
-    folder: Path, keeps: Keeps, flush_messages: int = 1, loses: Callable[[os.stat_result], bool] = lambda found: False
+    folder: Path, keeps: Keeps, flush_messages: int = 1, loses: Callable[[os.stat_result], bool] = lambda status: False
 ) -> list[str]:
     """Append PAIRS, rolling now and then, with a power loss at every step and after each; what was found lost."""
     bench = Workbench.embedded(folder)
     topic = bench.topic()
-    bench.metadata.policies.set(topic_scope(topic.record), "flush.messages", flush_messages)
-    found: list[str] = []
+    bench.metadata.policies.change([topic_scope(topic.record)], {"flush.messages": flush_messages})
+    problems: list[str] = []
     images = count()
     (folder / "images").mkdir()
     flushed = acknowledged = 0
@@ -88,7 +89,7 @@ def losses(
             expected_totals = acknowledged if flush_messages == 1 else flushed
             image = folder / "images" / f"image-{next(images)}"
             looking = True
-            found.extend(_lost(bench, power.image(image, keeps), image, expected_totals, acknowledged))
+            problems.extend(_lost(bench, power.image(image, keeps), image, expected_totals, acknowledged))
             looking = False
 
         with observed(look), topic.append_log(0) as log:
@@ -100,11 +101,11 @@ def losses(
                     log.roll()
     bench.metadata.close()
     assert next(images) > 2 * len(PAIRS)
-    return found
+    return problems
 
 
 def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknowledged: int) -> list[str]:
-    """What the next writer, and readers after it, find in the image; with a database as it is now."""
+    """Append to the image and read it. Return a text that describes a lost entry or an error; empty: there is none."""
     database = image.with_suffix(".db")
     with sqlite3.connect(bench.metadata.database.engine.url.database or "") as now, sqlite3.connect(database) as copy:
         now.backup(copy)
@@ -118,15 +119,15 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
     try:
         with after.topic().append_log(0) as writer:
             writer.append(one(b"after", b"the power came back"))
-        given = raw(after.topic())
+        delivered = raw(after.topic())
         after.topic().log_manager().roll_and_seal(after.topic().record)
-        assert raw(after.topic()) == given
+        assert raw(after.topic()) == delivered
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     finally:
         metadata.close()
-    assert [message.offset for message in given] == list(range(len(given)))
-    texts = [message.payload for message in given[:-1]]
+    assert [message.offset for message in delivered] == list(range(len(delivered)))
+    texts = [message.payload for message in delivered[:-1]]
     whole = [[payload for pairs in PAIRS[:n] for _, payload in pairs] for n in range(expected_totals, acknowledged + 2)]
     return [] if texts in whole else [f"of {expected_totals} to {acknowledged} entries {texts} are left"]
 
@@ -144,21 +145,21 @@ def test_no_more_than_since_the_last_flush_is_lost_otherwise(tmp_path: Path, kee
 def test_without_the_flush_messages_are_lost(tmp_path: Path) -> None:
     header: set[int] = set()
 
-    def of_appends(found: os.stat_result) -> bool:
+    def of_appends(status: os.stat_result) -> bool:
         """The first fsync of a file is that of its header."""
-        first = found.st_ino not in header
-        header.add(found.st_ino)
-        return stat.S_ISREG(found.st_mode) and not first
+        first = status.st_ino not in header
+        header.add(status.st_ino)
+        return stat.S_ISREG(status.st_mode) and not first
 
     assert losses(tmp_path, _nothing_more, loses=of_appends)
 
 
 def test_without_the_fsync_of_folders_the_log_is_lost(tmp_path: Path) -> None:
-    assert losses(tmp_path, _nothing_more, loses=lambda found: stat.S_ISDIR(found.st_mode))
+    assert losses(tmp_path, _nothing_more, loses=lambda status: stat.S_ISDIR(status.st_mode))
 
 
 def test_the_directory_of_the_log_is_durable_before_anything_in_it_counts(tmp_path: Path) -> None:
-    """Nobody else syncs the folder that it is made in."""
+    """No other code syncs the folder in which it is created."""
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     with PowerLoss(tmp_path / "log") as power:

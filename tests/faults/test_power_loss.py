@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.objects.interface import StoreLocation
 from storage.objects.local import LocalStore
 from storage.objects.registry import open_store
+from tests.failpoint_listeners import observed
 from tests.faults.power_loss import PowerLoss
 from tests.faults.stages import FIRST, SECOND, compact, import_table
 from tests.workbench import Workbench, compacted_only, raw
@@ -29,22 +30,22 @@ OBJECTS = {f"topics/{folder}/{name}": f"{folder} {name}".encode() * 100 for fold
 def damaged(image: Path, acknowledged: dict[str, bytes]) -> list[str]:
     """Objects that were acknowledged and are lost, and objects that are there and are not what was written."""
     remaining = LocalStore(image)
-    there = {found.name: remaining.get(found.name) for found in remaining.list()}
-    lost = [name for name in acknowledged if name not in there]
-    return lost + [name for name, data in there.items() if data != OBJECTS[name]]
+    contents = {info.name: remaining.get(info.name) for info in remaining.list()}
+    lost = [name for name in acknowledged if name not in contents]
+    return lost + [name for name, data in contents.items() if data != OBJECTS[name]]
 
 
 def losses(folder: Path, loses: Callable[[os.stat_result], bool]) -> list[str]:
     """Write OBJECTS, with a power loss at every step of each and after each; everything that was found damaged."""
     root = folder / "objects"
     store = LocalStore(root)
-    found: list[str] = []
+    problems: list[str] = []
     images = count()
     with PowerLoss(root, loses) as power:
         acknowledged: dict[str, bytes] = {}
 
         def look(step: Failpoint | None) -> None:
-            found.extend(damaged(power.image(folder / f"image-{next(images)}"), acknowledged))
+            problems.extend(damaged(power.image(folder / f"image-{next(images)}"), acknowledged))
 
         with observed(look):
             for name, data in OBJECTS.items():
@@ -53,26 +54,26 @@ def losses(folder: Path, loses: Callable[[os.stat_result], bool]) -> list[str]:
                 acknowledged[name] = data
                 look(None)
     assert next(images) == len(OBJECTS) * 5
-    return found
+    return problems
 
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there(tmp_path: Path) -> None:
-    assert losses(tmp_path, lambda found: False) == []
+    assert losses(tmp_path, lambda status: False) == []
 
 
 def test_without_the_fsync_of_files_objects_are_damaged(tmp_path: Path) -> None:
-    assert set(losses(tmp_path, lambda found: stat.S_ISREG(found.st_mode))) == set(OBJECTS)
+    assert set(losses(tmp_path, lambda status: stat.S_ISREG(status.st_mode))) == set(OBJECTS)
 
 
 def test_without_the_fsync_of_folders_objects_are_lost(tmp_path: Path) -> None:
-    assert set(losses(tmp_path, lambda found: stat.S_ISDIR(found.st_mode))) == set(OBJECTS)
+    assert set(losses(tmp_path, lambda status: stat.S_ISDIR(status.st_mode))) == set(OBJECTS)
 
 
 @pytest.mark.parametrize("level", ["objects", "objects/topics", "objects/topics/a"])
 def test_without_the_fsync_of_one_folder_what_is_below_is_lost(tmp_path: Path, level: str) -> None:
-    def is_level(found: os.stat_result) -> bool:
+    def is_level(status: os.stat_result) -> bool:
         path = tmp_path / level
-        return path.exists() and os.path.samestat(found, path.stat())
+        return path.exists() and os.path.samestat(status, path.stat())
 
     below = {name for name in OBJECTS if f"objects/{name}".startswith(f"{level}/")}
     assert set(losses(tmp_path, is_level)) == below

@@ -17,7 +17,7 @@ import pytest
 from storage.errors import Unavailable
 from storage.objects import registry
 from storage.objects.interface import ObjectStore, StoreLocation
-from storage.objects.s3 import S3Store
+from storage.objects.s3 import S3Requests, S3Store
 from tests.clocks import ManualClock
 from tests.faults.aftermath import check_recovery, check_state, look
 from tests.faults.s3_proxy import Answer, CutBody, NoAnswer, S3Proxy, Silence, What, WireFault
@@ -65,7 +65,7 @@ def proxy(versitygw: Versitygw) -> Iterator[S3Proxy]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients do not wait before they ask again; for an answer they wait a second (`silence_seconds`)."""
+    """Clients do not wait before they ask again; for an answer they wait some seconds (`silence_seconds`)."""
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
 
 
@@ -77,16 +77,8 @@ def bench_of(worlds: Worlds, proxy: S3Proxy, stage: str, clock: ManualClock) -> 
 
     def open_one(location: StoreLocation) -> ObjectStore:
         if not stores:
-            stores.append(
-                _StaysOpen(
-                    location,
-                    multipart_threshold=PART_BYTES + 1,
-                    part_bytes=PART_BYTES,
-                    attempts=ATTEMPTS,
-                    clock=ManualClock(),
-                    silence_seconds=1,
-                )
-            )
+            requests = S3Requests(PART_BYTES + 1, PART_BYTES, ATTEMPTS, silence_seconds=4)
+            stores.append(_StaysOpen(location, requests, ManualClock()))
         return stores[0]
 
     with world.opened(clock) as sound, pytest.MonkeyPatch.context() as patch:

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from storage.errors import CompactorError
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.log import topic_log
 from storage.log.active_segment_file import ActiveSegmentFile
 from storage.log.segment import SegmentPaths
 from storage.log.topic_log import TopicLog
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
+from tests.dying import dying_at
 from tests.entries import one, produce
+from tests.failpoint_listeners import observed
 from tests.workbench import Workbench, raw
 
 
@@ -66,7 +68,7 @@ def test_a_late_writer_does_not_replace_the_segment_of_its_successor(
 def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolled(
     topic: Topic, asleep_before: Callable[[str, Callable[[], object]], None]
 ) -> None:
-    """What is behind a rolled segment's size is never read."""
+    """Bytes after a rolled segment's size are never read."""
     produce(topic, [one(b"a", b"1")])
 
     def meanwhile() -> None:
@@ -87,7 +89,7 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
 
 
 def is_locked(bench: Workbench, topic: Topic) -> bool:
-    """Whether somebody holds the file of the topic's first segment."""
+    """Return whether a process holds the file of the topic's first segment."""
     with SegmentPaths(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +125,8 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
             if not empty:
                 append(log, b"a")
             else:
-                assert log._segments is not None
-                log._writer = log._segments.open_new(one(b"x", b"1"))
+                with dying_at(Failpoint.SEGMENT_OPENED):
+                    log.append(one(b"x", b"1"))
             with observed(at):
                 log.roll()
             append(late, b"later")

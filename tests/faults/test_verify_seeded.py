@@ -91,15 +91,15 @@ def test_a_seed_is_found(
     bench: Workbench, forger: Forger, seed: Callable[[Forger], None], kind: DifferenceKind, key: bytes | None
 ) -> None:
     seed(forger)
-    found = verify(bench, forger).differences
-    assert any(item.kind is kind and (key is None or item.key == key) for item in found), found
+    differences = verify(bench, forger).differences
+    assert any(item.kind is kind and (key is None or item.key == key) for item in differences), differences
 
 
 @pytest.mark.parametrize("what", RECORDS)
 def test_rows_and_manifests_that_disagree_are_found(bench: Workbench, forger: Forger, what: str) -> None:
     RECORDS[what](forger)
-    found = verify(bench, forger)
-    assert found.counts.get(DifferenceKind.INCONSISTENT), found
+    report = verify(bench, forger)
+    assert report.counts.get(DifferenceKind.INCONSISTENT), report
 
 
 def test_a_pointer_to_an_older_generation_is_found(bench: Workbench, forger: Forger) -> None:
@@ -113,8 +113,8 @@ def test_a_pointer_to_an_older_generation_is_found(bench: Workbench, forger: For
     with bench.metadata.database.write() as connection:
         serving = update(compacted_ledgers).where(compacted_ledgers.c.retired_at.is_(None))
         connection.execute(serving.values(**{name: older[name] for name in names}))
-    found = verify(bench, forger)
-    assert found.counts.get(DifferenceKind.INCONSISTENT)
+    report = verify(bench, forger)
+    assert report.counts.get(DifferenceKind.INCONSISTENT)
 
 
 def test_a_lost_row_of_a_ledger_behind_the_horizon_is_found(bench: Workbench, forger: Forger) -> None:
@@ -127,22 +127,22 @@ def test_a_lost_row_of_a_ledger_behind_the_horizon_is_found(bench: Workbench, fo
 def objects(forger: Forger) -> dict[str, str]:
     """Every object that counts, under a name for a person."""
     manifest, snapshot = forger.manifest, forger.topic.snapshot()
-    found = {"manifest": forger.record.manifest.name}
-    found |= {f"part {number}": part.rows.stored.name for number, part in enumerate(manifest.parts)}
-    found |= {f"bitmaps {number}": part.deleted.name for number, part in enumerate(manifest.parts) if part.deleted}
-    found |= {f"rows {number}": ledger.rows.name for number, ledger in enumerate(snapshot.ledgers)}
-    found |= {f"index {number}": ledger.index.name for number, ledger in enumerate(snapshot.ledgers)}
+    names = {"manifest": forger.record.manifest.name}
+    names |= {f"part {number}": part.rows.stored.name for number, part in enumerate(manifest.parts)}
+    names |= {f"bitmaps {number}": part.deleted.name for number, part in enumerate(manifest.parts) if part.deleted}
+    names |= {f"rows {number}": ledger.rows.name for number, ledger in enumerate(snapshot.ledgers)}
+    names |= {f"index {number}": ledger.index.name for number, ledger in enumerate(snapshot.ledgers)}
     locations = [location for level in manifest.index for location in level]
-    return found | {f"level index {number}": location.name for number, location in enumerate(locations)}
+    return names | {f"level index {number}": location.name for number, location in enumerate(locations)}
 
 
 def test_every_object_that_is_lost_is_named(bench: Workbench, forger: Forger) -> None:
     for what, name in objects(forger).items():
         kept = bench.store.get(name)
         bench.store.delete(name)
-        found = verify(bench, forger)
+        report = verify(bench, forger)
         assert any(
-            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in found.differences
+            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in report.differences
         ), what
         bench.store.put(name, kept)
     assert verify(bench, forger).total == 0
@@ -157,9 +157,9 @@ def test_every_object_with_a_flipped_bit_is_named(bench: Workbench, forger: Forg
         flipped[max(4, int(len(kept) * share))] ^= 0x10
         bench.store.delete(name)
         bench.store.put(name, bytes(flipped))
-        found = verify(bench, forger)
+        report = verify(bench, forger)
         assert any(
-            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in found.differences
+            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in report.differences
         ), what
         bench.store.delete(name)
         bench.store.put(name, kept)
@@ -178,16 +178,16 @@ def test_without_raw_only_what_the_compacted_ledger_says_of_itself_is_found(benc
     forger.part(number, with_value(offset, "payload", b"another"))
     assert verify(bench, forger).total == 0
     forger.part(number, without(offset))
-    found = verify(bench, forger)
+    report = verify(bench, forger)
     assert any(
-        difference.kind is DifferenceKind.MISSING and difference.offset == offset for difference in found.differences
+        difference.kind is DifferenceKind.MISSING and difference.offset == offset for difference in report.differences
     )
 
 
 def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forger: Forger) -> None:
     number, offset = place(forger, b"key39")
     forger.part(number, lambda table: table.filter(pc.equal(table.column("offset"), offset)))
-    found = Verifier(bench, bench.engine, sizing=SIZING, limit=2)
-    report = found.verify(forger.topic.name)
+    verifier = Verifier(bench, bench.engine, sizing=SIZING, limit=2)
+    report = verifier.verify(forger.topic.name)
     assert sum(difference.kind is DifferenceKind.MISSING for difference in report.differences) == 2
     assert report.counts[DifferenceKind.MISSING] > 10

@@ -28,7 +28,7 @@ from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.objects import registry
 from storage.objects.interface import ObjectStore, StoreLocation
-from storage.objects.s3 import S3Store
+from storage.objects.s3 import S3Requests, S3Store
 from tests.faults.stages import STAGES
 from tests.servers.fixtures_s3 import S3Server, use_credentials
 from tests.servers.postgres import PostgresServer
@@ -75,7 +75,7 @@ class _SharesItsClient(S3Store):
     """
 
     def __init__(self, location: StoreLocation) -> None:
-        super().__init__(location, multipart_threshold=PART_BYTES + 1, part_bytes=PART_BYTES)
+        super().__init__(location, S3Requests(PART_BYTES + 1, PART_BYTES))
 
     def _connect(self) -> Any:
         return _client_of(os.getpid(), os.environ["AWS_ACCESS_KEY_ID"], self.location.s3_endpoint)
@@ -181,16 +181,16 @@ class S3Worlds(Worlds):
         assert database is not None
         created = self._world(self._databases.new_database(template=database).render_as_string(hide_password=False))
         source, target = _SharesItsClient(template.store), _SharesItsClient(created.store)
-        for found in source.list():
-            where = {"Bucket": self._bucket, "Key": source.key(found.name)}
-            source.client.copy_object(Bucket=self._bucket, Key=target.key(found.name), CopySource=where)
+        for info in source.list():
+            where = {"Bucket": self._bucket, "Key": source.key(info.name)}
+            source.client.copy_object(Bucket=self._bucket, Key=target.key(info.name), CopySource=where)
         _copy_log(template, created)
         return created
 
 
-def _copy_log(template: World, made: World) -> None:
+def _copy_log(template: World, target: World) -> None:
     if Path(template.log).exists():
-        shutil.copytree(template.log, made.log)
+        shutil.copytree(template.log, target.log)
 
 
 def _file_of(world: World) -> Path:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from compactor.maintenance.garbage import GarbageCollector
@@ -22,14 +20,16 @@ from storage.ledger.manifest import read_manifest
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
+from storage.objects.interface import StoreLocation
 from storage.objects.registry import open_store
+from tests.faults.engine.checks import check_log, check_order, check_state, check_stored
+from tests.faults.engine.history import History, ReadMessage
+from tests.faults.engine.report import Kind, Report, Violation
 from tests.faults.histories.calls import GIVES_UP_SECONDS, NO_ANSWER, Answer, Caller, read_all
-from tests.faults.histories.history import Fate, History, ReadMessage, Sender, SentMessage
 from tests.faults.histories.operators import unpause
 from tests.faults.histories.pulsar_clients import ClientSource
 from tests.faults.histories.pulsar_consumers import consumed_by_client, drain
-from tests.faults.histories.pulsar_readers import LivingReader, entry_of, fold
-from tests.faults.histories.report import Kind, Report, Violation
+from tests.faults.histories.pulsar_readers import LivingReader
 from tests.faults.histories.rest_actors import KEYS, Follower
 from tests.faults.histories.services import Service
 
@@ -54,7 +54,7 @@ class Audit:
     report: Report
 
     def run(self, source: ClientSource | None) -> None:
-        """Compare every topic; nobody writes, nothing fails. `source`: drain the subscriptions with it as well."""
+        """Compare every topic while no client writes and nothing fails. `source`: also drain the subscriptions."""
         for history in self.histories:
             with self.report.collecting():
                 self._resolve(history)
@@ -103,12 +103,12 @@ class Audit:
             raws[log] = raw
             views += view
             with self.report.collecting():
-                self.check_log(history, log, raw, view, horizon)
+                check_log(history, log, raw, view, horizon)
             with self.report.collecting():
                 self._check_verify(history, log)
         raw = [message for log in history.logs for message in raws[log]]
         with self.report.collecting():
-            self.check_stored(history, raw)
+            check_stored(history, raw)
         with self.report.collecting():
             check_order(history, raws)
         if history.traits.folds_by_id:
@@ -141,7 +141,7 @@ class Audit:
                 return raw, view, horizon
             time.sleep(0.5)
         if not history.traits.expires:
-            raise history.violation(Kind.STUCK, f"{log} changes although nobody writes", log)
+            raise history.violation(Kind.STUCK, f"{log} changes although no client writes", log)
         return raw, view, horizon
 
     def _horizon(self, history: History, log: str) -> MessageId | None:
@@ -149,86 +149,15 @@ class Audit:
         cursor = stats.get("cursors", {}).get("__compaction")
         return MessageId.parse(cursor["markDeletePosition"]) if cursor else None
 
-    def check_log(
-        self, history: History, log: str, raw: list[ReadMessage], view: list[ReadMessage], horizon: MessageId | None
-    ) -> None:
-        """Check that offsets are dense and, where all raw is stored, that the view is the fold of raw."""
-        offsets = [item.offset for item in raw]
-        if offsets and offsets != list(range(offsets[0], offsets[0] + len(offsets))):
-            raise history.violation(Kind.OFFSETS, f"the offsets of {log} are not dense: {offsets}", log)
-        if history.traits.loses_raw:
-            return
-        below = [item for item in raw if horizon is not None and entry_of(item.id) <= entry_of(horizon)]
-        winners = fold(history, below)
-        expected = [item.id for item in below if item.value and item.key and winners[item.key] is item]
-        expected += [item.id for item in raw[len(below) :]]
-        tombstones = {item.id for item in winners.values() if not item.value}
-        actual = [item.id for item in view if item.id not in tombstones]
-        if actual != expected:
-            missing, extra = set(expected) - set(actual), set(actual) - set(expected)
-            text = (
-                f"the compacted view of {log} is not the fold of raw at the horizon {horizon}: missing "
-                f"{_few(missing)}, extra {_few(extra)}; {len(actual)} messages instead of {len(expected)}"
-            )
-            raise history.violation(Kind.VIEW, text, f"{log} {_few(missing)} {_few(extra)}")
-
-    def check_stored(self, history: History, raw: list[ReadMessage]) -> None:
-        """Check that nothing acknowledged is lost: it is at the acknowledged id; only a prefix may be trimmed."""
-        if history.traits.expires and not raw:
-            return
-        ids: dict[str, set[MessageId]] = defaultdict(set)
-        for message in raw:
-            ids[message.serial].add(message.id)
-            if history.hidden_to is not None and message.id < history.hidden_to:
-                text = f"{message} is stored below {history.hidden_to}, where the topic was trimmed to"
-                raise history.violation(Kind.RETURNED, text, message.serial)
-        first = raw[0] if raw else None
-        first_sent = history.sent[first.serial] if first is not None else None
-        lost: list[SentMessage] = []
-        for item in history.must_be_stored():
-            if item.serial in ids:
-                stays = item.acknowledged is not None and not history.traits.loses_raw
-                if stays and item.acknowledged not in ids[item.serial]:
-                    text = f"{item} is stored at {_few(ids[item.serial])}"
-                    self.report.add(history.violation(Kind.MOVED, text, item.serial))
-                continue
-            trimmable = history.traits.loses_raw or history.may_be_hidden(item)
-            at = item.acknowledged or item.id
-            if first is not None and first_sent is not None and trimmable:
-                is_later = at > first.id if at is not None else item.sent_at > (first_sent.known or first_sent.sent_at)
-                trimmable = not is_later or history.traits.changing
-            if not trimmable:
-                lost.append(item)
-        for item in lost:
-            item.never = True  # the same loss is one violation
-        if lost:
-            text = (
-                f"{len(lost)} acknowledged messages are lost; raw begins with {first}: {'; '.join(map(str, lost[:6]))}"
-            )
-            raise history.violation(Kind.LOST, text, lost[0].serial)
-        missed = [item for item in history.missed if item.serial in ids and item.acknowledged in ids[item.serial]]
-        history.missed.clear()
-        if missed:
-            text = f"a raw read passed over stored messages: {'; '.join(map(str, missed[:5]))}"
-            raise history.violation(Kind.READER, text, missed[0].serial)
-
     def _check_keys(self, history: History, view: list[ReadMessage]) -> None:
         state: dict[str, str | None] = {item.key: item.value for item in view if item.key is not None}
-        self.check_state(history, state, "the compacted view", keeps_gone=False)
+        check_state(history, KEYS, state, "the compacted view", keeps_gone=False)
         for key in self.chance.sample(KEYS, 4):
             answer = self.call.until("GET", f"{history.admin}/key/{key}", [200, 404])
             value = answer.json()["value"] if answer.status == 200 else None
             if (value or None) not in history.acceptable(key):
                 text = f"a look-up of {key} returned {value!r}, not one of {history.acceptable(key)}"
                 raise history.violation(Kind.KEY, text, f"{key} {value}")
-
-    def check_state(self, history: History, state: Mapping[str, str | None], name: str, *, keeps_gone: bool) -> None:
-        for key in KEYS:
-            acceptable = history.acceptable(key, keeps_gone=keeps_gone)
-            value = state.get(key) or None
-            if value not in acceptable:
-                text = f"{name} has {key}={value!r}, not one of {acceptable}{_lately(history, key)}"
-                raise history.violation(Kind.KEY, text, f"{name} {key} {value}")
 
     def _check_verify(self, history: History, log: str) -> None:
         answer = self.call.until("POST", f"{history.admin_of(log)}/compaction/verify", [200], timeout=GIVES_UP_SECONDS)
@@ -247,41 +176,7 @@ class Audit:
                 raise follower.history.violation(Kind.STUCK, text, "follower")
         self.report.count("readers checked")
         state = {key: message.value for key, message in follower.state.items()}
-        self.check_state(follower.history, state, "a reader over REST", keeps_gone=True)
-
-
-def _few(ids: set[MessageId]) -> str:
-    return ", ".join(map(str, sorted(ids)[:6])) or "none"
-
-
-def _lately(history: History, key: str) -> str:
-    of_key = [item for item in history.sent.values() if item.key == key and not item.never]
-    last = sorted(of_key, key=lambda item: item.sent_at)[-6:]
-    return "; of the key lately:\n" + "\n".join(f"    {history.fate(item).name} {item} {item.value!r}" for item in last)
-
-
-def check_order(history: History, raws: Mapping[str, list[ReadMessage]]) -> None:
-    """Check that the messages of each producer are stored in the order in which it sent, by their first copies.
-
-    Under deduplication no message has two copies. Raises Violation.
-    """
-    for log, raw in raws.items():
-        of_sender: dict[tuple[Sender, str | None], list[tuple[int, MessageId, SentMessage]]] = defaultdict(list)
-        stored: set[str] = set()
-        for item in raw:
-            sent = history.sent[item.serial]
-            if item.serial in stored:
-                if not sent.sender.repeats and history.fate(sent) is Fate.THERE:
-                    raise history.violation(Kind.TWICE, f"{sent} is stored twice in {log}", item.serial)
-                continue
-            stored.add(item.serial)
-            of_sender[sent.sender, None if sent.sender.ordered else sent.key].append((sent.number, item.id, sent))
-        for messages in of_sender.values():
-            messages.sort(key=lambda message: message[0])
-            for (_, at, before), (_, next_at, after) in pairwise(messages):
-                if next_at < at:
-                    text = f"in {log}, {after} is stored before {before}, which its producer sent earlier"
-                    raise history.violation(Kind.ORDER, text, after.serial)
+        check_state(follower.history, KEYS, state, "a reader over REST", keeps_gone=True)
 
 
 @dataclass
@@ -323,13 +218,13 @@ def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -
     """
     clock = SystemClock()
     metadata = MetadataStore(database_url, clock)
-    store = open_store(store_url, s3_endpoint=endpoint)
+    store = open_store(StoreLocation(store_url, endpoint))
     try:
         collector = GarbageCollector(Environment(metadata, store, clock, LogDirectory(log)), grace_ms=0, skew_ms=-1_000)
         for _ in range(3):
             for result in collector.collect_all():
                 if result.error is not None:
-                    raise Violation(Kind.GARBAGE, str(result.topic), f"garbage collection failed: {result.error}")
+                    raise Violation(f"garbage collection failed: {result.error}", Kind.GARBAGE, str(result.topic))
             time.sleep(0.1)
         referenced: set[str] = set()
         for topic in metadata.topics.all():
@@ -340,7 +235,7 @@ def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -
         remaining = {info.name for info in store.list("topics/")}
         if remaining != referenced:
             missing, extra = sorted(referenced - remaining)[:10], sorted(remaining - referenced)[:10]
-            raise Violation(Kind.GARBAGE, "all topics", f"missing in the end: {missing}, left over: {extra}")
+            raise Violation(f"missing in the end: {missing}, left over: {extra}", Kind.GARBAGE, "all topics")
         return len(remaining)
     finally:
         metadata.close()

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from tests.faults.histories.history import History, ReadMessage, parsed_slot
-from tests.faults.histories.report import Kind, Report, Violation
+from tests.faults.engine.history import History, ReadMessage, parsed_slot
+from tests.faults.engine.report import Kind, Report, Violation
 from tests.faults.histories.services import LONGEST_STOP_SECONDS, Service
 
 NO_ANSWER = 0
@@ -65,7 +65,7 @@ class Caller:
             return Answer(NO_ANSWER)
         if response.status_code == 500:
             text = f"{method} {path} at {service.name}: 500 {response.text[:300]}"
-            self._report.add(Violation(Kind.ANSWER, path, text, f"{method} 500"))
+            self._report.add(Violation(text, Kind.ANSWER, path, f"{method} 500"))
         return Answer(response.status_code, response.text, response.headers)
 
     def until(self, method: str, path: str, good: Sequence[int], **options: Any) -> Answer:
@@ -82,7 +82,7 @@ class Caller:
         while (answer := self(method, path, **options)).status not in good:
             if time.monotonic() > deadline:
                 text = f"{method} {path} does not succeed: {answer.status} {answer.text[:500]}"
-                raise Violation(Kind.STUCK, path, text, method)
+                raise Violation(text, Kind.STUCK, path, method)
             time.sleep(AGAIN_SECONDS)
             tries += 1
         if deletes and tries > 1:

@@ -67,5 +67,5 @@ class DiskFaults:
 
     @property
     def met(self) -> int:
-        """How many calls have failed so far."""
+        """Return how many calls have failed so far."""
         return self._log.read_text().count("\n") if self._log.exists() else 0

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tests.faults.histories.report import Report
+from tests.faults.engine.report import Report
+from tests.faults.engine.schedule import choose
 from tests.faults.histories.services import LONGEST_STOP_SECONDS, Service
 from tests.faults.s3_proxy import Answer, CutBody, NoAnswer, Silence, What, WireFault
 from tests.servers.cut_link import Cut
@@ -34,9 +35,7 @@ class Disturber:
         """Disturb for so long at most."""
         deadline = time.monotonic() + seconds
         while not self._ended.is_set() and (remaining := deadline - time.monotonic()) > 0:
-            fault, weight = zip(*self._faults(remaining), strict=True)
-            (chosen,) = self._chance.choices(fault, weight)
-            chosen()
+            choose(self._chance, self._faults(remaining))()
             self._ended.wait(min(self._chance.expovariate(1 / 1.5), max(0.0, deadline - time.monotonic())))
 
     def _faults(self, remaining: float) -> list[tuple[Callable[[], None], float]]:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from storage.model import MessageId
+from tests.faults.engine.history import Clearing, History, id_of
+from tests.faults.engine.report import Report
 from tests.faults.histories.calls import AGAIN_SECONDS, Caller, expect
-from tests.faults.histories.history import Clearing, History, id_of
-from tests.faults.histories.report import Report
 from tests.faults.histories.wire_actors import RECEIPTS, SHARED_RECEIPTS
 
 _IN_EARNEST = {"dryRun": "false"}
@@ -137,7 +137,7 @@ class Operator:
         """Delete the topic and create it again."""
         if history.partitions:
             return
-        with history.clearing() as clearing:
+        with history.clearing(deletes=True) as clearing:
             self._delete(history, clearing)
         history.note(f"deleted and created again: {clearing}")
 

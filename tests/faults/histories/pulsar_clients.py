@@ -10,8 +10,8 @@ from pathlib import Path
 import pulsar
 
 from storage.model import MessageId
-from tests.faults.histories.history import Fate, History, ReadMessage, SentMessage, slot
-from tests.faults.histories.report import Kind, Report
+from tests.faults.engine.history import Fate, History, ReadMessage, SentMessage, slot
+from tests.faults.engine.report import Kind, Report
 from tests.faults.histories.services import Service
 
 _LARGEST_BATCH = 100

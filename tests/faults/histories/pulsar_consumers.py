@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import pulsar
 
-from tests.faults.histories.history import Fate, History, ReadMessage, Subscription
+from tests.faults.engine.history import Fate, History, ReadMessage, Subscription
+from tests.faults.engine.report import Kind, Report
 from tests.faults.histories.pulsar_clients import ERRORS, ClientSource, Delivery, close, received
-from tests.faults.histories.report import Kind, Report
 from tests.faults.histories.subscribers import Subscriber
 
 _QUEUE = 200

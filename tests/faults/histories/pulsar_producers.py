@@ -14,9 +14,9 @@ from typing import Any
 
 import pulsar
 
-from tests.faults.histories.history import Fate, History, Sender, SentMessage, slot
+from tests.faults.engine.history import Fate, History, Sender, SentMessage, slot
+from tests.faults.engine.report import Kind, Report
 from tests.faults.histories.pulsar_clients import ERRORS, ClientSource, close
-from tests.faults.histories.report import Kind, Report
 from tests.faults.histories.rest_actors import draw
 
 _ANSWERED_WITHIN_SECONDS = 240.0

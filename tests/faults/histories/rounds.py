@@ -15,17 +15,17 @@ from pathlib import Path
 
 from storage.clock import SystemClock
 from storage.metadata.store import MetadataStore
+from tests.faults.engine.history import History
+from tests.faults.engine.report import Kind, Report, Violation
 from tests.faults.histories.audit import Audit, check_garbage
 from tests.faults.histories.calls import Caller, run_until
 from tests.faults.histories.disk_faults import build
 from tests.faults.histories.disturbing import Disturber
-from tests.faults.histories.history import History
 from tests.faults.histories.operators import Operator
 from tests.faults.histories.pulsar_clients import ClientSource
 from tests.faults.histories.pulsar_consumers import PulsarConsumer
 from tests.faults.histories.pulsar_producers import PulsarProducer, SequencedProducer
 from tests.faults.histories.pulsar_readers import LivingReader, reading
-from tests.faults.histories.report import Kind, Report, Violation
 from tests.faults.histories.rest_actors import Follower, RestProducer, RestReader
 from tests.faults.histories.services import Deployment, Service, deployment
 from tests.faults.histories.topics import BROKER_POLICIES, DELETE_DELAY_MS, TOPICS
@@ -254,5 +254,5 @@ def _logged_errors(services: Sequence[Service], report: Report) -> Counter[str]:
             event = str(line.get("event"))
             errors[event[:100]] += 1
             if any(part in f"{event} {line.get('exception', '')}" for part in _UNEXPLAINED):
-                report.add(Violation(Kind.LOGGED, service.name, str(line)[:3000], event[:60]))
+                report.add(Violation(str(line)[:3000], Kind.LOGGED, service.name, event[:60]))
     return errors

@@ -105,7 +105,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where it answers; empty: not yet."""
+        """Return the URL of the service, or an empty text until it serves."""
         if not self._url and self._log.exists():
             with self._log.open() as log:
                 log.seek(self._from)
@@ -159,7 +159,7 @@ class Service:
         raise AssertionError(f"{self.name} does not answer (exit code {ended}): {self.log_end()}")
 
     def log_end(self) -> str:
-        """What it logged last."""
+        """Return the end of its log."""
         return self._log.read_text(errors="replace")[-3000:] if self._log.exists() else ""
 
     def logged(self) -> Iterator[dict[str, object]]:
@@ -174,7 +174,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is shared: the database, the store, and the services; both can be opened here as long as it runs."""
+    """A database, a store and the services on them; the tests may open both as long as it runs."""
 
     services: list[Service]
     database_url: str

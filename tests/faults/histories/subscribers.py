@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from tests.faults.histories.history import History, Subscription
-from tests.faults.histories.report import Report
+from tests.faults.engine.history import History, Subscription
+from tests.faults.engine.report import Report
 
 _PAUSE_SECONDS = 0.3
 

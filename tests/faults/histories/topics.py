@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.histories.history import Traits
+from tests.faults.engine.history import Traits
 
 DELETE_DELAY_MS = 1_000
 _COMPACT, _BOTH = ["compact"], ["compact", "delete"]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from api.pulsar.pulsar_api_pb2 import BaseCommand
-from tests.faults.histories.history import History, Sender, SentMessage, Subscription, slot
-from tests.faults.histories.report import Kind, Report
+from tests.faults.engine.history import History, Sender, SentMessage, Subscription, slot
+from tests.faults.engine.report import Kind, Report
 from tests.faults.histories.rest_actors import draw
 from tests.faults.histories.services import Service
 from tests.faults.histories.subscribers import Subscriber

@@ -41,11 +41,14 @@ class WireClient:
         self._request = 0
         self.entry = b""
         connect = {"client_version": "histories", "protocol_version": _PROTOCOL_VERSION}
-        self.send(BaseCommand(type=BaseCommand.CONNECT, connect=connect))
-        answer = self.read(_ANSWER_SECONDS)
-        if answer is None or answer.type != BaseCommand.CONNECTED:
+        try:
+            self.send(BaseCommand(type=BaseCommand.CONNECT, connect=connect))
+            answer = self.read(_ANSWER_SECONDS)
+            if answer is None or answer.type != BaseCommand.CONNECTED:
+                raise ConnectionError("the service did not answer CONNECT")
+        except OSError:
             self.close()
-            raise ConnectionError("the service did not answer CONNECT")
+            raise
 
     @classmethod
     def at_owner(cls, ports: Sequence[int], chance: random.Random, topic: str) -> Self:
@@ -54,7 +57,11 @@ class WireClient:
         for _ in range(_LOOKUPS):
             client = cls(port)
             lookup = {"topic": topic, "authoritative": authoritative}
-            answer = client.ask(BaseCommand.LOOKUP, lookup_topic=lookup).lookup_topic_response
+            try:
+                answer = client.ask(BaseCommand.LOOKUP, lookup_topic=lookup).lookup_topic_response
+            except OSError:
+                client.close()
+                raise
             owner = int(answer.broker_service_url.rsplit(":", 1)[1]) if answer.broker_service_url else port
             if answer.response == CommandLookupTopicResponse.Connect and owner == port:
                 return client

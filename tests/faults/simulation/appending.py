@@ -2,8 +2,8 @@
 
 A writer's event is one life of a `TopicLog`: it takes the lease, recovers what the last one left, appends, sometimes
 rolls, and gives the topic back, or dies. Other writers keep a log open over many events, and may lose their lease
-meanwhile. What a writer is told goes into the model at once; of what it was not told the model knows that it may be
-found later (L2), and that nothing else may.
+meanwhile. Acknowledged entries go into the model at once. Entries without an answer may appear later (L2), and no
+others may.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Appending:
                 raise
             model.maybe = []
             model.appended(_messages(answer, pairs, now))
-            world.happened.add("appended")
+            world.report.count("appended")
             if rolled:
                 log.roll()
 
     @contextmanager
     def _appending(self, process: Process, model: TopicModel) -> Iterator[None]:
-        """What may go wrong in an append: somebody has the topic, or has taken its lease, or there is a fault."""
+        """Allow the errors that an append may meet: another writer has the topic or took its lease, or a fault."""
         before = process.faults
         try:
             yield
@@ -135,7 +135,7 @@ class Appending:
                 try:
                     self._append_all(model, log, entries, rolls)
                 except Fenced:
-                    world.happened.add("lease lost")
+                    world.report.count("lease lost")
                     self._open.pop(process.name, None)
                     log.__exit__(None, None, None)
                     raise
@@ -190,7 +190,7 @@ class Appending:
             before = process.faults
             try:
                 action(process, chosen)
-                world.happened.add(what)
+                world.report.count(what)
             except CompactorError as error:
                 world.note(f"  {type(error).__name__}: {error}"[:150])
                 if isinstance(error, LeaseHeld | Fenced):
@@ -202,13 +202,13 @@ class Appending:
         world.run_as(process, f"{what} {chosen.record.name}", act, faults=0.2)
 
 
-def _messages(told: AppendResult, pairs: Pairs, now: int) -> list[Message]:
-    """What readers must be given of an entry that was acknowledged."""
-    first = told.first.message_id
+def _messages(result: AppendResult, pairs: Pairs, now: int) -> list[Message]:
+    """Return the messages that readers must receive of an acknowledged entry."""
+    first = result.first.message_id
     return [
         Message(
             message_id=MessageId(first.ledger_id, first.entry_id, first.partition, n if first.batch_index >= 0 else -1),
-            offset=told.first.offset + n,
+            offset=result.first.offset + n,
             key=key,
             payload=payload,
             publish_time=now,

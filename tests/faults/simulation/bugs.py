@@ -5,7 +5,7 @@ Each is a patch of one place, as if somebody had written that place wrongly; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType, SimpleNamespace
@@ -68,7 +68,7 @@ from storage.reading.snapshot_reader import SnapshotReader
 
 @dataclass(frozen=True)
 class Bug:
-    """What is wrong, and where: (owner, attribute, what stands there instead)."""
+    """A seeded bug: its description, and its replacements as (owner, attribute, replacement)."""
 
     wrong: str
     patches: tuple[tuple[Any, str, Any], ...]
@@ -156,9 +156,9 @@ def _bitmaps_anew(store: Any, plan: RunPlan, task: Any) -> Any:
 _write_bitmaps = phase_two._write_bitmaps
 
 
-def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, made: Any, manifest: Any, *others: Any) -> Any:
+def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, output: Any, manifest: Any, *others: Any) -> Any:
     last = manifest.parts[-1].last if manifest.parts else manifest.horizon
-    return _publish(self, snapshot, run, made, replace(manifest, horizon=last), *others)
+    return _publish(self, snapshot, run, output, replace(manifest, horizon=last), *others)
 
 
 _publish = TwoPhaseCompactor._publish
@@ -192,8 +192,8 @@ def _first_kept_now(table: pa.Table, tombstone: Any, now: int) -> pa.Table:
     return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
 
 
-def _newest(one: int | None, other: int | None) -> int | None:
-    return max((time for time in (one, other) if time is not None), default=None)
+def _newest(times: Sequence[int | None]) -> int | None:
+    return max((time for time in times if time is not None), default=None)
 
 
 def _once_without_looking(self: Database, change: Callable[[Connection], Any], happened: Any, what: str) -> Any:
@@ -215,8 +215,8 @@ def _no_marker_of_age(self: resolve.ResolutionRules, tombstones: Any) -> Any:
 
 
 def _scan_short(descriptor: int, size: int, *arguments: Any) -> Any:
-    found = _scan(descriptor, size, *arguments)
-    return _scan(descriptor, found.end - 1, *arguments) if found.tally.entries else found
+    result = _scan(descriptor, size, *arguments)
+    return _scan(descriptor, result.end - 1, *arguments) if result.tally.entries else result
 
 
 _scan = recovery.scan
@@ -248,7 +248,7 @@ def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int
 def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, None, None]:
     self.is_gone = False
     snapshot = self._take_snapshot() if snapshot is None else snapshot
-    bound, delivered_to = self._bound, self._delivered_to
+    bound, delivered_to = self.next, self._delivered_to
     while True:
         read = SnapshotReader(self._store, snapshot, self._unsealed)
         try:
@@ -379,7 +379,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "newest-for-oldest": Bug(
             "A part says when its newest value was published in place of its oldest, so expiry comes too late.",
-            ((phase_two, "_least", _newest),),
+            ((phase_two, "least", _newest),),
         ),
         "cursors-not-waited-for": Bug(
             "Tombstones that win do not wait for the slowest cursor.",
@@ -409,7 +409,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((LogSweep, "_remove_orphans", _remove_all_below),),
         ),
         "commit-not-looked-for": Bug(
-            "An import whose COMMIT lost its answer is told as failed, though its messages are there.",
+            "An import whose COMMIT lost its answer is reported as failed, though its messages are there.",
             ((Database, "write_once", _once_without_looking),),
         ),
         "trim-ignores-cursors": Bug(

@@ -66,7 +66,7 @@ class Collecting:
                 did = (result.objects, result.attempts_given_up, result.compacted_ledgers)
                 require(answer == did, f"a dry run foretold {answer}, and {did} came of it")
             world.note(f"  deleted {result.total.count}, gave up {result.attempts_given_up}")
-            world.happened.add("collected" if result.total.count else "nothing to collect")
+            world.report.count("collected" if result.total.count else "nothing to collect")
             if twice and undisturbed:
                 again = collector.collect(model.record)
                 if not process.preempted:
@@ -81,7 +81,7 @@ class Collecting:
                 require(isinstance(error, Unavailable) and faulty, f"garbage collection failed: {error!r}")
 
     def lose(self) -> None:
-        """R8: an object of the compacted ledger is lost; it is told, raw continues, and there is a way out."""
+        """R8: an object of the compacted ledger is lost; it is reported, raw reads continue, and there is a way out."""
         world = self._world
         model = world.random.choice(world.topics)
         if model.serving is None or world.depth:
@@ -113,13 +113,13 @@ class Collecting:
     def _check_loss(self, model: TopicModel, name: str, needed: bool) -> None:
         topic = self._world.topic(model)
         try:
-            given = list(topic.messages(read_compacted=True))
+            delivered = list(topic.messages(read_compacted=True))
         except DataLoss as error:
             require(name in str(error), f"{name} is lost, and the error does not name it: {error}")
         else:
             require(not needed, f"{name} is lost, and a compacted read did not tell (R8)")
             require(
-                given == model.readable(compacted=True),
+                delivered == model.readable(compacted=True),
                 f"{name} is lost, and a compacted read gave something else (R8)",
             )
         require(list(topic.messages()) == model.raw, f"{name} is lost, and raw reads changed (R8)")
@@ -148,7 +148,7 @@ class Collecting:
                 }
                 lost = any(name in str(result.error) for name in world.lost)
                 require(result.error is None or over or lost or process.faults > faults, message)
-                world.happened.add(
+                world.report.count(
                     "deleted topic collected" if result.topic_deleted and result.total.count else "collected all"
                 )
             world.topic(world.topics[0], process).log_manager().sweep()
@@ -161,7 +161,7 @@ class Collecting:
         """When everything is over and aged, exactly what the topics refer to is left, of objects and of files."""
         world = self._world
         process = world.processes["g0"]
-        for _ in range(2):  # first attempts are given up, and a grace time later what they left goes
+        for _ in range(2):  # first, attempts are abandoned; a grace time later, their remains are removed
             world.clock.advance(LONGEST_GRACE + SKEW + 1)
             for model in world.topics:
                 world.run_as(
@@ -185,10 +185,10 @@ class Collecting:
         require(not folders & deleted, f"in the end there are log files of deleted topics: {folders & deleted}")
 
     def _check_files(self, model: TopicModel) -> None:
-        """Of the log the files are left that no ledger replaces yet; and one at the topic's end that a writer made
-        who died before its row: the next writer takes it."""
+        """Only log files that no ledger replaces yet are left, and one at the topic's end if its writer died before
+        it stored the row: the next writer takes it."""
         snapshot = self._world.observer.snapshot(model.record.id)
         named = {segment.first_offset for segment in snapshot.segments}
-        found = {int(path.name[:20]) for path in self._world.log_directory.of_topic(model.record.uid).glob("*")}
-        extra = {first for first in found - named if first < snapshot.topic.next_offset}
-        require(not extra and named <= found, f"in the end there are the segments {found}, and {named} are named")
+        files = {int(path.name[:20]) for path in self._world.log_directory.of_topic(model.record.uid).glob("*")}
+        extra = {first for first in files - named if first < snapshot.topic.next_offset}
+        require(not extra and named <= files, f"in the end there are the segments {files}, and {named} are named")

@@ -2,7 +2,8 @@
 
 A run is a generator of work (compactor/batch.py); a `Running` holds one with the answers that it has not been given
 yet. It may be driven on, be left alone until others hold it for dead, be overtaken, cancelled, lose its cursor, or die
-with its process. The Batch's own hands drive it, so that beats, fences and failures are told as they are in life.
+with its process. BatchRunner's public steps drive it, so that heartbeats, fences and failures are handled as in
+production.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Compacting:
         world = self._world
         faults, process.floor = process.faults, None
         try:
-            job = compactor._claim(model.record.name, self._from_start(model, used))
+            job = compactor.claim(model.record.name, self._from_start(model, used))
         except CompactionRunning as error:
             last = world.observer.runs.last(model.record.id)
             stopping = model.stops and "was aborted" in str(error)
@@ -100,7 +101,7 @@ class Compacting:
             return
         except (LeaseHeld, Fenced) as error:
             fenced = isinstance(error, Fenced)  # by another sealer; a lease outlives a writer that died
-            require(not fenced or process.preempted or world.depth > 1, f"{model.record.name}: nobody seals: {error}")
+            require(not fenced or process.preempted or world.depth > 1, f"{model.record.name}: none seals: {error}")
             world.note(f"  {type(error).__name__}: {error}"[:150])
             return
         except CompactorError as error:
@@ -130,7 +131,7 @@ class Compacting:
         self._end(running)
 
     def _from_start(self, model: TopicModel, used: RunPolicies) -> Callable[[TopicRecord], RunPolicies]:
-        """As run_policies.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
+        """Apply the start offset to compacted rows under `compact,delete` alone, as run_policies.py does (C2)."""
         return lambda topic: replace(used, start_offset=model.start if model.hides_compacted else 0)
 
     def _check_nothing_new(self, model: TopicModel, used: RunPolicies, floor: int | None) -> None:
@@ -155,17 +156,17 @@ class Compacting:
     def advance(self, running: Running | None = None, faults: float = 0.15) -> None:
         """One run continues: its work is done, or it is given what came of it, or both."""
         world = self._world
-        found = [item for item in self.running if item.process in world.free("c")]
+        candidates = [item for item in self.running if item.process in world.free("c")]
         if running is None:
-            if not found:
+            if not candidates:
                 return
-            running = world.random.choice(found)
-        going = running
+            running = world.random.choice(candidates)
+        chosen = running
         both = world.random.random() < 0.6
         world.run_as(
-            going.process,
-            f"continues with run {going.job.run.run_id} ({going.job.work.name if going.job.work else 'ended'})",
-            lambda: self._advance(going, both),
+            chosen.process,
+            f"continues with run {chosen.job.run.run_id} ({chosen.job.work.name if chosen.job.work else 'ended'})",
+            lambda: self._advance(chosen, both),
             faults,
         )
 
@@ -179,15 +180,15 @@ class Compacting:
         if running.done is None:
             if not running.process.stalled and self._world.random.random() < 0.5:
                 try:
-                    batch._beat([job])
+                    batch.heartbeat([job])
                 except CompactorError as error:
                     require(running.process.faults > running.faults, f"no beat, without a fault: {error}")
-            running.done = batch._do([job])
+            running.done = batch.run_tasks([job])
             if not both:
                 return
         result, running.done = running.done, None
         if job.fenced:
-            job.fail(batch._fencing_error(job.run))
+            job.fail(batch.fencing_error(job.run))
         elif isinstance(result, CompactorError):
             job.fail(result)
         else:
@@ -203,28 +204,28 @@ class Compacting:
         error = job.outcome.error
         if running.model.deleted_at is not None:
             require(error is not None and not isinstance(error, DataLoss), f"{job.run} of a deleted topic: {error!r}")
-            self._batch(running.process)._note_end(job)
+            self._batch(running.process).note_end(job)
             world.note(f"  ended with its topic: {error!r}"[:150])
             return
         row = world.observer.runs.get(job.run.run_id)
         topic = world.observer.topics.get(running.model.record.name)
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
-        self._batch(running.process)._note_end(job)
+        self._batch(running.process).note_end(job)
         after = world.observer.runs.get(job.run.run_id)
         message = f"run {row.run_id} of {topic.name}"
         world.note(f"  ended as {after.state} {after.error}"[:150])
-        world.happened.add(f"run {after.state}")
+        world.report.count(f"run {after.state}")
         faulty = running.process.faults > running.faults
         if error is None:
             require(after.state is RunState.SUCCESS, f"{message} succeeded, and its row says {after.state}")
             return
         require(after.state is not RunState.RUNNING or faulty, f"{message} failed, and its row says RUNNING: {error}")
         if isinstance(error, Fenced):
-            require(fenced, f"{message} was fenced by nobody: {error}")
+            require(fenced, f"{message} was fenced by no process: {error}")
         elif isinstance(error, Unavailable):
             require(faulty, f"{message} failed without a fault: {error}")
             unknown = "is not known" in error.message
-            require(unknown or after.state is not RunState.SUCCESS, f"{message} published, and was told: {error}")
+            require(unknown or after.state is not RunState.SUCCESS, f"{message} published, and its caller got: {error}")
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in world.lost)
             require(faulty or fenced or lost, f"{message} lost data without a fault: {error}")
@@ -238,7 +239,7 @@ class Compacting:
     def _forget(self, running: Running) -> None:
         if running in self.running:
             self.running.remove(running)
-        running.job._steps.close()
+        running.job.close()
 
     def compact(self, model: TopicModel | None = None) -> None:
         """A trigger, and what it began is driven to its end."""
@@ -249,10 +250,10 @@ class Compacting:
 
     def overtake(self) -> None:
         """A run's process stalls until it is held for dead; another compacts the topic, and the first comes back."""
-        found = [item for item in self.running if item.process in self._world.free("c")]
-        if not found:
+        candidates = [item for item in self.running if item.process in self._world.free("c")]
+        if not candidates:
             return
-        running = self._world.random.choice(found)
+        running = self._world.random.choice(candidates)
         running.process.stalled = True
         self._world.note(f"{running.process.name} stops beating, until run {running.job.run.run_id} is held for dead")
         self._world.clock.advance(HEARTBEAT_MS + 1)
@@ -262,7 +263,7 @@ class Compacting:
         """Every process that is not stalled says that its runs are alive."""
         for running in self.running:
             if not running.process.stalled and running.process in self._world.free("c"):
-                self._batch(running.process)._beat([running.job])
+                self._batch(running.process).heartbeat([running.job])
 
     def stall(self) -> None:
         """A process's heart stops, or beats again: a run's, or that of a writer who keeps a log open."""
@@ -284,10 +285,10 @@ class Compacting:
             require(last.state is not RunState.RUNNING, f"run {last.run_id} could not be cancelled")
             return
         self._world.note(f"run {last.run_id} of {model.record.name} is cancelled")
-        self._world.happened.add("cancelled")
+        self._world.report.count("cancelled")
 
     def delete_cursor(self, model: TopicModel | None = None) -> None:
-        """An operator deletes `__compaction`: the compacted ledger is given up (R8, S8)."""
+        """An operator deletes `__compaction`: the compacted ledger is abandoned (R8, S8)."""
         under_way = [running.model for running in self.running]
         if model is None and not under_way and self._world.random.random() < 0.6:
             return
@@ -302,7 +303,7 @@ class Compacting:
             return
         model.clear()
         self._world.note(f"the cursor {COMPACTION_CURSOR} of {model.record.name} is deleted")
-        self._world.happened.add("cursor deleted")
+        self._world.report.count("cursor deleted")
 
     def kill(self) -> None:
         """A process dies between two steps."""

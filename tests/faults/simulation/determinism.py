@@ -1,4 +1,4 @@
-"""What lets a life be lived again from its seed, and quickly: threads, nonces and time are the simulation's.
+"""Patches that make a life repeat from its seed, and quickly: threads, nonces and time are the simulation's.
 
 Engines, with the statements that they have compiled, outlive one life and serve the next: compiling them again for
 each simulated process of each life cost a fifth of its time. So does a database without topics, which is copied.
@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from sqlalchemy import URL, Engine, event
 
-from storage.failpoints import observed
 from storage.ledger.rows_file import RowsReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata import engine as engine_module
@@ -30,6 +29,8 @@ from storage.model import RowsObject
 from storage.objects import registry
 from storage.objects.interface import ObjectStore
 from tests.clocks import ManualClock
+from tests.failpoint_listeners import observed
+from tests.faults.engine.report import Report
 from tests.faults.faulty_store import PREFIX
 from tests.faults.simulation.process import SCHEME
 from tests.faults.simulation.world import World
@@ -40,7 +41,7 @@ POLL_SECONDS = 2.5
 
 
 @contextmanager
-def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
+def simulated(seed: int, report: Report, database_url: str | None = None) -> Iterator[World]:
     """A new world, with everything in the code that has a will of its own (threads, nonces) held still."""
     nonces = random.Random(f"nonces of {seed}")
     with ExitStack() as stack:
@@ -57,10 +58,10 @@ def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
             "secrets.token_hex": lambda count: f"{nonces.getrandbits(8 * count):0{2 * count}x}",
             "secrets.randbits": nonces.getrandbits,
             "storage.log.bulk_append.ThreadPoolExecutor": _AtOnce,
-            "storage.metadata.engine._open": stack.enter_context(_engines()),
+            "storage.metadata.engine.open_engine": stack.enter_context(_engines()),
         }.items():
             stack.enter_context(mock.patch(target, stands_still))
-        world = World(seed, database_url, folder)
+        world = World(seed, database_url, folder, report)
         stack.callback(world.close)
         stack.enter_context(mock.patch.object(SegmentWriter, "__init__", world.noting_writers()))
         stack.enter_context(mock.patch("storage.log.log_manager.Xxh3KeyHasher", return_value=world.hasher))
@@ -108,8 +109,8 @@ _opened: dict[tuple[str, int], Engine] = {}
 
 @contextmanager
 def _engines() -> Iterator[Callable[[URL], Engine]]:
-    """Stands for `storage.metadata.engine._open`. No two processes have one engine: faults are dealt to one of them."""
-    created = engine_module._open
+    """Replacement of `storage.metadata.engine.open_engine` with an engine per process: faults go to one process."""
+    created = engine_module.open_engine
     used: list[Engine] = []
 
     def open_engine(url: URL) -> Engine:

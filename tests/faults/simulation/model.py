@@ -1,6 +1,6 @@
-"""What a topic must hold, known without reading it: what was imported, and the reference replayed run by run.
+"""The contents that a topic must have, known without a read: the imports, and the reference replayed run by run.
 
-`everything` is foretold from what imports were given. `states` has the reference's state of each compacted ledger that
+`everything` follows from the input of the imports. `states` has the reference's state of each compacted ledger that
 ever served (`horizons` and `policies` what belongs to it), replayed over the messages between the horizons with the
 policies, the clock and the cursor floor that the run froze, on top of the state that the run read. `check_publish` says
 whether a publish may be at all (A1, A4, P2, S5, S8).
@@ -21,10 +21,7 @@ from compactor.run.plan import RunPolicies
 from storage.metadata.records import CursorRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LedgerRecord, Message, MessageId
 from storage.reading.snapshot_reader import BOTH
-
-
-class Violation(BaseException):
-    """Something that must hold does not. Not an Exception: no code under test may take it for an error of its own."""
+from tests.faults.engine.report import Violation
 
 
 def require(condition: bool, what: str) -> None:
@@ -35,8 +32,8 @@ def require(condition: bool, what: str) -> None:
 
 @dataclass
 class RunNotes:
-    """What a run saw when it began: the snapshot that it took its end from, where raw began then, how often the topic
-    had been stopped; and the cursor floor, if it asked."""
+    """The state of a topic when a run began: the snapshot that it took its end from, the first raw offset, how often
+    the topic had been stopped; and the cursor floor, if the run asked for it."""
 
     snapshot: TopicSnapshot
     life: int
@@ -92,7 +89,7 @@ class TopicModel:
 
     @property
     def hides_compacted(self) -> bool:
-        """Whether compacted rows below the start are hidden (C2)."""
+        """Return whether compacted rows below the start are hidden (C2)."""
         return self.cleanup >= BOTH
 
     def absorb(
@@ -102,10 +99,10 @@ class TopicModel:
         and those that are gone, if they may be."""
         known = {ledger.ledger_id for ledger in self.ledgers}
         still = [ledger for ledger in ledgers if ledger.ledger_id in known]
-        gone = [ledger for ledger in self.ledgers if ledger not in ledgers]
-        require([*gone, *still] == self.ledgers, f"{self.record.name}: raw ledgers changed")
-        if gone or topic.start_offset != self.start:
-            self._trim(gone, topic.start_offset, cursors, now)
+        trimmed = [ledger for ledger in self.ledgers if ledger not in ledgers]
+        require([*trimmed, *still] == self.ledgers, f"{self.record.name}: raw ledgers changed")
+        if trimmed or topic.start_offset != self.start:
+            self._trim(trimmed, topic.start_offset, cursors, now)
         for ledger in ledgers:
             if ledger.ledger_id in known:
                 continue
@@ -124,7 +121,7 @@ class TopicModel:
         self.ledgers = list(ledgers)
 
     def _check_sealed(self, ledger: LedgerRecord) -> None:
-        """A ledger that nobody imported holds what was appended to one segment, and all of it."""
+        """A ledger that was not imported holds exactly the entries of one segment."""
         inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
         message = f"ledger {ledger.ledger_id}"
         require(len(inside) == ledger.last_offset - ledger.first_offset + 1, f"{message} has more than was appended")
@@ -133,7 +130,7 @@ class TopicModel:
         )
 
     def appended(self, messages: Sequence[Message]) -> None:
-        """These have come, with the ids and offsets that were told, or that are read where a dead writer left some."""
+        """These have come, with the acknowledged ids and offsets, or that are read where a dead writer left some."""
         for message in messages:
             text = f"{self.record.name}: {message.message_id} at offset {message.offset}"
             require(message.offset == len(self.everything), f"{text}, not {len(self.everything)}")
@@ -198,12 +195,14 @@ class TopicModel:
         self.policies[compacted.ledger_id] = policies
         self.serving, self.generation = compacted.ledger_id, compacted.generation
 
-    def _trim(self, gone: Sequence[LedgerRecord], start: int, cursors: Sequence[CursorRecord], now: int) -> None:
-        """Ledgers are gone, or the topic begins later: only what nobody needs (C1, C2, S9)."""
-        message = f"{self.record.name}: ledgers {[item.ledger_id for item in gone]} are trimmed, the start is {start}"
+    def _trim(self, trimmed: Sequence[LedgerRecord], start: int, cursors: Sequence[CursorRecord], now: int) -> None:
+        """Ledgers are gone, or the topic begins later: only messages that no reader needs (C1, C2, S9)."""
+        message = (
+            f"{self.record.name}: ledgers {[item.ledger_id for item in trimmed]} are trimmed, the start is {start}"
+        )
         require(start >= self.start, f"{message}, and was {self.start}")
-        end = max((ledger.last_offset + 1 for ledger in gone), default=start)
-        compacted = [ledger for ledger in gone if ledger.last_offset >= start]
+        end = max((ledger.last_offset + 1 for ledger in trimmed), default=start)
+        compacted = [ledger for ledger in trimmed if ledger.last_offset >= start]
         require(not compacted or "compact" in self.cleanup, f"{message} under the cleanup policy {set(self.cleanup)}")
         require(
             all(item.last_offset <= self.horizon for item in compacted), f"{message} above the horizon {self.horizon}"
@@ -214,11 +213,11 @@ class TopicModel:
             require(not held, f"{message}, and {held} need them: {needed}")
             told_above = f"{message} above the horizon {self.horizon}, and it is compacted"
             require(self.serving is None or max(end, start) <= self.horizon + 1, told_above)
-        self._mark_trimmed(gone, now)
+        self._mark_trimmed(trimmed, now)
         self.start, self.first = start, max(self.first, end, start)
 
-    def _mark_trimmed(self, gone: Sequence[LedgerRecord], now: int) -> None:
-        self.trimmed |= {name: now for ledger in gone for name in (ledger.rows.name, ledger.index.name)}
+    def _mark_trimmed(self, trimmed: Sequence[LedgerRecord], now: int) -> None:
+        self.trimmed |= {name: now for ledger in trimmed for name in (ledger.rows.name, ledger.index.name)}
 
     def truncate(self, start: int, now: int) -> None:
         """Everything below the topic's end of that time is gone, raw and compacted; the cursor stays (C2)."""
@@ -232,11 +231,11 @@ class TopicModel:
 
     @property
     def raw(self) -> list[Message]:
-        """What a raw read gives."""
+        """Return the messages of a raw read."""
         return self.everything[self.first :]
 
     def readable(self, *, compacted: bool) -> list[Message]:
-        """What a read from the beginning gives now."""
+        """Return the messages of a read from the beginning."""
         ledger_id = self.serving if compacted else None
         return self.at_or_after(ledger_id, len(self.everything), EARLIEST, -1, self.first, self.start)
 
@@ -249,7 +248,7 @@ class TopicModel:
     def at_or_after(
         self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1, first: int = 0, hidden_to: int = 0
     ) -> list[Message]:
-        """What a compacted reader gets of a compacted ledger (None: raw) and the raw messages behind it, up to `end`.
+        """Return a read of a compacted ledger (None: of raw) and the raw messages after it, up to the offset `end`.
 
         From `start`, and behind an offset; raw messages begin at the offset `first`, compacted ones at `hidden_to`.
         """

@@ -1,4 +1,4 @@
-"""What operators and the maintenance loop do to topics: trims, truncates, deletes, pauses, resumes and aborts.
+"""Events of operators and the maintenance loop: trims, truncates, deletes, pauses, resumes and aborts.
 
 What each of them may take is said in `TopicModel` (C1, C2, S5, S8, S9); here it is asked for, by a process that may
 die or meet faults in the middle, and the answer is compared with what came of it. A topic that is deleted is rebuilt
@@ -43,7 +43,7 @@ class Operating:
         return draw.choice(living if living and draw.random() < 0.6 else self._world.topics)
 
     def trim(self, model: TopicModel | None = None) -> None:
-        """What the cleanup policy lets go, mostly; or all before some offset; sometimes by force."""
+        """Trim what the cleanup policy allows, or all before some offset, sometimes by force."""
         draw = self._world.random
         forced, before = draw.random() < 0.25, None
         model = model or draw.choice(self._world.topics)
@@ -58,15 +58,12 @@ class Operating:
         start = model.start
         model.forced = forced
         try:
-            if before is None:
-                result = retention.apply(model.record, force=forced)
-            else:
-                result = retention.trim(model.record, before, force=forced)
+            result = retention.trim(model.record, before, force=forced)
             world.observe()
         finally:
             model.forced = False
         if model.first > start:
-            world.happened.add("trimmed by force" if forced else "trimmed")
+            world.report.count("trimmed by force" if forced else "trimmed")
         if before is not None and forced and not result.tail_left and not process.preempted:
             require(model.start == max(start, before), f"{model.record.name} begins at {model.start}, not {before}")
 
@@ -82,7 +79,7 @@ class Operating:
         def note() -> None:
             noted.append(len(model.everything))
             model.truncate(len(model.everything), world.clock.now_ms())
-            world.happened.add("truncated")
+            world.report.count("truncated")
 
         process.on_step[Failpoint.TRUNCATED] = note
         try:
@@ -109,7 +106,7 @@ class Operating:
 
         def note() -> None:
             world.replace_topic(model)
-            world.happened.add("deleted")
+            world.report.count("deleted")
 
         process.on_step[Failpoint.TOPIC_DELETED] = note
         try:
@@ -142,7 +139,7 @@ class Operating:
     def _abort(self, process: Process, model: TopicModel) -> None:
         model.stops += 1  # before: a publish in between would not be one that continues after it
         process.metadata.compaction_control.abort([model.record.id])
-        self._world.happened.add("aborted")
+        self._world.report.count("aborted")
 
     def _resume(self, process: Process, model: TopicModel) -> None:
         try:
@@ -155,17 +152,17 @@ class Operating:
             self._count_pauses(model, -1)
 
     def _count_pauses(self, model: TopicModel, change: int) -> None:
-        """What is in the database is what was asked for; or nothing of it, where the answer was lost."""
+        """Check that the database has the requested state, or the old one where the answer was lost."""
         if model.deleted_at is not None:
             return
-        found = self._world.observer.compaction_control.get(model.record.id).paused
-        require(found in (model.paused, model.paused + change), f"{model.record.name} is paused {found} times")
-        if found > model.paused:
+        pauses = self._world.observer.compaction_control.get(model.record.id).paused
+        require(pauses in (model.paused, model.paused + change), f"{model.record.name} is paused {pauses} times")
+        if pauses > model.paused:
             model.stops += 1
-            self._world.happened.add("paused")
-        elif found < model.paused:
-            self._world.happened.add("resumed")
-        model.paused = found
+            self._world.report.count("paused")
+        elif pauses < model.paused:
+            self._world.report.count("resumed")
+        model.paused = pauses
 
     def resume_all(self, model: TopicModel) -> None:
         """Nothing keeps the topic from being compacted."""

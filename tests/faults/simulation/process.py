@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
 from storage.failpoints import Failpoint
 from storage.metadata.engine import Database
-from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
+from storage.metadata.records import RUN_DEAD_MS, Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.metadata.stores import AttemptStore, CursorStore, PinStore
 from storage.objects.capability_check import CapabilityReport
@@ -38,7 +38,7 @@ SCHEME = "sim"
 
 
 class Killed(BaseException):
-    """The process was ended; no BaseException of the code's own, so that nobody handles it."""
+    """The process was ended; no BaseException of the code's own, so that no code handles it."""
 
 
 class Objects:
@@ -100,10 +100,10 @@ class MemoryStore(ObjectStore):
         raise NotImplementedError
 
     def _find(self, name: str) -> bytes:
-        found = self._objects().get(name)
-        if found is None:
+        item = self._objects().get(name)
+        if item is None:
             raise ObjectMissing(f"object {name} does not exist", "restore it")
-        return found[0]
+        return item[0]
 
     def _objects(self) -> dict[str, tuple[bytes, int]]:
         if self._process is not None:
@@ -131,7 +131,7 @@ class _MemoryWriter(ObjectWriter):
 
 
 class Heart:
-    """What `storage.heartbeat.Heartbeat` is: a beat of a process, when the simulation says so."""
+    """A replacement of `storage.heartbeat.Heartbeat`: a process's beat, at a time that the simulation chooses."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Process:
         raise Killed(self.name)
 
     def bury(self) -> None:
-        """What the process had open is gone; it starts again with nothing."""
+        """Drop all that the process had open, so that it starts again with nothing."""
         self.dying = True
         for forget in self.on_death:
             with suppress(Killed):
@@ -232,7 +232,7 @@ class Process:
         self.dying = self.stalled = False
 
     def beat(self) -> None:
-        """Whatever it does besides, what it does every so often."""
+        """Run the periodic work of the process."""
         for heart in list(self.hearts):
             heart.beat()
 
@@ -241,7 +241,7 @@ class Process:
         self.cued += len(self.script.met)
         self.script.begin()
         self.cues.clear()
-        self.link._armed = None
+        self.link.disarm()
 
 
 class WatchedMetadata(MetadataStore):
@@ -264,7 +264,7 @@ class WatchedMetadata(MetadataStore):
 
 class WatchedAttempts(AttemptStore):
     def __init__(self, database: Database, process: Process) -> None:
-        super().__init__(database, process.world.clock)
+        super().__init__(database, process.world.clock, {}, RUN_DEAD_MS)
         self._process = process
 
     def begin(self, topic_id: int, kind: AttemptKind, holder: str) -> Attempt:
@@ -277,7 +277,7 @@ class WatchedAttempts(AttemptStore):
 
 class WatchedCursors(CursorStore):
     def __init__(self, database: Database, process: Process) -> None:
-        super().__init__(database, process.world.clock)
+        super().__init__(database, process.world.clock, {}, RUN_DEAD_MS)
         self._process = process
 
     def compacted_floor(self, topic_id: int) -> int | None:
@@ -287,7 +287,7 @@ class WatchedCursors(CursorStore):
 
 class WatchedPins(PinStore):
     def __init__(self, database: Database, process: Process, own: set[str]) -> None:
-        super().__init__(database, process.world.clock)
+        super().__init__(database, process.world.clock, {}, RUN_DEAD_MS)
         self._process = process
         self._own = own
 
@@ -337,5 +337,5 @@ def _alive(process: Process, transaction: Callable[[], Any]) -> Callable[[], Any
 
 
 def location_of(name: str) -> StoreLocation:
-    """Where the tasks of a process find its store."""
+    """Return the location at which the tasks of a process find its store."""
     return StoreLocation(f"{PREFIX}{SCHEME}://{name}")

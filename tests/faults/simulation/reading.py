@@ -21,7 +21,8 @@ from storage.model import EARLIEST, Message, MessageId
 from storage.positions import ContinuationToken
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
-from tests.faults.simulation.model import TopicModel, Violation, require
+from tests.faults.engine.report import Violation
+from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
 from tests.faults.simulation.world import World
 
@@ -63,12 +64,12 @@ class Reading:
     end: int
     source: Iterator[Message]
     page: int | None
-    given: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     snapshots: list[ReadSnapshot] = field(default_factory=list)
 
     def __str__(self) -> str:
         kind = ("compacted" if self.compacted else "raw") + (f" (pages of {self.page})" if self.page else "")
-        return f"a {kind} reader of {self.model.record.name} from {self.start} with {len(self.given)} messages"
+        return f"a {kind} reader of {self.model.record.name} from {self.start} with {len(self.messages)} messages"
 
 
 class Readers:
@@ -106,21 +107,21 @@ class Readers:
     def advance(self, reading: Reading | None = None, count: int | None = None, faults: float = 0.12) -> None:
         """A reader is given some more."""
         world = self._world
-        found = [item for item in self.open if item.process in world.free("r")]
+        candidates = [item for item in self.open if item.process in world.free("r")]
         if reading is None:
-            if not found:
+            if not candidates:
                 return
-            reading = world.random.choice(found)
-        going = reading
-        wanted = count or world.random.choice([1, 1, 2, 3, 8, 100])
-        world.run_as(going.process, f"gives {wanted} more to {going}", lambda: self._advance(going, wanted), faults)
+            reading = world.random.choice(candidates)
+        chosen = reading
+        amount = count or world.random.choice([1, 1, 2, 3, 8, 100])
+        world.run_as(chosen.process, f"gives {amount} more to {chosen}", lambda: self._advance(chosen, amount), faults)
 
     def _advance(self, reading: Reading, count: int) -> None:
         process, model = reading.process, reading.model
 
         def note(snapshot: TopicSnapshot) -> None:
             reading.snapshots.append(
-                ReadSnapshot(len(reading.given), snapshot, model.life, len(model.everything), model.first)
+                ReadSnapshot(len(reading.messages), snapshot, model.life, len(model.everything), model.first)
             )
 
         process.on_pin = note
@@ -129,12 +130,12 @@ class Readers:
                 self._take(reading, next(reading.source))
         except StopIteration:
             self.open.remove(reading)
-            self._world.note(f"  ended with {len(reading.given)}, {len(reading.snapshots)} snapshots")
+            self._world.note(f"  ended with {len(reading.messages)}, {len(reading.snapshots)} snapshots")
             self._check(reading, complete=True)
         except CompactorError as error:
             self.open.remove(reading)
             self._world.note(f"  {type(error).__name__}: {error}"[:150])
-            self._world.happened.add(f"reader {type(error).__name__}")
+            self._world.report.count(f"reader {type(error).__name__}")
             self._check_error(reading, error)
             if isinstance(error, StateMayBeStale):
                 reading.snapshots.pop()
@@ -142,7 +143,7 @@ class Readers:
         finally:
             process.on_pin = None
         if len({check.ledger for check in reading.snapshots}) > 1:
-            self._world.happened.add("reader moved")
+            self._world.report.count("reader moved")
 
     def _take(self, reading: Reading, message: Message) -> None:
         everything = reading.model.everything
@@ -151,16 +152,16 @@ class Readers:
         require(message.offset < len(everything), f"{reading} was given offset {message.offset}, which is not there")
         require(message == everything[message.offset], f"{reading} was given {message}, not what was imported")
         require(message.message_id >= reading.start, f"{reading} was given {message.message_id}, before its start")
-        if reading.given:
-            last = reading.given[-1].offset
+        if reading.messages:
+            last = reading.messages[-1].offset
             require(message.offset > last, f"{reading} was given offset {message.offset} after {last} (R7)")
-        reading.given.append(message)
+        reading.messages.append(message)
 
     def _check_error(self, reading: Reading, error: CompactorError) -> None:
         faulty = reading.process.faults > reading.faults
         if isinstance(error, StateMayBeStale):
-            require(len(reading.snapshots) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
-            check, model, behind = reading.snapshots[-1], reading.model, reading.given[-1].offset
+            require(len(reading.snapshots) > 1 and bool(reading.messages), f"{reading} lost no generation: {error}")
+            check, model, behind = reading.snapshots[-1], reading.model, reading.messages[-1].offset
             require(check.first > behind + 1, f"{reading} could continue raw: {error}")
             if check.ledger is None or check.first > max(behind, model.horizons[check.ledger]) + 1:
                 return  # a gap that no compacted ledger replaces
@@ -178,13 +179,13 @@ class Readers:
             require(over or (isinstance(error, Unavailable) and faulty), f"{reading} failed: {error!r}")
 
     def _check(self, reading: Reading, complete: bool) -> None:
-        """What it was given, against what the generations that it checked hold."""
+        """Compare the messages that the reader received with the generations that it has checked."""
         model = reading.model
         if not reading.compacted:
             expected = model.at_or_after(None, len(model.everything), reading.start)
-            given = {message.offset for message in reading.given}
-            expected = [item for item in expected if item.offset in given or item.offset >= model.first]
-            self._equal(reading, reading.given, expected, reading.end if complete else 0)
+            offsets = {message.offset for message in reading.messages}
+            expected = [item for item in expected if item.offset in offsets or item.offset >= model.first]
+            self._equal(reading, reading.messages, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
         begins: ReadSnapshot | None = None
@@ -192,7 +193,7 @@ class Readers:
         for number, check in enumerate(reading.snapshots):
             count, ledger, first = counts[number], check.ledger, check.first
             last = number == len(reading.snapshots) - 1
-            behind = reading.given[count - 1].offset if count else -1
+            behind = reading.messages[count - 1].offset if count else -1
             raw_lasts = bool(count) and ledger != inside and first <= behind + 1
             # What was trimmed before it began is not missed by a later page either.
             still_there = begins is not None and ledger == inside == begins.ledger
@@ -201,8 +202,10 @@ class Readers:
                 None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, check.start
             )
             if not last and counts[number + 1] <= count:
-                counts[number + 1] = count + _shared(reading.given[count : check.count + (reading.page or 0)], expected)
-            until = len(reading.given) if last else counts[number + 1]
+                counts[number + 1] = count + _shared(
+                    reading.messages[count : check.count + (reading.page or 0)], expected
+                )
+            until = len(reading.messages) if last else counts[number + 1]
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
             if not count:
                 begins, complete_to = check, -1 if ledger is None else model.horizons[ledger]
@@ -214,35 +217,37 @@ class Readers:
                     text = f"{reading} went on in {ledger} at offset {behind}"
                     require(dropped_to <= known_to, f"{text}, though changes up to {dropped_to} are gone (R7)")
                 complete_to = -1
-            self._equal(reading, reading.given[count:until], expected, check.end if complete and last else 0)
+            self._equal(reading, reading.messages[count:until], expected, check.end if complete and last else 0)
             inside = ledger
         if complete and begins is not None:
             self._check_promises(reading, begins)
 
-    def _equal(self, reading: Reading, given: list[Message], expected: list[Message], end: int) -> None:
-        """`given` is how `expected` begins, at least up to the offset `end`: an open segment may grow meanwhile."""
+    def _equal(self, reading: Reading, delivered: list[Message], expected: list[Message], end: int) -> None:
+        """`delivered` begins as `expected`, at least up to the offset `end`: an open segment may grow meanwhile."""
         least = sum(message.offset < end for message in expected)
-        if len(given) >= least and given == expected[: len(given)]:
+        if len(delivered) >= least and delivered == expected[: len(delivered)]:
             return
-        missed = [m.offset for m in expected if m not in given]
-        extra = [m.offset for m in given if m not in expected]
+        missed = [m.offset for m in expected if m not in delivered]
+        extra = [m.offset for m in delivered if m not in expected]
         raise Violation(f"{reading} missed offsets {missed if end else '…'} and was given {extra} too many")
 
     def _check_promises(self, reading: Reading, begins: ReadSnapshot) -> None:
         """R7, whatever way it took. What was trimmed by force before it began, and no run had seen, no reader knows."""
         model = reading.model
         check = reading.snapshots[-1]
-        everything = model.everything[: max(check.end, reading.given[-1].offset + 1 if reading.given else 0)]
+        everything = model.everything[: max(check.end, reading.messages[-1].offset + 1 if reading.messages else 0)]
         if reading.snapshots[0].life == check.life:
-            given = {message.offset for message in reading.given}
+            offsets = {message.offset for message in reading.messages}
             live = model.at_or_after(check.ledger, len(everything), EARLIEST, first=model.first, hidden_to=model.start)
             newest = {message.key: message for message in live if message.key is not None}
             for key, message in newest.items():
                 if message.payload and message.message_id >= reading.start:
-                    require(message.offset in given, f"{reading} missed {key!r}'s newest value, {message.offset} (R7)")
+                    require(
+                        message.offset in offsets, f"{reading} missed {key!r}'s newest value, {message.offset} (R7)"
+                    )
         if model.by_event:
             return
-        last_given = {message.key: message for message in reading.given if message.key is not None}
+        last_given = {message.key: message for message in reading.messages if message.key is not None}
         seen_to = -1 if begins.ledger is None else model.horizons[begins.ledger]
         known = [message for message in everything if not seen_to < message.offset < begins.first]
         last = {message.key: message for message in known if message.key is not None}
@@ -281,11 +286,11 @@ class Readers:
         if raw_too:
             require(list(topic.messages()) == model.raw, f"{name}: raw reads have changed (property 10)")
         batches = list(topic.read(read_compacted=True))
-        given = list(messages(iter(batches), name.partition))
+        delivered = list(messages(iter(batches), name.partition))
         expected = model.readable(compacted=True)
-        missed = [m.offset for m in expected if m not in given]
-        extra = [m.offset for m in given if m not in expected]
-        require(given == expected, f"{name}: compacted reads miss offsets {missed}, and have {extra} too many")
+        missed = [m.offset for m in expected if m not in delivered]
+        extra = [m.offset for m in delivered if m not in expected]
+        require(delivered == expected, f"{name}: compacted reads miss offsets {missed}, and have {extra} too many")
         self._audit_last(model)
         if model.serving is None:
             return
@@ -301,8 +306,8 @@ class Readers:
         for compacted in (False, True):
             readable = model.readable(compacted=compacted)
             last = readable[-1].message_id if readable else EARLIEST
-            found = self._world.topic(model).last_message_id(compacted)
-            require(found == last, f"{model.record.name}: {found} is the last message, not {last}: {compacted=} (R6)")
+            answer = self._world.topic(model).last_message_id(compacted)
+            require(answer == last, f"{model.record.name}: {answer} is the last message, not {last}: {compacted=} (R6)")
 
     def _audit_manifest(self, model: TopicModel, retained_at: dict[int, int]) -> None:
         name, state = model.record.name, model.state
@@ -312,7 +317,7 @@ class Readers:
         keyed = [message for message in state.messages if message.key is not None]
         last = state.messages[-1].message_id if state.messages else None
         visible = {message.offset for message in model.visible(model.serving, model.start)}
-        for what, found, expected in [
+        for what, actual, expected in [
             ("messages", (manifest.messages, compacted.messages), (len(state.messages),) * 2),
             ("tombstones", manifest.tombstones, len(state.retained_at)),
             ("keys", manifest.keys, len(keyed) - len(state.retained_at)),
@@ -320,18 +325,21 @@ class Readers:
             ("last message", compacted.last_message_id, last),
             ("times of retained tombstones", retained_at, {o: t for o, t in state.retained_at.items() if o in visible}),
         ]:
-            require(found == expected, f"{name}: {what} of {compacted.ledger_id} are {found}, not {expected} (T1, R6)")
+            require(
+                actual == expected, f"{name}: {what} of {compacted.ledger_id} are {actual}, not {expected} (T1, R6)"
+            )
 
     def _audit_key(self, model: TopicModel, key: bytes, expected: bytes | None) -> None:
-        found = self._world.topic(model).get(key)
+        message = self._world.topic(model).get(key)
         require(
-            (found.payload if found else None) == expected, f"{model.record.name}: a point read of {key!r} gave {found}"
+            (message.payload if message else None) == expected,
+            f"{model.record.name}: a point read of {key!r} gave {message}",
         )
 
 
-def _shared(given: list[Message], expected: list[Message]) -> int:
-    """How many messages both begin with: so far a page may have come before it looked again."""
-    same = (one == other for one, other in zip(given, expected, strict=False))
+def _shared(delivered: list[Message], expected: list[Message]) -> int:
+    """Return the number of messages that both begin with: a page may have come before the reader polled again."""
+    same = (message == other for message, other in zip(delivered, expected, strict=False))
     return sum(takewhile(bool, same))
 
 

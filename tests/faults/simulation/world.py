@@ -34,8 +34,9 @@ from storage.model import TopicName
 from storage.positions import StartOffset
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.faults.engine.report import Report, Violation
 from tests.faults.faulty_store import Fault, Kind
-from tests.faults.simulation.model import RunNotes, TopicModel, Violation, require
+from tests.faults.simulation.model import RunNotes, TopicModel, require
 from tests.faults.simulation.process import Heart, Killed, MemoryStore, Objects, Process
 from tests.sealed import SEED, CollidingHasher
 from tests.servers.cut_link import Cut
@@ -51,7 +52,7 @@ INSIDE = frozenset(
         Failpoint.TOPIC_DELETE_INSIDE_COMMIT,
     }
 )
-"""Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
+"""Steps at which a transaction is open: no other process can write, so none runs then."""
 STEPS = {
     "a": ("SEGMENT_FILE_CREATED", "SEGMENT_OPENED", "ENTRIES_", "ROLL_", "SEGMENT_ROLLED"),
     "s": ("SEAL_", "SEGMENT_SEALED", "SEGMENT_F", "IMPORT_ROWS", "ROLL_"),
@@ -72,16 +73,16 @@ LOOKED_AT = frozenset({Failpoint.PUBLISH_AFTER_COMMIT, Failpoint.TRIM_MARKED, Fa
 
 
 class World:
-    """`random` decides everything; `log` has one line for each event; `depth` 1: inside an interrupted event."""
+    """`random` decides everything; `depth` 1: inside an interrupted event."""
 
-    def __init__(self, seed: int, database_url: str, folder: Path) -> None:
+    def __init__(self, seed: int, database_url: str, folder: Path, report: Report) -> None:
         self.folder = folder
+        self.report = report
         self.log_directory = LogDirectory(folder / "log")
         self.random = random.Random(seed)
         self.clock = ManualClock()
         self.database_url = database_url
         self.objects = Objects()
-        self.log: list[str] = []
         self.lost: dict[str, tuple[bytes, int]] = {}
         """Objects that were removed on purpose."""
         self.pins: dict[str, Pin] = {}
@@ -92,8 +93,6 @@ class World:
         self.failed: Violation | None = None
         self.others: Callable[[], None] = lambda: None
         """Lets another process have an event; set by the simulation."""
-        self.happened: set[str] = set()
-        """Kinds of things that this run came by, to see what was tried."""
         self.processes = {
             name: Process(self, name)
             for name in ("w0", "w1", "a0", "a1", "s0", "s1", "c0", "c1", "c2", "r0", "r1", "g0", "o0")
@@ -135,7 +134,7 @@ class World:
         def noting(writer: SegmentWriter, *arguments: Any, **options: Any) -> None:
             created(writer, *arguments, **options)
             if self._stack:
-                self._stack[-1].on_death.append(writer._release)
+                self._stack[-1].on_death.append(writer.release)
 
         return noting
 
@@ -164,11 +163,13 @@ class World:
 
     def free(self, kind: str) -> list[Process]:
         """The processes of a kind (the first letter of their names) that are not in the middle of an event."""
-        return [one for name, one in self.processes.items() if name.startswith(kind) and one not in self._stack]
+        return [
+            process for name, process in self.processes.items() if name.startswith(kind) and process not in self._stack
+        ]
 
     def note(self, what: str) -> None:
-        """One line of the log."""
-        self.log.append(f"{'    ' * self.depth}{what.replace(str(self.folder), '…')}")
+        """Add a line to the report."""
+        self.report.note(f"{'    ' * self.depth}{what.replace(str(self.folder), '…')}")
 
     def violated(self, what: str) -> None:
         """Raises Violation, and remembers it in case somebody holds it up."""
@@ -177,7 +178,7 @@ class World:
 
     @property
     def is_importing(self) -> bool:
-        """Whether this happens in the middle of an import: the model hears of that when it ends."""
+        """Return whether an import is under way: the model learns of its messages when it ends."""
         return any(process.name.startswith("w") for process in self._stack)
 
     def run_as(self, process: Process, what: str, action: Callable[[], object], faults: float = 0.0) -> bool:
@@ -192,7 +193,7 @@ class World:
             action()
             survived = True
         except Killed:
-            self.happened.add("killed")
+            self.report.count("killed")
             self.note("killed")
             survived = False
         finally:
@@ -235,7 +236,7 @@ class World:
 
     def _cue(self, process: Process, what: str, step: Failpoint, action: Callable[[], object]) -> None:
         process.cued += 1
-        self.happened.add(what)
+        self.report.count(what)
         self.note(f"{process.name} {what} at {step.name}")
         action()
 
@@ -243,7 +244,7 @@ class World:
         if step in INSIDE:
             process.cues[process.steps + 1] = lambda later: self._interrupt(process, later)
             return
-        self.happened.add("interrupted")
+        self.report.count("interrupted")
         self.note(f"{process.name} is interrupted at {step.name}")
         for _ in range(self.random.randint(1, 3)):
             process.preempted = True
@@ -319,17 +320,19 @@ class World:
         """L2: what a dead writer wrote and did not tell is there, whole and where it was put, or it is not."""
         if not model.maybe:
             return
-        found = list(messages(self.topic(model).read(StartOffset(len(model.everything))), model.record.name.partition))
+        delivered = list(
+            messages(self.topic(model).read(StartOffset(len(model.everything))), model.record.name.partition)
+        )
         count = len(model.maybe)
-        if found and [(m.key, m.payload) for m in found[:count]] == model.maybe:
-            self.happened.add("surfaced")
-            model.appended(found[:count])
+        if delivered and [(m.key, m.payload) for m in delivered[:count]] == model.maybe:
+            self.report.count("surfaced")
+            model.appended(delivered[:count])
             model.maybe = []
 
     def serving_objects(self, model: TopicModel) -> set[str]:
-        """What raw ledgers and the compacted ledger that serves refer to."""
-        found = {name for ledger in model.ledgers for name in (ledger.rows.name, ledger.index.name)}
-        return found | (self.manifests[model.serving] if model.serving is not None else set())
+        """Return the names of the objects of raw ledgers and of the compacted ledger that serves."""
+        objects = {name for ledger in model.ledgers for name in (ledger.rows.name, ledger.index.name)}
+        return objects | (self.manifests[model.serving] if model.serving is not None else set())
 
     def sweep_pins(self, topic_id: int) -> None:
         """Pins that are over are over for good, though the clock may go back."""
@@ -337,7 +340,7 @@ class World:
         self.pins = {i: pin for i, pin in self.pins.items() if pin.topic_id != topic_id or pin.expires_at > now}
 
     def after_collected(self, ledger_id: int) -> None:
-        """The row of a retired compacted ledger is gone: nobody had pinned it (A3)."""
+        """The row of a retired compacted ledger was removed: no reader had pinned it (A3)."""
         for pin in [pin for pin in self.pins.values() if pin.ledger_id == ledger_id]:
             if pin.expires_at > self.clock.now_ms():
                 self.violated(f"compacted ledger {ledger_id} is collected, and {pin.owner} has pinned it (A3)")
@@ -377,10 +380,10 @@ class World:
             elif attempt.finished_at > max(self.clock.now_ms(), self.collecting_since) - self.grace_ms:
                 self.violated(f"{message}, whose attempt was finished less than the grace time ago")
 
-    def _check_delay(self, told: str, marked_at: int) -> None:
+    def _check_delay(self, message: str, marked_at: int) -> None:
         """C3: a reader of what was marked as deleted may finish."""
         if marked_at > max(self.clock.now_ms(), self.collecting_since) - DELETE_DELAY_MS:
-            self.violated(f"{told}, which was marked as deleted less than {DELETE_DELAY_MS} ms ago")
+            self.violated(f"{message}, which was marked as deleted less than {DELETE_DELAY_MS} ms ago")
 
     def _references_of(self, model: TopicModel) -> GcSnapshot:
         version = self._commits.seen()
@@ -392,8 +395,8 @@ class World:
         """A new incarnation of a topic, with a cleanup policy that stays."""
         record = self.observer.tenancy.ensure_topic(name)
         cleanup = self.random.choice(CLEANUP)
-        self.observer.policies.set(topic_scope(record), "cleanup.policy", sorted(cleanup))
-        self.observer.policies.set(topic_scope(record), "file.delete.delay.ms", DELETE_DELAY_MS)
+        self.observer.policies.change([topic_scope(record)], {"cleanup.policy": sorted(cleanup)})
+        self.observer.policies.change([topic_scope(record)], {"file.delete.delay.ms": DELETE_DELAY_MS})
         return TopicModel(record, by_event=self.random.random() < 0.2, cleanup=cleanup)
 
     def replace_topic(self, model: TopicModel) -> None:
@@ -404,8 +407,8 @@ class World:
 
     def model_of(self, topic_id: int) -> TopicModel:
         """The incarnation with that id."""
-        (found,) = [model for model in (*self.topics, *self.deleted) if model.record.id == topic_id]
-        return found
+        (model,) = [model for model in (*self.topics, *self.deleted) if model.record.id == topic_id]
+        return model
 
     def draw_policies(self, model: TopicModel) -> RunPolicies:
         draw = self.random.choice

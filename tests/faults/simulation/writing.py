@@ -1,7 +1,7 @@
 """Imports, that succeed, fail or die, and cursors that move.
 
-An import is one event; what comes between its steps are events of others. It is told as done exactly if all of it is
-there (L1); `TopicModel.absorb` sees to it that no part of one ever is.
+An import is one event; what comes between its steps are events of others. It is reported as done exactly if all of it
+exists (L1); `TopicModel.absorb` sees to it that no part of one ever is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLOW = ["slow", "slower"]
 
 
 class _Unreadable(Exception):
-    """What is imported cannot be read to its end."""
+    """The input of an import cannot be read to its end."""
 
 
 class Writing:
@@ -55,10 +55,10 @@ class Writing:
         self, process: Process, model: TopicModel, tables: list[list[dict[str, Any]]], size: int, fails: bool
     ) -> None:
         rows = [row for table in tables for row in table]
-        mine: list[str] = []
+        attempt_ids: list[str] = []
 
         def expect(attempt: Attempt) -> None:
-            mine.append(attempt.attempt_id)
+            attempt_ids.append(attempt.attempt_id)
             model.pending[attempt.attempt_id] = list(rows)
 
         process.on_attempt = expect
@@ -73,10 +73,10 @@ class Writing:
             process.on_attempt = None
         faulty = process.faults > before
         self._world.observe()
-        result = sum(model.imported[attempt_id] for attempt_id in mine)
+        result = sum(model.imported[attempt_id] for attempt_id in attempt_ids)
         message = f"{model.record.name}: an import of {len(rows)} messages"
         if error is None:
-            require(result == len(rows), f"{message} was told as done, and {result} are there")
+            require(result == len(rows), f"{message} was reported as done, and {result} exist")
             return
         self._world.note(f"  {type(error).__name__}: {error}"[:150])
         if isinstance(error, Unavailable | DataLoss):  # also of store.uid, which an import reads
@@ -88,7 +88,7 @@ class Writing:
         else:
             over = isinstance(error, TopicNotFound) and model.deleted_at is not None
             require(over or isinstance(error, LeaseHeld | Fenced), f"{message} failed: {error!r}")
-        require(result == 0, f"{message} was told as failed ({error}), and {result} are there")
+        require(result == 0, f"{message} was reported as failed ({error}), and {result} exist")
 
     def _rows(self, model: TopicModel) -> list[dict[str, Any]]:
         draw = self._world.random
@@ -132,7 +132,7 @@ class Writing:
             world.note(f"the cursor {name} of {model.record.name} is at offset {message.offset}")
 
     def _set_property(self, model: TopicModel) -> None:
-        """A2: nobody else's write of the cursor loses the pointer, and no publish loses this."""
+        """A2: no other write of the cursor loses the pointer, and no publish loses this write."""
         if model.serving is None:
             return
         value = str(self._world.random.randint(0, 9))

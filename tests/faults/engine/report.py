@@ -1,8 +1,8 @@
-"""The report of one run of random histories: counts of events, and violations with all that a reader needs.
+"""The report of one random run: counts of events, and violations with all that a reader needs.
 
-A violation is raised as `Violation` where it is seen; `Report.collecting` catches it, so that one violation ends the
-step that saw it and not the history. Each is written once: its kind, the last operations and faults, and the command
-that starts a history with the same seed.
+A violation is raised as `Violation` where it is seen. It ends the run, or only the step that
+saw it, where `Report.collecting` catches it. Each is written once: its kind, the last operations and faults, and the
+command that starts a run with the same seed.
 
 `KNOWN` lists findings that are not mended yet: their violations are counted and fail no run. A finding leaves the table
 in the commit that mends it.
@@ -14,14 +14,12 @@ import itertools
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-
-_EVENTS_SHOWN = 60
 
 
 class Kind(StrEnum):
@@ -48,6 +46,7 @@ class Kind(StrEnum):
     VERIFY = "verify reports differences"
     GARBAGE = "garbage collection leaves other objects than the referenced ones"
     LOGGED = "a service logged an error that no fault explains"
+    MODEL = "a topic is not what its model says"
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,14 @@ class KnownFinding:
 KNOWN: tuple[KnownFinding, ...] = ()
 
 
-class Violation(AssertionError):
-    """A rule that does not hold. `subject`: with the kind, what makes it the same violation when seen again."""
+class Violation(BaseException):
+    """A rule that does not hold. `subject`: with the kind, what makes it the same violation when seen again.
 
-    def __init__(self, kind: Kind, topic: str, text: str, subject: str = "") -> None:
-        super().__init__(f"{kind}: {topic}: {text}")
+    It is not an Exception, so that no code under test takes it for an error of its own.
+    """
+
+    def __init__(self, text: str, kind: Kind = Kind.MODEL, topic: str = "", subject: str = "") -> None:
+        super().__init__(f"{kind}: {topic}: {text}" if topic else text)
         self.kind = kind
         self.topic = topic
         self.identity = (kind, topic, subject or text)
@@ -84,16 +86,21 @@ class LogicalClock:
 
 @dataclass
 class Report:
-    """Counts, events and violations of one run, shared by all threads."""
+    """Counts, events and violations of one run, shared by all threads.
+
+    `stamped`: each event begins with its tick and time. Of `events` a violation shows the last `events_shown`.
+    """
 
     replay: str
     folder: Path | None = None
     known: Sequence[KnownFinding] = KNOWN
+    stamped: bool = True
+    events_shown: int = 60
     ticks: LogicalClock = field(default_factory=LogicalClock)
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     _reported: set[tuple[Kind, str, str]] = field(default_factory=set)
-    _events: deque[str] = field(default_factory=lambda: deque(maxlen=500))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def count(self, event: str, number: int = 1) -> None:
@@ -101,9 +108,16 @@ class Report:
             self.counts[event] += number
 
     def note(self, event: str) -> None:
-        """Remember an operation or a fault for the history of a violation."""
+        """Remember an operation or a fault for the events of a violation."""
         with self._lock:
-            self._events.append(f"{self.ticks.now()} {time.strftime('%H:%M:%S')} {event}")
+            stamp = f"{self.ticks.now()} {time.strftime('%H:%M:%S')} " if self.stamped else ""
+            self.events.append(stamp + event)
+
+    def failure(self, headline: str) -> str:
+        """Return a text with the last events and the command that repeats the run."""
+        with self._lock:
+            lines = [headline, *(f"  {event}" for event in self.events[-self.events_shown :]), f"again: {self.replay}"]
+        return "\n".join(lines)
 
     def add(self, violation: Violation) -> None:
         """Write a violation, once."""
@@ -114,11 +128,8 @@ class Report:
             finding = self._explain(violation)
             if finding is not None:
                 self.counts[f"known {finding}"] += 1
-            lately = "\n".join(f"    {event}" for event in list(self._events)[-_EVENTS_SHOWN:])
             status = f"known as {finding}" if finding else "VIOLATION"
-            text = (
-                f"{status} at {time.strftime('%H:%M:%S')}: {violation}\n  lately:\n{lately}\n  again: {self.replay}\n"
-            )
+            text = self.failure(f"{status} at {time.strftime('%H:%M:%S')}: {violation}") + "\n"
             if finding is None:
                 self.violations.append(text)
                 print(text, file=sys.stderr, flush=True)
@@ -139,3 +150,8 @@ class Report:
             yield
         except Violation as violation:
             self.add(violation)
+
+
+def line_of(figures: Mapping[str, object]) -> str:
+    """Return the line of figures that a run ends with."""
+    return ", ".join(f"{name}: {figure}" for name, figure in figures.items())

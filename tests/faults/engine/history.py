@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from storage.model import MessageId
-from tests.faults.histories.report import Kind, Report, Violation
+from tests.faults.engine.report import Kind, Report, Violation
 
 
 class Fate(Enum):
@@ -81,10 +81,12 @@ class SentMessage:
 
 @dataclass
 class Clearing:
-    """A truncate or delete. `end` None: it has not succeeded yet."""
+    """A truncate or delete. `end` None: it has not succeeded yet. `deletes`: the topic is deleted, and forgets what its
+    producers have sent."""
 
     start: int
     end: int | None = None
+    deletes: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Traits:
-    """What is tried with a topic, and how strictly it is compared. `policies`: those of its namespace."""
+    """The operations tried with a topic, and the strictness of its comparison. `policies`: those of its namespace."""
 
     policies: dict[str, object] = field(default_factory=dict)
     subscriptions: tuple[str, ...] = ()
@@ -205,7 +207,7 @@ class History:
         self.report.note(f"{self.name}: {event}")
 
     def violation(self, kind: Kind, text: str, subject: str = "") -> Violation:
-        return Violation(kind, self.name, text, subject)
+        return Violation(text, kind, self.name, subject)
 
     # Producers
 
@@ -242,7 +244,9 @@ class History:
 
     def _know(self, message: SentMessage, at: MessageId | None, stored_at: int) -> None:
         if at is not None:
-            if message.ids and at not in message.ids and not message.sender.repeats:
+            # a message without a receipt is sent again to the topic that is created after a delete
+            repeats = message.sender.repeats or self._was_deleted_since(message.sent_at)
+            if message.ids and at not in message.ids and not repeats:
                 others = ", ".join(map(str, message.ids))
                 message.ids.add(at)
                 raise self.violation(Kind.TWICE, f"{message} is stored at {at} and at {others}", message.serial)
@@ -253,9 +257,9 @@ class History:
     # Operators
 
     @contextmanager
-    def clearing(self) -> Iterator[Clearing]:
+    def clearing(self, *, deletes: bool = False) -> Iterator[Clearing]:
         """Inside the context the topic is truncated or deleted, until it succeeds; one at a time."""
-        clearing = Clearing(self.now())
+        clearing = Clearing(self.now(), deletes=deletes)
         with self.lock:
             self.clearings.append(clearing)
         yield clearing
@@ -284,6 +288,9 @@ class History:
         """Return whether the topic was cleared, or may have been, since that tick."""
         with self.lock:
             return any(clearing.end is None or clearing.end > tick for clearing in self.clearings)
+
+    def _was_deleted_since(self, tick: int) -> bool:
+        return any(item.deletes and (item.end is None or item.end > tick) for item in self.clearings)
 
     def fate(self, message: SentMessage) -> Fate:
         with self.lock:
