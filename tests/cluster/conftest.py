@@ -1,4 +1,4 @@
-"""What the cluster's tests share: one standalone cluster, one S3 server, one PostgreSQL."""
+"""Fixtures of the cluster's tests: one standalone cluster, one S3 server, one PostgreSQL."""
 
 from __future__ import annotations
 

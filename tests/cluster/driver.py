@@ -47,7 +47,7 @@ class Counting(S3Store):
 
 @dataclass(frozen=True)
 class Observed:
-    """A task that notes where it runs and, if told to, does not come back once."""
+    """A task that records its process and, if `stalls`, does not return the first time."""
 
     task: Callable[[int], Any]
     folder: Path
@@ -62,7 +62,7 @@ class Observed:
         return answer
 
     def note(self, name: str) -> bool:
-        """Who we are, in a file that appears whole; False if it is there already."""
+        """Write the identity of this process into a file that appears whole; return False if the file exists."""
         import compactor
 
         who = {
@@ -80,7 +80,7 @@ class Observed:
         return True
 
     def wait(self) -> None:
-        """Until the test says that nobody needs this attempt any more; it is to be killed before that."""
+        """Wait until the test does not need this attempt any more; the attempt must be killed before that."""
         import threading
 
         pause = threading.Event()
@@ -114,15 +114,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stall", type=int)
     parser.add_argument("topics", nargs="+", type=TopicName.parse)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     settings = Settings.load()
     with open_for_writing(settings) as environment:
         store = Counting(StoreLocation(settings.store_url, settings.s3_endpoint))
-        session = open_session(SparkSettings(asked.folder / "spark.log", settings.spark_master, "512m"))
+        session = open_session(SparkSettings(arguments.folder / "spark.log", settings.spark_master))
         try:
-            engine = ObservedEngine(session, asked.folder, asked.stall)
+            engine = ObservedEngine(session, arguments.folder, arguments.stall)
             bench = Workbench(environment.metadata, store, environment.clock, environment.log, engine, SIZING)
-            outcomes = [bench.compact(open_topic(environment, name)) for name in asked.topics]
+            outcomes = [bench.compact(open_topic(environment, name)) for name in arguments.topics]
         finally:
             session.stop()
     print(json.dumps({"ledgers": [outcome.compacted_ledger_id for outcome in outcomes], "reads": store.reads}))

@@ -18,14 +18,12 @@ SERVICE = """
 import sys, threading
 from pathlib import Path
 from compactor.engines.driver_monitor import DriverDeadlines
-from compactor.engines.spark import SparkSettings
 from compactor.engines.shared_session import SparkEngineProvider
 from storage.errors import CompactorError
 
 folder, master = Path(sys.argv[1]), sys.argv[2]
-settings = SparkSettings(folder / "spark.log", master, "512m")
 deadlines = DriverDeadlines(executors_seconds=5)
-engines = SparkEngineProvider(settings, lambda line: print("said:", line, flush=True), deadlines)
+engines = SparkEngineProvider(lambda: folder, master, lambda line: print("said:", line, flush=True), deadlines)
 
 def task(number):
     (folder / "running").touch()

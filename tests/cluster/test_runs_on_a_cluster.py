@@ -28,6 +28,7 @@ from storage.ledger.manifest import read_manifest
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.objects.interface import StoreLocation
 from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.cluster.conftest import credentials
@@ -47,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a user of a cluster has: a database, a bucket, a folder, and settings in the environment."""
+    """The resources of a user of a cluster: a database, a bucket, a folder, and settings in the environment."""
 
     bench: Workbench
     folder: Path
@@ -93,7 +94,7 @@ class Deployment:
                 process.kill()
 
     def drive(self, *arguments: str) -> dict[str, Any]:
-        """What the driver reports."""
+        """Run the driver, and return its report."""
         with self.driver(*arguments) as process:
             return report_of(process)
 
@@ -124,9 +125,9 @@ def equals_the_reference(topic: Topic) -> bool:
 
 
 def parent(pid: int) -> int:
-    found = process(pid)
-    assert found is not None
-    return found.parent
+    status = process(pid)
+    assert status is not None
+    return status.parent
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +158,7 @@ def deployment(
     metadata.upgrade()
     bench = Workbench(
         metadata,
-        open_store(url, s3_endpoint=versitygw.endpoint),
+        open_store(StoreLocation(url, versitygw.endpoint)),
         clock,
         LogDirectory(tmp_path / "log"),
         InProcessEngine(),

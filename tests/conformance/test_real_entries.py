@@ -19,11 +19,11 @@ from tests.workbench import Workbench, compacted_only, raw
 
 
 def cases() -> dict[str, list[dict[str, Any]]]:
-    """By case of the file, its entries with their messages."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return, by case of the file, its entries with their messages."""
+    by_case: dict[str, list[dict[str, Any]]] = {}
     for line in real_entries():
-        found.setdefault(line["case"], []).append(line)
-    return found
+        by_case.setdefault(line["case"], []).append(line)
+    return by_case
 
 
 def listed(line: dict[str, Any]) -> list[tuple[bytes | None, bytes]]:
@@ -42,7 +42,7 @@ def contents(messages: list[Message]) -> list[tuple[bytes | None, bytes]]:
 
 
 def newest(messages: list[Message]) -> list[Message]:
-    """What compaction leaves of them."""
+    """Return the messages that compaction keeps."""
     last = {message.key: message for message in messages if message.key is not None}
     return sorted((message for message in last.values() if message.payload), key=lambda message: message.offset)
 
@@ -113,10 +113,12 @@ def test_what_cannot_be_looked_into_passes_whole(bench: Workbench) -> None:
     topic = bench.topic()
     batch = entry(encrypted(num_messages_in_batch=3), b"ciphertext of a batch")
     message = encrypted(partition_key=b"k")
-    gone = encrypted(partition_key=b"gone", null_value=True)
-    produce(topic, [one(b"k", b"plain"), one(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(gone, b"tag")])
+    tombstone = encrypted(partition_key=b"gone", null_value=True)
+    produce(
+        topic, [one(b"k", b"plain"), one(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(tombstone, b"tag")]
+    )
     for _ in range(2):
         bench.compact(topic)
-        found = compacted_only(topic)
-        assert [(m.offset, m.key, m.payload) for m in found] == [(2, None, batch), (3, b"k", b"cipher")]
+        survivors = compacted_only(topic)
+        assert [(m.offset, m.key, m.payload) for m in survivors] == [(2, None, batch), (3, b"k", b"cipher")]
         produce(topic, [one(b"other", None)])

@@ -22,7 +22,7 @@ from storage.clock import SystemClock
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import Message
-from storage.objects.interface import ObjectStore
+from storage.objects.interface import ObjectStore, StoreLocation
 from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.budgets import IN_CI
@@ -40,7 +40,7 @@ LOGICAL_BYTES = 5_234_894
 
 @dataclass(frozen=True)
 class RealInput:
-    """What is imported, and what must come out."""
+    """The input of an import, and its expected result."""
 
     changes: list[dict[str, object]]
     tree: dict[bytes, bytes | None]
@@ -70,7 +70,7 @@ def servers(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, Object
     use_credentials(request.getfixturevalue("monkeypatch"), s3)
     credentials = f"[default]\naws_access_key_id = {s3.access_key}\naws_secret_access_key = {s3.secret_key}\n"
     request.getfixturevalue("spark_credentials").write_text(credentials)
-    store = open_store(f"s3://{s3.make_bucket()}/real-input", s3_endpoint=s3.endpoint)
+    store = open_store(StoreLocation(f"s3://{s3.make_bucket()}/real-input", s3.endpoint))
     return postgres.new_database(), store
 
 

@@ -45,17 +45,17 @@ from tests.workbench import Workbench, compacted_only, raw, view
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 GB = 1 << 30
-Said = tuple[bytes | None, bytes | None]
+Content = tuple[bytes | None, bytes | None]
 
 
-def say(topic: Topic, said: Mapping[int, Said], end: int) -> None:
-    """Produce up to offset `end`: what is said of an offset, and messages without a key between."""
+def say(topic: Topic, contents: Mapping[int, Content], end: int) -> None:
+    """Produce up to offset `end`: the content of each offset, or a message without a key."""
     first = len(raw(topic))
-    produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(first, end)])
+    produce(topic, [one(*contents.get(offset, (None, b"-"))) for offset in range(first, end)])
     assert [message.offset for message in raw(topic)] == list(range(end))
 
 
-def valued(keys: Mapping[int, bytes]) -> dict[int, Said]:
+def valued(keys: Mapping[int, bytes]) -> dict[int, Content]:
     """Values that say where they were written."""
     return {offset: (key, b"%d" % offset) for offset, key in keys.items()}
 
@@ -67,15 +67,15 @@ def roll_and_seal(topic: Topic) -> None:
         pass
 
 
-def at(found: list[Message]) -> list[int]:
-    return [message.offset for message in found]
+def at(delivered: list[Message]) -> list[int]:
+    return [message.offset for message in delivered]
 
 
 def kept(topic: Topic) -> dict[bytes | None, int]:
     """The compacted ledger: the offset of each key's message."""
-    found = compacted_only(topic)
-    assert len({message.key for message in found}) == len(found)
-    return {message.key: message.offset for message in found}
+    survivors = compacted_only(topic)
+    assert len({message.key for message in survivors}) == len(survivors)
+    return {message.key: message.offset for message in survivors}
 
 
 def page(reader: PageReader, number: int | None = None) -> list[Message]:
@@ -143,15 +143,15 @@ def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: T
 # --- 3
 
 
-def behind_and_in_step(bench: Workbench, topic: Topic) -> dict[int, Said]:
+def behind_and_in_step(bench: Workbench, topic: Topic) -> dict[int, Content]:
     """`compact` in force: raw goes as soon as it is compacted. K at 4 is superseded by 8, at 5 nothing is."""
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    bench.metadata.policies.change([topic_scope(topic.record)], {"cleanup.policy": "compact"})
     return valued({0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L", 13: b"K", 15: b"M", 16: b"N"})
 
 
 def compact_and_trim(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    Retention(bench).apply(topic.record)
+    Retention(bench).trim(topic.record)
     assert topic.snapshot().ledgers == (), "raw is gone"
 
 
@@ -287,11 +287,11 @@ def test_worked_example_5_grouping() -> None:
         stored = RowsObject(StoredObject(f"ledger-{number}", int(size * GB), 0), 1)
         sources.append(Source(stored, number * rows, number * rows + rows - 1, rows, None, 0))
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
-    found = located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
+    by_source = located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
     plan = RunPlan(
         StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
-    layout = lay_out(plan, found, expected_totals(plan, found), Sizing(parallelism=1, part_bytes=GB))
+    layout = lay_out(plan, by_source, expected_totals(plan, by_source), Sizing(parallelism=1, part_bytes=GB))
     taken = [[(item.source, item.first_offset, item.last_offset) for item in part.slices] for part in layout.parts]
     sizes = [sum(live[which] * (last - first + 1) / rows for which, first, last in part) for part in taken]
     assert len(sizes) == 4 < len(live)
@@ -326,12 +326,12 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
 
     def due_topics() -> list[str]:
         backlogs = BacklogReader(bench.metadata, bench.log).of_all(bench.clock)
-        return [found.topic.name.topic for found in due(backlogs, {}, bench.clock.now_ms())]
+        return [backlog.topic.name.topic for backlog in due(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}
     for name, clean, dirty in (("half", 4, 4), ("more", 4, 5), ("most", 1, 9), ("clean", 4, 0)):
         topics[name] = topic = bench.topic(name)
-        bench.metadata.policies.set(topic_scope(topic.record), "min.cleanable.dirty.ratio", 0.5)
+        bench.metadata.policies.change([topic_scope(topic.record)], {"min.cleanable.dirty.ratio": 0.5})
         produce(topic, [message(key) for key in range(clean)])
         bench.compact(topic)
         produce(topic, [message(key) for key in range(dirty)])
@@ -343,8 +343,8 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     assert due_topics() == ["most", "more"]
     more = topics["more"]
     more.log_manager().roll(more.record)
-    assert 5 / 9 < ratio(more) < 0.6, "of a rolled segment the keys are not known yet"
-    bench.metadata.policies.set(topic_scope(more.record), "min.compaction.lag.ms", 1)
+    assert ratio(more) == 0.6, "a rolled segment counts as its ledger will"
+    bench.metadata.policies.change([topic_scope(more.record)], {"min.compaction.lag.ms": 1})
     assert due_topics() == ["most"]
     bench.advance(1)
     assert due_topics() == ["most", "more"]
@@ -359,7 +359,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
 
 
 def keys_of_a_map(memory: int) -> int:
-    """How many keys Kafka's map holds: 16 bytes of MD5 and 8 of offset each, load factor 0.9."""
+    """Return the number of keys that Kafka's map holds: 16 bytes of MD5 and 8 of offset each, load factor 0.9."""
     return memory * 9 // 10 // (16 + 8)
 
 

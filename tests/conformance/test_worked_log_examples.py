@@ -42,7 +42,7 @@ def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
 
 
 def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbench, topic: Topic) -> None:
-    """By the list of first offsets alone: the other segments are not read, so they may be gone."""
+    """A reader uses the list of first offsets alone. It does not read the other segments, so they may be missing."""
     for begin in (0, 4, 8):
         produce(topic, [one(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
         topic.log_manager().roll(topic.record)
@@ -52,25 +52,25 @@ def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbe
         for file in hidden:
             file.rename(file.with_suffix(".hidden"))
         for offset in range(begin, begin + 4):
-            found = list(messages(topic.read(StartOffset(offset), max_messages=begin + 4 - offset), -1))
-            assert found == everything[offset : begin + 4]
+            result = list(messages(topic.read(StartOffset(offset), max_messages=begin + 4 - offset), -1))
+            assert result == everything[offset : begin + 4]
         for file in hidden:
             file.with_suffix(".hidden").rename(file)
 
 
 @pytest.mark.parametrize("size", [10, 5_000, 300_000, 4_000_000])
 def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: Topic, size: int) -> None:
-    """As far as the message limit; a page of 100 bytes, and the reader's own buffer."""
+    """A read grows up to the message limit, both for a page of 100 bytes and for the reader's own buffer."""
     payloads = [b"a", os.urandom(size), b"b", os.urandom(size)]
     produce(topic, [one(b"k", payload) for payload in payloads])
     reader = topic.reader()
-    found = []
+    pages = []
     while some := reader.poll(ReadLimits(bytes=100)):
-        found.append([message.payload for message in messages(iter(some), -1)])
+        pages.append([message.payload for message in messages(iter(some), -1)])
     if size > 100:
-        assert found == [[payload] for payload in payloads]
+        assert pages == [[payload] for payload in payloads]
     else:
-        assert found == [payloads]
+        assert pages == [payloads]
 
 
 @pytest.mark.parametrize(

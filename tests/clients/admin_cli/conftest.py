@@ -35,8 +35,8 @@ class ToTheService(httpx.BaseTransport):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service in this process; nothing is compacted by itself."""
-    with serving(tmp_path_factory.mktemp("service")) as one:
-        yield one
+    with serving(tmp_path_factory.mktemp("service")) as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)

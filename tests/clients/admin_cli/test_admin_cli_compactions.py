@@ -1,4 +1,4 @@
-"""What `compactor-admin` has beside Pulsar's verbs: runs, policies, messages, verify, trim and garbage."""
+"""Commands of `compactor-admin` beside Pulsar's verbs: runs, policies, messages, verify, trim and garbage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from api.cli.admin.run_watch import parse_events, progress
-from storage.errors import Unavailable
+from storage.errors import ErrorText, Unavailable
 from tests.program import Program
 from tests.serving import Served
 
@@ -77,7 +77,7 @@ def test_runs_are_listed_shown_and_watched(admin: Program, compacted: str) -> No
 
 @pytest.fixture
 def waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Whoever waits lets the service execute what was requested; the waits."""
+    """Let the service execute the requested run while the command waits; count the waits."""
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -145,7 +145,7 @@ def test_a_request_that_ends_without_a_run_says_why(
     now = served.broker.environment.clock.now_ms()
 
     def fail(_: float) -> None:
-        metadata.compaction_control.record_failure(record.id, "there is no Java", now + 1000)
+        metadata.compaction_control.record_failure(record.id, ErrorText("there is no Java"), now + 1000)
         metadata.compaction_control.withdraw(record.id)
 
     monkeypatch.setattr("api.cli.admin.run_watch.sleep", fail)

@@ -1,4 +1,4 @@
-"""Which service is asked and as whom, what is said when none answers, and how little is loaded for it."""
+"""The service that is called, the role of the caller, errors without an answer, and the modules that are loaded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import pytest
 
 from api.cli.admin.client_config import DEFAULT_URL, ClientConfig, find_target
 from storage.errors import Misconfigured
+from storage.model import TopicName
 from tests.clients.rest.test_serve_tls import certificate
 from tests.program import Program, loaded
+from tests.serving import Served
 
 HEAVY = ("pyspark", "sqlalchemy", "alembic", "pyarrow", "polars", "numpy", "boto3", "fastapi", "uvicorn")
 OURS = ("compactor", "storage.metadata", "storage.objects", "storage.ledger", "storage.log", "api.app", "api.service")
@@ -45,10 +47,10 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     assert "of-a-file" not in repr(find_target(flags, None, environment))
 
 
-@pytest.mark.parametrize("given", ["token:secret", "file://{folder}/secret", "secret"])
-def test_pulsars_client_conf(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("template", ["token:secret", "file://{folder}/secret", "secret"])
+def test_pulsars_client_conf(tmp_path: Path, template: str) -> None:
     write(tmp_path, "secret", "secret\n")
-    params = given.format(folder=tmp_path)
+    params = template.format(folder=tmp_path)
     text = f"# a comment\nwebServiceUrl=http://a:8080,b:8080/\nbrokerServiceUrl=pulsar://a:6650/\nauthParams={params}\n"
     assert find_target({}, write(tmp_path, "client.conf", text), {}) == ClientConfig("http://a:8080", "secret")
 
@@ -58,14 +60,13 @@ def test_pulsars_client_conf(tmp_path: Path, given: str) -> None:
     [
         ("a.toml", "nosuch = 1\n", "unknown key 'nosuch'"),
         ("a.toml", "admin-url = ", "is not TOML"),
-        ("a.toml", "token = true\n", "token in .* is no text"),
+        ("a.toml", "token = true\n", "token in .* is not a text"),
         ("a.toml", 'admin-url = "ftp://x"\n', "'ftp://x' is not the URL"),
         ("a.toml", 'admin-url = "http://x:99999"\n', "is not the URL"),
         ("a.toml", 'token = "a"\ntoken-file = "b"\n', "both a token and a token file"),
         ("a.toml", 'token-file = "/nosuch"\n', "token file /nosuch cannot be read"),
         ("a.toml", 'token = "a b"\n', "characters that no token has"),
-        ("a.toml", 'ca-cert = "/nosuch"\n', "certificate file /nosuch does not exist"),
-        ("a.toml", "timeout = 0\n", "'0' is no time-out"),
+        ("a.toml", "timeout = 0\n", "'0' is not a time limit"),
     ],
 )
 def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -75,11 +76,12 @@ def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str)
 
 
 def test_no_service_there(outside: Program, tmp_path: Path) -> None:
-    nobody = ("--admin-url", "http://127.0.0.1:1")
-    outside("tenants", "list", *nobody).refused(6, "http://127.0.0.1:1", "compactor serve", "--admin-url")
+    unreachable = ("--admin-url", "http://127.0.0.1:1")
+    outside("tenants", "list", *unreachable).refused(6, "http://127.0.0.1:1", "compactor serve", "--admin-url")
     outside("tenants", "list", "--config", "/nosuch.toml").refused(5, "does not exist")
     bad = write(tmp_path, "bad.pem", "no certificate")
-    outside("tenants", "list", *nobody, "--ca-cert", bad).refused(5, "no file of certificates")
+    for file in (bad, "/nosuch.pem"):
+        outside("tenants", "list", *unreachable, "--ca-cert", file).refused(5, f"{file} is not a file of certificates")
     outside("tenants", "list", "--token").refused(2, "needs a value")
     outside("tenants", "nosuch").refused(2, "see `compactor-admin")
 
@@ -183,6 +185,16 @@ def test_a_server_that_is_another(
         assert line.endswith("check --admin-url")
 
 
+def test_a_conflict_that_a_broker_answers_by_412_has_the_exit_code_of_one(
+    admin: Program, served: Served, topic: str
+) -> None:
+    record = served.broker.environment.metadata.topics.get(TopicName.parse(topic))
+    lease = served.broker.environment.metadata.leases.acquire(record.id, "there:4711:cafe", 60_000)
+    admin("topics", "delete", topic).refused(4, "1 client connected", "give --force")
+    served.broker.environment.metadata.leases.release(lease)
+    admin("topics", "delete", topic).done()
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "code", "line"),
     [
@@ -213,10 +225,10 @@ def test_it_loads_nothing_heavy(arguments: list[str]) -> None:
 def test_the_installed_script_is_the_program_and_completes() -> None:
     script = Path(sys.executable).parent / "compactor-admin"
     assert "pulsar-admin" in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
-    asked = {
+    environment = {
         "_COMPACTOR_ADMIN_COMPLETE": "complete_bash",
         "COMP_WORDS": "compactor-admin topics comp",
         "COMP_CWORD": "2",
     }
-    result = subprocess.run([script], env=asked, capture_output=True, text=True, check=False)
+    result = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.split() == ["compact", "compaction-status"]

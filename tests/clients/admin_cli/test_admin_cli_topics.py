@@ -26,8 +26,8 @@ def test_tenants_and_namespaces(admin: Program) -> None:
     assert admin("namespaces", "list", "lab").lines == ["lab/ns"]
     assert "replication_clusters" in admin("namespaces", "policies", "lab/ns").stdout
     admin("namespaces", "grant-permission", "lab/ns", "--role", "joe", "--actions", "produce,admin").done()
-    found = admin.json("namespaces", "permissions", "lab/ns")
-    assert sorted(found["joe"]) == ["admin", "produce"], "also what Pulsar's tools do not know"
+    permissions = admin.json("namespaces", "permissions", "lab/ns")
+    assert sorted(permissions["joe"]) == ["admin", "produce"], "also what Pulsar's tools do not know"
     admin("namespaces", "revoke-permission", "lab/ns", "--role", "joe").done()
     assert admin.json("namespaces", "permissions", "lab/ns") == {}
     admin("topics", "create", "lab/ns/t").done()
@@ -72,7 +72,7 @@ def test_partitioned_topics_and_properties(admin: Program) -> None:
 
 def test_thresholds_and_retention(admin: Program, topic: str) -> None:
     unset = admin("topics", "get-compaction-threshold", topic).done()
-    assert (unset.stdout, unset.stderr) == ("", "compactor-admin: none is set here\n")
+    assert (unset.stdout, unset.stderr) == ("", "compactor-admin: no value is set\n")
     assert admin.json("topics", "get-compaction-threshold", topic) is None
     admin("topics", "set-compaction-threshold", topic, "-t", "100M").done()
     assert admin("topics", "get-compaction-threshold", topic).lines == [str(100 << 20)]
@@ -81,14 +81,16 @@ def test_thresholds_and_retention(admin: Program, topic: str) -> None:
     assert admin("namespaces", "get-compaction-threshold", "public/default").lines == ["2048"]
     assert admin("topics", "get-compaction-threshold", topic, "--applied").lines == ["2048"]
     admin("namespaces", "remove-compaction-threshold", "public/default").done()
-    admin("topics", "set-compaction-threshold", topic, "--threshold=many").refused(2, "not a size in bytes")
+    admin("topics", "set-compaction-threshold", topic, "--threshold=many").refused(2, "not a value of --threshold")
     for group, what in (("topics", topic), ("namespaces", "public/default")):
         admin(group, "set-retention", what, "-t", "1w", "-s", "10M").done()
-        found = admin.json(group, "get-retention", what)
-        assert found == {"retentionTimeInMinutes": 7 * 24 * 60, "retentionSizeInMB": 10}
+        retention = admin.json(group, "get-retention", what)
+        assert retention == {"retentionTimeInMinutes": 7 * 24 * 60, "retentionSizeInMB": 10}
         admin(group, "remove-retention", what).done()
         assert admin(group, "get-retention", what).stdout == ""
-    admin("topics", "set-retention", topic, "-t", "90s", "-s", "-1").refused(2, "whole number of minutes")
+    admin("topics", "set-retention", topic, "-t", "90s", "-s", "-1").refused(2, "give --time in whole minutes")
+    admin("topics", "set-retention", topic, "-t", "soon", "-s", "-1").refused(2, "give --time in whole minutes")
+    admin("topics", "set-retention", topic, "-t", "-1", "-s", "x").refused(2, "give --size in whole megabytes")
     admin("topics", "set-retention", topic, "-t", "-1", "-s", "10K").refused(2, "whole number of megabytes")
 
 
@@ -114,9 +116,11 @@ def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     admin("topics", "reset-cursor", topic, "-s", "s", "-t", "1h").done()
     assert "a1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
     admin("topics", "reset-cursor", topic, "-s", "s").refused(2, "--message-id or --time")
+    admin("topics", "reset-cursor", topic, "-s", "s", "-m", "abc").refused(2, "give latest, earliest, or")
     admin("topics", "skip-all", topic, "-s", "s").done()
     admin("topics", "peek-messages", topic, "-s", "s").refused(3)
     admin("topics", "unsubscribe", topic, "-s", "s").done()
+    admin("topics", "get-message-by-id", topic, "-l", "99", "-e", "0").refused(3, f"{topic} has no message 99:0")
     assert admin("topics", "subscriptions", topic).lines == []
     admin("topics", "truncate", topic).done()
     assert admin("topics", "read", topic).lines == []
@@ -158,12 +162,12 @@ def test_what_was_not_taken_is_told_by_its_line_and_the_rest_is_counted(admin: P
     large = b'{"key": "k", "value": "%s"}\n' % (b"x" * 20_000)
     ran = admin("topics", "produce", "lines", "--ids", stdin=line + large + line + large)
     assert (ran.exit_code, len(ran.lines)) == (2, 2)
-    assert "line 2 was not taken: " in ran.stderr
-    assert "; nor were 4" in ran.stderr
+    assert "line 2 was refused: " in ran.stderr
+    assert "; so were lines 4" in ran.stderr
     assert "2 messages of lines acknowledged" in ran.stderr
     ran = admin("topics", "produce", "lines", stdin=line * 1_004 + b"nonsense\n" + line)
     assert ran.exit_code == 2
     assert "1,000 messages of lines acknowledged" in ran.stderr
     assert "compactor-admin: line 1005: " in ran.stderr
-    assert "what comes before line 1001 was appended" in ran.stderr
+    assert "the lines before line 1001 were appended" in ran.stderr
     assert len(admin("topics", "read", "lines").lines) == 1_002

@@ -1,4 +1,4 @@
-"""What probes question: a broker or this service, by its two URLs and the secret of its tokens."""
+"""The target of probes: a broker or this service, by its two URLs and the secret of its tokens."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def what_is_missing_over_rest(endpoint: Endpoint, topic: str) -> Any:
     """List topics of a missing namespace and tenant; create a cluster that exists; set a policy of a missing tenant."""
     return {
         "topics of a missing namespace": _answer(endpoint.ask("GET", f"{NAMESPACES}/public/nowhere/topics")),
-        "topics of a missing tenant": _answer(endpoint.ask("GET", f"{NAMESPACES}/nobody/nowhere/topics")),
+        "topics of a missing tenant": _answer(endpoint.ask("GET", f"{NAMESPACES}/missing/nowhere/topics")),
         "persistent of a missing namespace": _answer(endpoint.ask("GET", "/admin/v2/persistent/public/nowhere")),
         "partitioned of a missing namespace": _answer(
             endpoint.ask("GET", "/admin/v2/persistent/public/nowhere/partitioned")
@@ -129,7 +129,7 @@ def what_is_missing_over_rest(endpoint: Endpoint, topic: str) -> Any:
             "PUT", "/admin/v2/clusters/standalone", {"serviceUrl": "http://localhost:8080/"}
         ).status_code,
         "policy of a missing tenant": endpoint.ask(
-            "PUT", f"{NAMESPACES}/nobody/ns/schemaCompatibilityStrategy", "FULL"
+            "PUT", f"{NAMESPACES}/missing/ns/schemaCompatibilityStrategy", "FULL"
         ).status_code,
     }
 
@@ -139,7 +139,7 @@ def topics_of_a_missing_namespace(endpoint: Endpoint, topic: str) -> Any:
     """List and watch the topics of a missing namespace and of a missing tenant by the binary protocol."""
     seen = []
     with Wire(endpoint) as wire:
-        for number, namespace in enumerate(("public/nowhere", "nobody/nowhere")):
+        for number, namespace in enumerate(("public/nowhere", "missing/nowhere")):
             asking = {"request_id": number, "namespace": namespace, "mode": 0}
             wire.send(type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=asking)
             answer = wire.answer(BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE, BaseCommand.ERROR)

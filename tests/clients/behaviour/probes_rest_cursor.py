@@ -164,14 +164,14 @@ def delete_a_subscription_with_a_consumer(endpoint: Endpoint, topic: str) -> Any
             refused = endpoint.topic("DELETE", own, "/subscription/s").status_code
             listed = endpoint.topic("GET", own, "/subscriptions").json()
             forced = endpoint.topic("DELETE", own, "/subscription/s?force=true").status_code
-            gone = endpoint.topic("GET", own, "/subscriptions").json()
+            remaining = endpoint.topic("GET", own, "/subscriptions").json()
             closed = wire.consumer_closed()
             wire.send(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": ids_of(frames)})
             with Wire(endpoint) as other:
                 other.lookup(own)
             after = endpoint.topic("GET", own, "/subscriptions").json()
             seen[name] = {
-                "without force": refused, "listed": listed, "with force": forced, "then": gone, "closed": closed,
+                "without force": refused, "listed": listed, "with force": forced, "then": remaining, "closed": closed,
                 "after an acknowledgement": after,
             }  # fmt: skip
     return seen

@@ -170,7 +170,7 @@ def partition_metadata_of_what_is_missing(endpoint: Endpoint, topic: str) -> Any
             own = f"{topic}-{flag}".lower()
             seen[f"topic, {flag}"] = wire.partitions(own, metadata_auto_creation_enabled=flag)
             seen[f"topic listed, {flag}"] = own in endpoint.ask("GET", "/admin/v2/persistent/public/default").json()
-            for name in ("public/nowhere", "nobody/nowhere"):
+            for name in ("public/nowhere", "missing/nowhere"):
                 answer = wire.partitions(f"persistent://{name}/x", metadata_auto_creation_enabled=flag)
                 seen[f"{name}, {flag}"] = answer
         seen["lookup in a missing namespace"] = _lookup(wire, "persistent://public/nowhere/x")
@@ -365,11 +365,11 @@ def original_principal(endpoint: Endpoint, topic: str) -> Any:
     """Connect as a proxy: with the principal of a client without rights, of a superuser, and without one."""
     seen: dict[str, Any] = {}
     for name, role, fields in (
-        ("client without rights", "nobody", {}),
-        ("proxy for a client without rights", PROXY, {"original_principal": "nobody"}),
+        ("client without rights", "stranger", {}),
+        ("proxy for a client without rights", PROXY, {"original_principal": "stranger"}),
         ("proxy for a superuser", PROXY, {"original_principal": "admin"}),
         ("proxy without a principal", PROXY, {}),
-        ("superuser with another's principal", "admin", {"original_principal": "nobody"}),
+        ("superuser with another's principal", "admin", {"original_principal": "stranger"}),
     ):
         with Wire(endpoint, role, **fields) as wire:
             connected = outcome(wire.connected)

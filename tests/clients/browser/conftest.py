@@ -53,13 +53,13 @@ def watched(
         viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light", java_script_enabled=scripts
     )
     context.set_default_timeout(WAIT_MS)
-    found = Watched(context.new_page(), service.url.rstrip("/"))
-    found.page.on("console", lambda said: said.type == "error" and found.problems.append(said.text))
-    found.page.on("pageerror", lambda error: found.problems.append(str(error)))
-    found.page.on("request", lambda asked: asked.url.startswith(found.url) or found.problems.append(asked.url))
+    watch = Watched(context.new_page(), service.url.rstrip("/"))
+    watch.page.on("console", lambda message: message.type == "error" and watch.problems.append(message.text))
+    watch.page.on("pageerror", lambda error: watch.problems.append(str(error)))
+    watch.page.on("request", lambda request: request.url.startswith(watch.url) or watch.problems.append(request.url))
     try:
-        yield found
-        assert found.problems == []
+        yield watch
+        assert watch.problems == []
     finally:
         context.close()
 

@@ -53,7 +53,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """What the program takes for the machine's clock; it begins when the store's does."""
+    """The program's clock of the machine; it begins when the store's does."""
     clock = ManualClock(storage.clock.SystemClock().now_ms())
     monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
     return clock

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
+from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, Sealing, seal_until
 from api.cli.kit.stderr import say
-from api.components import ensure_topic, open_environment, open_topic
+from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import Unavailable
@@ -25,6 +25,7 @@ from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.entries import one
+from tests.workbench import ensure_topic
 
 NAME = TopicName.parse("t")
 ROOT = Path(__file__).parents[3]
@@ -113,7 +114,7 @@ def test_one_that_could_not_be_started_is_started_later(
 
     with BackgroundSealer(settings, NAME) as sealer:
         with monkeypatch.context() as patched:
-            patched.setattr(sealer._context.Process, "start", refuse)
+            patched.setattr(multiprocessing.get_context("spawn").Process, "start", refuse)
             for _ in range(2):
                 with pytest.raises(BlockingIOError):
                     sealer.wake()
@@ -140,7 +141,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    sealing = _Sealing(replace(environment, clock=clock), lambda: True)
+    sealing = Sealing(replace(environment, clock=clock), lambda: True)
     tries: list[TopicRecord] = []
 
     def away(_: LogManager, topic: TopicRecord) -> Iterator[object]:
@@ -151,7 +152,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     for later in (0, int(RETRY_SECONDS * 1000) - 1, 1, -3_600_000):
         clock.advance(later)
         sealing.seal_all(False)
-    assert len(tries) == 3, "at once, after the wait, and when nobody knows how long that was"
+    assert len(tries) == 3, "at once, after the wait, and when the length of the wait is unknown"
 
 
 def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogManager, "seal", recording)
     for name in ("t", "t", "t", "u"):
         roll(name)
-    sealing = _Sealing(environment, lambda: True)
+    sealing = Sealing(environment, lambda: True)
     assert sealing.seal_all(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")

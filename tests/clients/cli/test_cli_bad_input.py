@@ -79,5 +79,5 @@ def test_the_help_of_a_refused_line_says_what_to_do(program: Program, folder: Pa
     (folder / "in.jsonl").write_bytes(b'{"key":"a","value":"1"}\n{"key":"a"}\n')
     assert program("import", "t", "in.jsonl").stderr == (
         "compactor: in.jsonl, line 2: Object missing required field `value`: "
-        "correct the file and import it again; nothing of it was kept\n"
+        "correct it and import it again; nothing of it was kept\n"
     )

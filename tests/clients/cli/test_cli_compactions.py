@@ -68,10 +68,10 @@ def test_list(program: Program, history: str, in_process_engine: None) -> None:
 
 def test_show_a_run_that_is_done(program: Program, history: str, in_process_engine: None) -> None:
     program("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
-    shown = program.json("compactions", "show", "1")
+    document = program.json("compactions", "show", "1")
     with open_environment(Settings.load()) as environment:
         run = environment.metadata.runs.get(1)
-    assert shown == {
+    assert document == {
         "run": 1,
         "topic": "persistent://public/default/t",
         "state": "SUCCESS",
@@ -96,7 +96,7 @@ def test_show_a_run_that_is_done(program: Program, history: str, in_process_engi
     }
     phases = {"snapshot_ms", "scan_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms"}
     numbers = {"messages_in", "messages_out", "keys", "tombstones_removed", "tombstones_kept", "null_keys_kept"}
-    assert shown["statistics"].keys() >= phases | numbers | {"bytes_in", "bytes_out", "bytes_read", "bytes_written"}
+    assert document["statistics"].keys() >= phases | numbers | {"bytes_in", "bytes_out", "bytes_read", "bytes_written"}
     lines = program("compactions", "show", "1").done().stdout.splitlines()
     text = dict(line.split(maxsplit=1) for line in lines)
     assert text["error"] == "-"
@@ -108,7 +108,7 @@ def test_show_a_run_that_is_done(program: Program, history: str, in_process_engi
 def test_show_a_run_that_works_and_one_whose_worker_died(program: Program, history: str, clock: ManualClock) -> None:
     claim(history, phase="phase one", tasks_done=1, tasks_total=4, bytes_done=2048)
 
-    def shown() -> dict[str, object]:
+    def run_document() -> dict[str, object]:
         document = program.json("compactions", "show", "1")
         names = ("state", "phase", "tasks_done", "tasks_total", "bytes_done", "heartbeat_at", "heartbeat_expired")
         return {name: document[name] for name in names}
@@ -123,10 +123,10 @@ def test_show_a_run_that_works_and_one_whose_worker_died(program: Program, histo
         "heartbeat_expired": False,
     }
     clock.advance(HEARTBEAT_MS - 1)
-    assert shown() == working
+    assert run_document() == working
     assert "expired" not in program("compactions", "list").done().stdout
     clock.advance(1)
-    assert shown() == working | {"heartbeat_expired": True}
+    assert run_document() == working | {"heartbeat_expired": True}
     assert "2030-03-17T17:46:40Z, expired" in program("compactions", "list").done().stdout
     text = program("compactions", "show", "1").done().stdout
     assert "2.0 KiB (2,048 bytes)" in text
@@ -138,8 +138,8 @@ def test_cancel(program: Program, history: str, in_process_engine: None) -> None
     program("compact-topic", "--topic", history).refused(4, "run 1", "compactor compactions cancel 1")
     result = program("compactions", "cancel", "1", "--reason", "too much\nload").done()
     assert (result.stdout, result.stderr) == ("Compaction run 1 of topic persistent://public/default/t cancelled\n", "")
-    shown = program.json("compactions", "show", "1")
-    assert (shown["state"], shown["error"]) == ("CANCELLED", "too much\nload")
+    document = program.json("compactions", "show", "1")
+    assert (document["state"], document["error"]) == ("CANCELLED", "too much\nload")
     assert "too much\\nload" in program("compactions", "show", "1").done().stdout
     program("compactions", "cancel", "1").refused(4, "run 1", "has ended as CANCELLED")
     program("compact-topic", "--topic", history).done()
@@ -225,7 +225,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
         assert process.wait(60) == -signal.SIGKILL
 
     def last_sign(milliseconds_ago: int) -> None:
-        """As if the worker had died that long ago."""
+        """Set the last heartbeat back, like that of a worker that died."""
         then = ManualClock(storage.clock.SystemClock().now_ms() - milliseconds_ago)
         metadata = MetadataStore(Settings.load().database_url, then)
         assert metadata.runs.heartbeat([run]) == []
@@ -244,6 +244,6 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
     result = program("compact-topic", "--topic", topic).done()
     assert " complete. Compacted to ledger " in result.stdout
     assert states(program) == [(2, "SUCCESS"), (1, "ERROR")]
-    shown = program.json("compactions", "show", "1")
-    assert shown["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
+    document = program.json("compactions", "show", "1")
+    assert document["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
     assert len(program("read", topic, "--read-compacted").messages) == 300

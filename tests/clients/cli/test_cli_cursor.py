@@ -1,4 +1,4 @@
-"""`compactor cursor`: where cursors are made and moved to, what is told of them, and what is refused (A4, R8, T1)."""
+"""`compactor cursor`: where cursors are created and moved to, their reports, and refusals (A4, R8, T1)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from storage.clock import SystemClock
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clients.cli.conftest import write_lines
+from tests.cursors import merge
 from tests.program import Program
 
 
@@ -34,19 +35,19 @@ def metadata(folder: Path) -> MetadataStore:
 
 
 def show(program: Program, topic: str, name: str) -> dict[str, Any]:
-    shown: dict[str, Any] = program.json("cursor", "show", topic, name)
-    return shown
+    document: dict[str, Any] = program.json("cursor", "show", topic, name)
+    return document
 
 
 def test_a_cursor_is_created_and_moved_to_a_position(program: Program, topic: str, ids: list[str]) -> None:
-    """Which message a position stands for: tests/unit/storage/reading/test_position_text.py."""
+    """The message of each position is tested in tests/unit/storage/reading/test_position_text.py."""
     program("cursor", "create", topic, "c", "--at", "earliest").done()
     for position, offset in (("6", 5), ("earliest", None), (ids[3], 2)):
         program("cursor", "reset", topic, "c", "--to", position).done()
-        shown = show(program, topic, "c")
-        assert shown["mark_delete_offset"] == offset
-        assert shown["mark_delete"] == (None if offset is None else ids[offset])
-        assert shown["backlog"] == 8 - (-1 if offset is None else offset)
+        document = show(program, topic, "c")
+        assert document["mark_delete_offset"] == offset
+        assert document["mark_delete"] == (None if offset is None else ids[offset])
+        assert document["backlog"] == 8 - (-1 if offset is None else offset)
 
 
 def test_latest_is_the_default(program: Program, topic: str, ids: list[str]) -> None:
@@ -73,7 +74,7 @@ def test_list_and_show(program: Program, topic: str, ids: list[str], metadata: M
     program("cursor", "create", topic, "a", "--at", "earliest").done()
     topic_id = metadata.topics.get(TopicName.parse(topic)).id
     life = metadata.cursors.load(topic_id, "b", 1 << 20).incarnation
-    metadata.cursors.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
+    merge(metadata, topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
     metadata.close()
     documents = program.json("cursor", "list", topic)
     stored = documents[1].pop("stored_bytes")
@@ -91,8 +92,8 @@ def test_list_and_show(program: Program, topic: str, ids: list[str], metadata: M
     lines = program("cursor", "list", topic).done().stdout.splitlines()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[3:5]]
     assert rows == [["a", "-", "-", "9", "0", "-"], ["b", ids[0], "0", "5", "2", "readCompacted=true"]]
-    shown = program("cursor", "show", topic, "b").done().stdout
-    assert dict(line.split(maxsplit=1) for line in shown.splitlines()) == {
+    output = program("cursor", "show", topic, "b").done().stdout
+    assert dict(line.split(maxsplit=1) for line in output.splitlines()) == {
         "cursor": "b",
         "mark_delete": ids[0],
         "mark_delete_offset": "0",

@@ -70,8 +70,8 @@ def test_gzip_is_known_by_its_content(program: Program, folder: Path, name: str)
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_standard_input(program: Program, pack: Any) -> None:
-    given = pack(b'{"key":"a","value":"1"}\r\n{"key":"b","value":"2"}')
-    imported = program("import", "t", "-", stdin=given).done()
+    packed = pack(b'{"key":"a","value":"1"}\r\n{"key":"b","value":"2"}')
+    imported = program("import", "t", "-", stdin=packed).done()
     assert imported.stderr.startswith("standard input: 2 messages, 4 B in 1 ledger (")
     assert [message["key"] for message in program("read", "t").messages] == ["a", "b"]
 
@@ -201,6 +201,7 @@ def test_short_and_full_topic_names_are_one_topic(program: Program) -> None:
     for name in ("t", "persistent://public/default/t"):
         program("import", name, "-", stdin=line).done()
     assert len(program("read", "t").messages) == 2
+    program("topics", "create", "persistent://tenant/ns/t", "--partitions", "4").done()
     program("import", "persistent://tenant/ns/t-partition-3", "-", stdin=line).done()
     read = program("read", "persistent://tenant/ns/t-partition-3").messages
     assert read[0]["message_id"].split(":")[1:] == ["0", "3"]

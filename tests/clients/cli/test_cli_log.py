@@ -42,7 +42,7 @@ def stats(program: Program, topic: str = "t") -> Any:
 
 
 def positions(dumped: list[dict[str, Any]]) -> list[int]:
-    """Where the frames begin."""
+    """The positions at which the frames begin."""
     return sorted({line["position"] for line in dumped})
 
 
@@ -82,9 +82,9 @@ def test_keys_only(program: Program, segment: Path) -> None:
 
 def test_by_its_id_a_segment_and_the_ledger_that_it_becomes(program: Program, segment: Path) -> None:
     """The same messages by the same ids, open, rolled and sealed; the file's own partition is not known."""
-    shown = program("log", "dump", str(segment)).done().messages
+    frames = program("log", "dump", str(segment)).done().messages
     fields = ("message_id", "offset", "key", "publish_time", "value", "properties", "slot")
-    messages = [{name: line[name] for name in fields} for line in shown]
+    messages = [{name: line[name] for name in fields} for line in frames]
     for state in ("open", "rolled", "sealed"):
         dumped = program("log", "dump", "1").done().messages
         assert [{name: line[name] for name in fields} for line in dumped] == messages, state
@@ -162,13 +162,13 @@ def test_roll_and_seal(program: Program, segment: Path) -> None:
     again = program("topics", "roll", "t").done()
     assert again.stdout == f"Topic {name} rolled, 1 segment to be sealed\n", "there was nothing to roll"
     program("produce", "t", stdin=b'{"key":"d","value":"5"}\n').done()
-    shown = stats(program)
-    assert (shown["tail"]["segments"], shown["tail"]["messages"]) == (2, 5)
-    in_tail = {"messages": 5, "logical_bytes": shown["tail"]["logical_bytes"]}
+    topic_stats = stats(program)
+    assert (topic_stats["tail"]["segments"], topic_stats["tail"]["messages"]) == (2, 5)
+    in_tail = {"messages": 5, "logical_bytes": topic_stats["tail"]["logical_bytes"]}
     assert in_tail["logical_bytes"] > 0
-    assert shown["backlog"] == {"ledgers": 0} | in_tail
-    assert (shown["raw"]["ledgers"], shown["raw"]["messages"]) == (0, 0)
-    assert (shown["raw"]["start_offset"], shown["raw"]["next_offset"]) == (0, 5)
+    assert topic_stats["backlog"] == {"ledgers": 0} | in_tail
+    assert (topic_stats["raw"]["ledgers"], topic_stats["raw"]["messages"]) == (0, 0)
+    assert (topic_stats["raw"]["start_offset"], topic_stats["raw"]["next_offset"]) == (0, 5)
     before = program("read", "t", "--value-encoding", "base64", "--key-encoding", "base64").done().stdout
 
     sealed = program("log", "seal", "t").done()
@@ -177,10 +177,14 @@ def test_roll_and_seal(program: Program, segment: Path) -> None:
     assert message[0] == f"{name}: segment 1 sealed, 4 messages"
     assert message[1] == "0 segment files removed", "their time is not over"
     assert segment.exists()
-    shown = stats(program)
-    assert (shown["tail"]["segments"], shown["tail"]["messages"]) == (1, 1)
-    assert (shown["raw"]["ledgers"], shown["raw"]["messages"], shown["raw"]["next_offset"]) == (1, 4, 5)
-    assert (shown["backlog"]["ledgers"], shown["backlog"]["messages"]) == (1, 5)
+    topic_stats = stats(program)
+    assert (topic_stats["tail"]["segments"], topic_stats["tail"]["messages"]) == (1, 1)
+    assert (topic_stats["raw"]["ledgers"], topic_stats["raw"]["messages"], topic_stats["raw"]["next_offset"]) == (
+        1,
+        4,
+        5,
+    )
+    assert (topic_stats["backlog"]["ledgers"], topic_stats["backlog"]["messages"]) == (1, 5)
 
     rolled = program("topics", "roll", "t", "--seal").done()
     assert rolled.stdout == f"Topic {name} rolled, 1 segment sealed, 0 segments to be sealed\n"
@@ -221,17 +225,17 @@ def test_what_lies_on_another_machine_is_left_out_of_stats_and_named(
     program("import", "t", "a.jsonl").done()
     program("produce", "t", "b.jsonl").done()
     elsewhere = ("--log", str(segment.parent.parent.parent / "elsewhere"))
-    shown = program(*elsewhere, "topics", "stats", "t", "--output", "json").done()
-    document = json.loads(shown.stdout)
+    result = program(*elsewhere, "topics", "stats", "t", "--output", "json").done()
+    document = json.loads(result.stdout)
     assert document["raw"]["next_offset"] is None
     assert document["last_message_id"] is None
     assert document["raw"]["messages"] == 1
-    assert "are in the log directory" in shown.stderr
+    assert "are in the log directory" in result.stderr
     assert program(*elsewhere, "topics", "list", "--output", "json").exit_code == 0
     refused = program(*elsewhere, "get", "t", "a")
     assert (refused.exit_code, refused.stdout) == (5, "")
-    found = program(*elsewhere, "get", "t", "a", "--sealed-only").done()
-    assert json.loads(found.stdout)["value"] == "1"
+    result = program(*elsewhere, "get", "t", "a", "--sealed-only").done()
+    assert json.loads(result.stdout)["value"] == "1"
     program("cursor", "create", "t", "c", "--at", "earliest").done()
     assert program.json(*elsewhere, "cursor", "list", "t")[0]["backlog"] is None
 
@@ -311,11 +315,11 @@ def test_stats_of_a_topic_that_was_trimmed(program: Program, segment: Path) -> N
     program("topics", "roll", "t", "--seal").done()
     program("produce", "t", stdin=b'{"key":"d","value":"5"}\n{"key":"d","value":"6"}\n').done()
     program("topics", "trim", "t", "--before", "4", "--yes").done()
-    shown = stats(program)
-    assert shown["raw"]["start_offset"] == 4
-    assert shown["raw"]["ledgers"] == 0
-    assert shown["tail"] == {"segments": 1, "messages": 2, "logical_bytes": 2, "given_up": 0}
-    assert shown["last_message_id"] == "2:1:-1"
+    topic_stats = stats(program)
+    assert topic_stats["raw"]["start_offset"] == 4
+    assert topic_stats["raw"]["ledgers"] == 0
+    assert topic_stats["tail"] == {"segments": 1, "messages": 2, "logical_bytes": 4, "given_up": 0}
+    assert topic_stats["last_message_id"] == "2:1:-1"
     table = program("topics", "stats", "t").done().stdout
     rows = dict(line.split() for line in table.splitlines() if len(line.split()) == 2)
     assert (rows["raw.start_offset"], rows["raw.next_offset"]) == ("4", "6")

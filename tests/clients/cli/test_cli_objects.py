@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from api.cli.local.objects_command import _location
+from api.cli.local.objects_command import object_location
 from tests.program import Program
 
 
@@ -55,6 +55,7 @@ def test_rows_that_a_trim_removed_and_messages_that_are_not_sealed_are_named(pro
 
 def test_the_location_in_another_store_is_its_url() -> None:
     assert (
-        _location("s3://bucket/prefix", "topics/x/ledgers/1.parquet") == "s3://bucket/prefix/topics/x/ledgers/1.parquet"
+        object_location("s3://bucket/prefix", "topics/x/ledgers/1.parquet")
+        == "s3://bucket/prefix/topics/x/ledgers/1.parquet"
     )
-    assert _location("file:///a%20b/objects", "topics/x") == "/a b/objects/topics/x"
+    assert object_location("file:///a%20b/objects", "topics/x") == "/a b/objects/topics/x"

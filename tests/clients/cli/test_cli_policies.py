@@ -25,34 +25,34 @@ def topic(program: Program, folder: Path) -> str:
     return "t"
 
 
-def shown(result: Ran) -> dict[str, Any]:
-    """By name the value and its origin."""
-    found: dict[str, Any] = json.loads(result.done().stdout)["policies"]
-    return {name: (one["value"], one["origin"]) for name, one in found.items()}
+def values_of(result: Ran) -> dict[str, Any]:
+    """Return value and origin by name."""
+    policies: dict[str, Any] = json.loads(result.done().stdout)["policies"]
+    return {name: (policy["value"], policy["origin"]) for name, policy in policies.items()}
 
 
 def test_the_nearest_scope_counts(program: Program, topic: str) -> None:
     def of_topic() -> tuple[Any, str]:
-        return shown(program("topics", "policies", topic, "--output", "json"))["retention.bytes"]
+        return values_of(program("topics", "policies", topic, "--output", "json"))["retention.bytes"]
 
     assert of_topic() == (-1, "default")
     broker = program("topics", "policies", "--broker", "--set", "retention.bytes=1K", "--output", "json")
     assert json.loads(broker.stdout)["broker"] is True
-    assert shown(broker)["retention.bytes"] == of_topic() == (1024, "broker")
+    assert values_of(broker)["retention.bytes"] == of_topic() == (1024, "broker")
     namespace = ("topics", "policies", "--namespace", "public/default", "--output", "json")
-    assert shown(program(*namespace))["retention.bytes"] == (1024, "broker")
+    assert values_of(program(*namespace))["retention.bytes"] == (1024, "broker")
     program(*namespace, "--set", "log.retention.bytes=2K").done()
     assert of_topic() == (2048, "namespace")
     program("topics", "policies", topic, "--set", "retention.bytes=3K").done()
     assert of_topic() == (3072, "topic")
-    assert shown(program(*namespace))["retention.bytes"] == (2048, "namespace")
+    assert values_of(program(*namespace))["retention.bytes"] == (2048, "namespace")
     program("topics", "policies", topic, "--remove", "retention.bytes").done()
     assert of_topic() == (2048, "namespace")
 
 
 def test_a_table_for_people(program: Program, topic: str) -> None:
-    given = ("--set", "cleanup.policy=delete,compact", "--set", "compaction.retain-null-key=true")
-    table = program("topics", "policies", topic, *given).done().stdout
+    options = ("--set", "cleanup.policy=delete,compact", "--set", "compaction.retain-null-key=true")
+    table = program("topics", "policies", topic, *options).done().stdout
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
     assert ["cleanup.policy", "compact,delete", "topic"] in rows
     assert ["compaction.retain-null-key", "true", "topic"] in rows
@@ -89,14 +89,14 @@ def test_a_topic_that_shall_be_compacted_has_its_cursor_from_then_on(
 
 
 def test_lags_are_changed_together_in_whatever_order(program: Program, topic: str) -> None:
-    for least, most in ((10, 20), (30, 40), (1, 2), (2, 2)):
-        given = (f"min.compaction.lag.ms={least}", f"max.compaction.lag.ms={most}")
-        for both in (given, given[::-1]):
+    for least, highest in ((10, 20), (30, 40), (1, 2), (2, 2)):
+        assignments = (f"min.compaction.lag.ms={least}", f"max.compaction.lag.ms={highest}")
+        for both in (assignments, assignments[::-1]):
             result = program(
                 "topics", "policies", topic, *(part for item in both for part in ("--set", item)), "--output", "json"
             )
-            assert shown(result)["min.compaction.lag.ms"] == (least, "topic")
-            assert shown(result)["max.compaction.lag.ms"] == (most, "topic")
+            assert values_of(result)["min.compaction.lag.ms"] == (least, "topic")
+            assert values_of(result)["max.compaction.lag.ms"] == (highest, "topic")
 
 
 def test_a_run_takes_the_stored_policies_and_an_option_counts_before_them(
@@ -118,7 +118,7 @@ def test_a_run_takes_the_stored_policies_and_an_option_counts_before_them(
         "persistent://public/default/t: --tombstone-retention counts before the policy delete.retention.ms in this run"
         in second.stderr.splitlines()
     )
-    assert second.stderr.count("counts before") == 1, "nobody has set a time to live"
+    assert second.stderr.count("counts before") == 1, "no time to live is set"
     assert "warning" in second.stderr
     assert "(--tombstone-retention, --key-ttl)" in second.stderr
     assert runs(topic)[0].policies["tombstone_retention_ms"] == 7_200_000

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
+from unittest import mock
 
 import pytest
 
@@ -33,7 +35,7 @@ def big_topic(program: Program, folder: Path) -> str:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["import", "t"], ["read", "a/b"]], ids=" ".join)
 def test_help_and_usage_import_nothing_heavy(arguments: list[str]) -> None:
-    """What makes `compactor --help` quick, without a stopwatch."""
+    """The reason why `compactor --help` is quick, without a stopwatch."""
     assert loaded("api.cli.main", arguments, HEAVY) == []
 
 
@@ -127,7 +129,10 @@ def test_a_compaction_by_spark_says_only_what_it_did(program: Program, big_topic
 
 
 def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another one can be started afterwards, and nobody waits for the one that was."""
+    """Another one can be started afterwards, and nothing waits for the first."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
     from compactor.engines import spark
     from compactor.engines.jvm import Jvm
 
@@ -136,19 +141,25 @@ def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.
     class Started(Jvm):
         process = property(lambda _: object())  # type: ignore[assignment]
 
+        def launch(self, *_: object) -> NoReturn:
+            raise KeyboardInterrupt
+
         def end(self) -> None:
             steps.append("ended")
 
-    def start(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(spark, "_start", start)
-    monkeypatch.setattr(spark, "_drop_java", lambda: steps.append("purged"))
+    context = mock.Mock(spec=SparkContext)
+    context.stop.side_effect = lambda: steps.append("purged")
+    state = {"_gateway": None, "_jvm": None, "_active_spark_context": context}  # another test's Java stays as it is
+    for name, value in state.items():
+        monkeypatch.setattr(SparkContext, name, value)
+    for name in ("_instantiatedSession", "_activeSession"):
+        monkeypatch.setattr(SparkSession, name, None, raising=False)
     for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     with pytest.raises(KeyboardInterrupt):
         spark.open_session(spark.SparkSettings(tmp_path / "spark.log"), jvm=Started())
     assert steps == ["ended", "purged"]
+    assert SparkContext._active_spark_context is None
 
 
 def test_a_mistyped_variable_is_told(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

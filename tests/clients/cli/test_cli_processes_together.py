@@ -1,7 +1,7 @@
 """Real processes on one topic at once: producers, an import, a compaction, readers that follow.
 
-The writer's lease passes from one to the next, or refuses; nothing is lost or out of order, whoever ends and however.
-Nothing here waits for a time: what a process prints is waited for.
+The writer's lease passes from one to the next, or refuses; nothing is lost or out of order, whichever process
+ends. Nothing here waits for a time: what a process prints is waited for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
     return [int(received(reader)["value"]) for _ in range(count)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [*(pytest.param(polite, marks=pytest.mark.slow) for polite in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_what_a_producer_acknowledged_is_there_however_it_ends(program: Program, number: signal.Signals) -> None:
     """The lease of one that was killed is free at once: its process is known to be dead."""
     with started("produce", "t", "--ids") as producer:
@@ -39,10 +42,10 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(program: Program,
         send(producer, 1000)
         (last,) = acknowledged(producer, 1)
         assert ended(producer) == 0
-    found = program("read", "t").done().messages
-    values = [int(message["value"]) for message in found]
+    messages = program("read", "t").done().messages
+    values = [int(message["value"]) for message in messages]
     assert values == [*range(len(values) - 1), 1000]
-    ids = [message["message_id"] for message in found]
+    ids = [message["message_id"] for message in messages]
     assert ids[: len(answer)] == answer
     assert ids[-1] == last
     assert len(set(ids)) == len(ids)
@@ -74,9 +77,9 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(program: Program
             reader.send_signal(signal.SIGINT)
             assert reader.wait() == 130
         assert ended(second) == 0
-    found = program("read", "t").done().messages
-    assert [int(message["value"]) for message in found] == [*range(200)]
-    assert [message["offset"] for message in found] == [*range(200)]
+    messages = program("read", "t").done().messages
+    assert [int(message["value"]) for message in messages] == [*range(200)]
+    assert [message["offset"] for message in messages] == [*range(200)]
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_ids_are_those_that_readers_see(program: Program, folder: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("broken", ["full", "pipe"])
 def test_ids_that_cannot_be_printed_are_an_error(program: Program, folder: Path, broken: str) -> None:
-    """And nothing that was acknowledged is lost by it, nor told as if it were not there."""
+    """No acknowledged message is lost by it, or reported as missing."""
     write_lines(folder / "in.jsonl", *MESSAGES)
     if broken == "full":
         out = os.open("/dev/full", os.O_WRONLY)
@@ -136,25 +136,25 @@ def test_a_message_that_is_too_large_ends_it(program: Program) -> None:
 
 
 def test_one_producer_at_a_time(program: Program) -> None:
-    mine = ("produce", "t", "--wait", "0")
+    command = ("produce", "t", "--wait", "0")
     with started("produce", "t", "--ids") as other:
         send(other, 1)
         acknowledged(other, 1)
-        refused = program(*mine, stdin=b'{"key":"k","value":"mine"}\n')
+        refused = program(*command, stdin=b'{"key":"k","value":"mine"}\n')
         assert refused.exit_code == 4
         assert f":{other.pid}:" in refused.stderr, "the owner is named: host, process, a random word"
         assert "Traceback" not in refused.stderr
         stats = program("topics", "stats", "t", "--output", "json").done()
-        assert stats.json["tail"] == {"segments": 1, "messages": 1, "logical_bytes": 1, "given_up": 0}
+        assert stats.json["tail"] == {"segments": 1, "messages": 1, "logical_bytes": 3, "given_up": 0}
         assert [message["value"] for message in program("read", "t").messages] == ["1"]
         send(other, 2)
         assert ended(other) == 0
-    program(*mine, stdin=b'{"key":"k","value":"mine"}\n').done()
+    program(*command, stdin=b'{"key":"k","value":"mine"}\n').done()
     assert [message["value"] for message in program("read", "t").messages] == ["1", "2", "mine"]
 
 
 def test_a_log_directory_of_its_own(program: Program, folder: Path) -> None:
-    """`--log`: on a disk of its own. Another one than the topic was written with is told, and nothing looks empty."""
+    """`--log`: on a disk of its own. A directory other than the topic's is reported, and no topic looks empty."""
     line = b'{"key":"k","value":"1"}\n'
     program("produce", "t", "--log", "fast", stdin=line).done()
     assert len(list((folder / "fast").glob("*/*.log"))) == 1

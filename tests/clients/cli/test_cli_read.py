@@ -43,8 +43,8 @@ def test_from(program: Program, history: str, start: str, offsets: list[int]) ->
 
 
 def test_limit(program: Program, history: str) -> None:
-    for limit, found in ((0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
-        assert len(program("read", history, "--limit", str(limit)).done().messages) == found
+    for limit, count in ((0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
+        assert len(program("read", history, "--limit", str(limit)).done().messages) == count
     read = program("read", history, "--from", "1:4", "--limit", "1").done().messages
     assert ids(read) == ["1:4:-1"]
 
@@ -206,10 +206,10 @@ def test_topics_stats(program: Program, history: str, in_process_engine: None) -
     assert (after["last_run"]["status"], after["last_run"]["error"]) == ("SUCCESS", None)
     assert after["last_message_id"] == after["last_compacted_message_id"] == "1:5:-1"
     lines = program("topics", "stats", history).done().stdout.splitlines()
-    shown = dict(line.split(maxsplit=1) for line in lines)
-    assert shown["topic"] == "persistent://public/default/t"
-    assert shown["compacted.messages"] == "2"
-    assert shown["last_run.error"] == "-"
+    fields = dict(line.split(maxsplit=1) for line in lines)
+    assert fields["topic"] == "persistent://public/default/t"
+    assert fields["compacted.messages"] == "2"
+    assert fields["last_run.error"] == "-"
 
 
 def test_store_check(program: Program, folder: Path) -> None:
@@ -257,12 +257,12 @@ def users(program: Program, in_process_engine: None, folder: Path) -> str:
 
 
 def test_get_shows_the_message_that_read_shows(program: Program, users: str) -> None:
-    shown = program("get", users, "alice").done()
-    assert shown.stderr == ""
+    result = program("get", users, "alice").done()
+    assert result.stderr == ""
     lines = program("read", users, "--limit", "5").done().stdout.splitlines()
     (expected,) = (line for line in lines if '"value":"2"' in line)
-    assert shown.stdout == expected + "\n"
-    assert shown.messages[0]["properties"] == {"p": "q"}
+    assert result.stdout == expected + "\n"
+    assert result.messages[0]["properties"] == {"p": "q"}
     table = program("get", users, "alice", "--output", "table").done().stdout.splitlines()
     assert [cell.strip() for cell in table[3].strip("│").split("│")][2:] == ["alice", "2", "9", "5"]
     assert program("get", users, "").done().messages[0]["value"] == "empty"

@@ -1,4 +1,4 @@
-"""What goes wrong around the command line: databases, stores, credentials, disks, leases, Java, usage.
+"""Failures around the command line: databases, stores, credentials, disks, leases, Java, usage.
 
 Each is one line that says what to do, and leaves the topic as it was.
 """
@@ -55,18 +55,18 @@ def test_wrong_usage(program: Program, arguments: list[str], says: tuple[str, ..
 
 @pytest.mark.parametrize("arguments", [[], ["topics"], ["store"], ["db"]], ids=str)
 def test_nothing_named_shows_the_help_on_stderr(program: Program, arguments: list[str]) -> None:
-    shown = program(*arguments)
-    assert shown.exit_code == 2
-    assert shown.raw_stdout == b""
-    assert shown.stderr.startswith("Usage: compactor")
+    result = program(*arguments)
+    assert result.exit_code == 2
+    assert result.raw_stdout == b""
+    assert result.stderr.startswith("Usage: compactor")
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", [[], ["import"], ["compact-topic"], ["read"], ["topics", "stats"]], ids=str)
 def test_help_is_data(program: Program, command: list[str], option: str) -> None:
-    shown = program(*command, option).done()
-    assert shown.stdout.startswith(" ".join(["Usage: compactor", *command]))
-    assert shown.stderr == ""
+    result = program(*command, option).done()
+    assert result.stdout.startswith(" ".join(["Usage: compactor", *command]))
+    assert result.stderr == ""
 
 
 def test_global_options_before_and_after_the_command(program: Program, folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_missing_bucket(
 
 
 class _Refusing(BaseHTTPRequestHandler):
-    """An S3 server that knows nobody."""
+    """An S3 server that knows no credentials."""
 
     def refuse(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -320,10 +320,10 @@ def test_a_second_import_gives_up_and_names_the_first(program: Program, clock: M
 def test_the_lease_of_a_dead_process_elsewhere_is_released(program: Program, clock: ManualClock, history: str) -> None:
     hold_lease(history, 60_000)
     program("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
-    shown = program("topics", "release-lease", history).done()
+    result = program("topics", "release-lease", history).done()
     until = shown_time(clock.now_ms() + 60_000)
-    assert f"otherhost:4711:cafe, until {until}, would be released" in shown.stdout
-    assert "give --yes" in shown.stderr
+    assert f"otherhost:4711:cafe, until {until}, would be released" in result.stdout
+    assert "give --yes" in result.stderr
     refused = program("import", history, "-", stdin=LINE)
     assert refused.exit_code == 4
     assert "otherhost:4711:cafe is writing to" in refused.stderr
@@ -423,21 +423,21 @@ def test_a_store_that_was_moved_is_adopted(program: Program, history: str, folde
     program("import", history, "-", *moved, stdin=LINE).refused(5, "has no uid")
     program("store", "adopt", *moved, "--yes", "--dry-run").refused(2, "do not go together")
     for asking in ((), ("--dry-run",)):
-        shown = program("store", "adopt", *moved, *asking).done()
-        assert "no uid\n" in shown.stdout
-        assert "is there\n" in shown.stdout
-        assert "give --yes" in shown.stderr
+        result = program("store", "adopt", *moved, *asking).done()
+        assert "no uid\n" in result.stdout
+        assert "is there\n" in result.stdout
+        assert "give --yes" in result.stderr
     assert not (folder / "moved" / "store.uid").exists()
     program("store", "adopt", "--yes").refused(5, "does not have the object topics/", "force")
-    assert "belong together now" in program("store", "adopt", *moved, "--yes").done().stderr
-    assert "nothing is to be done" in program("store", "adopt", *moved).done().stderr
+    assert "bound to each other now" in program("store", "adopt", *moved, "--yes").done().stderr
+    assert "bound to each other already" in program("store", "adopt", *moved).done().stderr
     program("import", history, "-", *moved, stdin=LINE).done()
 
 
 def test_a_store_that_cannot_be_written_to_is_read(
     program: Program, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an older version, too, which knew of no uid: reading makes nothing."""
+    """A store of an older version, without a uid, is read, too: reading creates nothing."""
     (folder.parent / "data" / "objects" / "store.uid").unlink()
     with monkeypatch.context() as patched:
         patched.setattr("storage.objects.local.LocalStore.put", lambda *_: pytest.fail("a reader wrote"))

@@ -22,8 +22,8 @@ def test_a_secret_key_makes_tokens_that_it_validates(program: Program, folder: P
     claims = program("tokens", "validate", token, "--secret-key", str(key)).done().json
     assert claims == jwt.decode(token, key.read_bytes(), algorithms=["HS256"])
     assert (claims["sub"], claims["exp"] - claims["iat"]) == ("ops", 365 * 86_400)
-    shown = program("tokens", "show", token).done().json
-    assert shown == {"header": {"alg": "HS256"}, "claims": claims}
+    document = program("tokens", "show", token).done().json
+    assert document == {"header": {"alg": "HS256"}, "claims": claims}
     other = "data:;base64," + program("tokens", "create-secret-key", "--base64").done().stdout.strip()
     refusal = program("tokens", "validate", token, "--secret-key", other).refused(2, "no key")
     assert token not in refusal
@@ -35,10 +35,10 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
 ) -> None:
     files = ("--output-private-key", "private.key", "--output-public-key", "public.key")
     program("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
-    program("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
+    program("tokens", "create-key-pair", *files).refused(2, "private.key exists already")
     created = program("tokens", "create", "--subject", "a", "--private-key", "private.key")
     token = created.done().stdout.strip()
-    assert "holds forever" in created.stderr
+    assert "never expires" in created.stderr
     assert jwt.get_unverified_header(token)["alg"] == algorithm
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_PUBLIC_KEY", "public.key")
     assert '"sub": "a"' in program("tokens", "validate", token).done().stdout
@@ -78,11 +78,11 @@ def test_settings_are_shown_with_their_origins_and_without_secrets(
     )
     monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", "http://me:planted@s3/")
     created = program("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
-    found = json.loads(created.stdout)
-    assert found["s3-endpoint"] == {"value": "http://me:***@s3/", "origin": "environment COMPACTOR_S3_ENDPOINT"}
-    assert found["auth.token-secret-key"] == {"value": "***", "origin": "file broker.conf"}
-    assert found["compaction.threshold.bytes"] == {"value": 5, "origin": "file broker.conf"}
-    assert found["port"] == {"value": 8080, "origin": "default"}
+    document = json.loads(created.stdout)
+    assert document["s3-endpoint"] == {"value": "http://me:***@s3/", "origin": "environment COMPACTOR_S3_ENDPOINT"}
+    assert document["auth.token-secret-key"] == {"value": "***", "origin": "file broker.conf"}
+    assert document["compaction.threshold.bytes"] == {"value": 5, "origin": "file broker.conf"}
+    assert document["port"] == {"value": 8080, "origin": "default"}
     assert "numIOThreads" in created.stderr
     assert "planted" not in created.stdout
     plain = program("config", "show", "--data", "here").done().stdout
@@ -96,10 +96,10 @@ def test_policies_of_the_file_are_the_brokers_defaults(program: Program, folder:
     """Below what is set for the broker, and shown as the file's."""
     (folder / "c.toml").write_text('compaction.threshold.bytes = "1M"\n"retention.ms" = "7d"\n')
 
-    def shown(*words: str) -> dict[str, object]:
+    def policies_of(*words: str) -> dict[str, object]:
         created = program("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
-        found = json.loads(created.stdout)["policies"]
-        return {name: found[name] for name in ("compaction.threshold.bytes", "retention.ms")}
+        policies = json.loads(created.stdout)["policies"]
+        return {name: policies[name] for name in ("compaction.threshold.bytes", "retention.ms")}
 
     (folder / "in.jsonl").write_text('{"key": "k", "value": "v"}\n')
     program("import", "t", "in.jsonl").done()
@@ -108,8 +108,8 @@ def test_policies_of_the_file_are_the_brokers_defaults(program: Program, folder:
         "retention.ms": {"value": 7 * 86_400_000, "origin": "file"},
     }
     for scope in (("--broker",), ("--namespace", "public/default"), ("t",)):
-        assert shown(*scope) == file
-    set_ = shown("--broker", "--set", "compaction.threshold.bytes=5")
+        assert policies_of(*scope) == file
+    set_ = policies_of("--broker", "--set", "compaction.threshold.bytes=5")
     assert set_["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
-    assert shown("t")["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
-    assert shown("t")["retention.ms"] == file["retention.ms"]
+    assert policies_of("t")["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
+    assert policies_of("t")["retention.ms"] == file["retention.ms"]

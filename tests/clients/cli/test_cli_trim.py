@@ -31,7 +31,7 @@ def offsets(program: Program, topic: str, *options: str) -> list[int]:
     return [line["offset"] for line in program("read", topic, *options).done().messages]
 
 
-def gone(document: dict[str, Any]) -> list[tuple[int, int, str]]:
+def trimmed_ledgers(document: dict[str, Any]) -> list[tuple[int, int, str]]:
     return [(ledger["first_offset"], ledger["last_offset"], ledger["why"]) for ledger in document["ledgers"]]
 
 
@@ -41,7 +41,7 @@ def test_before_an_offset(program: Program, topic: str) -> None:
     dry = program(*trim, "--dry-run", "--output", "json").done()
     (document,) = [json.loads(dry.stdout)]
     assert (document["dry_run"], document["start_offset"], document["held"]) == (True, 25, None)
-    assert gone(document) == [(0, 10, "start offset"), (11, 22, "start offset")]
+    assert trimmed_ledgers(document) == [(0, 10, "start offset"), (11, 22, "start offset")]
     assert dry.stderr.startswith("Would trim 2 ledgers, ")
     table = program(*trim, "--dry-run").done().stdout
     assert [line.split("│")[-2].strip() for line in table.splitlines()[3:5]] == ["start offset"] * 2
@@ -52,7 +52,7 @@ def test_before_an_offset(program: Program, topic: str) -> None:
     assert wet.stderr.endswith("of persistent://public/default/users; its messages begin at offset 25\n")
     assert offsets(program, topic) == list(range(25, 40))
     again = program(*trim, "--output", "json").done()
-    assert gone(json.loads(again.stdout)) == []
+    assert trimmed_ledgers(json.loads(again.stdout)) == []
 
 
 def test_what_is_trimmed_goes_with_gc_after_its_delay(program: Program, topic: str, clock: ManualClock) -> None:
@@ -76,7 +76,7 @@ def test_gc_removes_files_of_sealed_segments(program: Program, topic: str, clock
     program("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.ms=1h").done()
     clock.advance(HOUR + 1)
     trimmed = program.json("topics", "trim", topic, "--yes")
-    assert gone(trimmed)[-1] == (40, 40, "time"), "the open segment was rolled, sealed and trimmed"
+    assert trimmed_ledgers(trimmed)[-1] == (40, 40, "time"), "the open segment was rolled, sealed and trimmed"
     files = lambda: list((folder.parent / "data" / "log").rglob("*.log"))  # noqa: E731
     assert len(files()) == 1
     assert "sealed segment" not in program("gc", "--dry-run").done().stderr
@@ -92,7 +92,7 @@ def test_a_cursor_holds_the_rest_and_is_named(program: Program, topic: str) -> N
     held = program("topics", "trim", topic, "--before", "30", "--yes", "--output", "json")
     assert held.exit_code == 4
     document = json.loads(held.stdout)
-    assert gone(document) == [(0, 10, "start offset")]
+    assert trimmed_ledgers(document) == [(0, 10, "start offset")]
     assert document["start_offset"] == 12
     assert (document["held"]["cursor"], document["held"]["start_offset"]) == ("slow", 30)
     assert document["held"]["mark_delete_offset"] == 11

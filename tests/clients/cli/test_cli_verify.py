@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("in_process_engine")
 
 def test_a_clean_topic(program: Program, history: str) -> None:
     program("compact-topic", "--topic", history).done()
-    shown = program("verify", history).done()
-    assert "No differences" in shown.stdout
-    assert "6 raw rows" in shown.stdout
+    result = program("verify", history).done()
+    assert "No differences" in result.stdout
+    assert "6 raw rows" in result.stdout
     report = program.json("verify", history)
     assert (report["total"], report["differences"], report["counts"], report["unchecked"]) == (0, [], {}, [])
     assert report["checked"]["keys"] == 4
@@ -34,7 +34,7 @@ def test_a_lost_object_is_named(program: Program, history: str, folder: Path) ->
     program("compact-topic", "--topic", history).done()
     (part,) = (folder.parent / "data" / "objects").glob("topics/*/runs/*/part-*")
     part.unlink()
-    found = program("verify", history)
-    assert found.exit_code == exit_codes.DATA_LOSS
-    assert found.stderr.count("\n") == 1
-    assert any(line.startswith("damaged: ") and part.name in line for line in found.stdout.splitlines())
+    result = program("verify", history)
+    assert result.exit_code == exit_codes.DATA_LOSS
+    assert result.stderr.count("\n") == 1
+    assert any(line.startswith("damaged: ") and part.name in line for line in result.stdout.splitlines())

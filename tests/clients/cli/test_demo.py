@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from api.cli import demo
+from tests.servers.light_java import LIGHT_JAVA
 
 IDENTITY = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -72,7 +73,7 @@ class Repository:
                 del view[change["key"]]
             else:
                 view[change["key"]] = change["value"]
-        assert view == demo.read_tree(self.path, encoding)
+        assert view == demo.expected_view(self.path, encoding)
         return view
 
 
@@ -212,7 +213,7 @@ def test_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 @pytest.mark.slow
 def test_the_demo(repository: Repository, tmp_path: Path) -> None:
-    """From an empty environment, without Java; then what it says to try next."""
+    """From an environment without settings, without a Java on PATH; then what it says to try next."""
     repository.commit({"a": "1", b"caf\xe9": "1", "gone": "1"})
     repository.commit({"a": "2", "gone": None})
     tools = tmp_path / "bin"
@@ -220,7 +221,7 @@ def test_the_demo(repository: Repository, tmp_path: Path) -> None:
     for tool in ("git", "sh", "bash", "env", "dirname", "basename", "readlink", "nice", "uname", "cat", "rm", "sed"):
         if path := next((p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()), None):
             (tools / tool).symlink_to(path)
-    environment = {"HOME": str(tmp_path), "PATH": str(tools)}
+    environment = {**LIGHT_JAVA, "HOME": str(tmp_path), "PATH": str(tools)}
     result = subprocess.run(
         [sys.executable, "-m", "api.cli.demo"],
         cwd=repository.path,

@@ -22,7 +22,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="session")
 def tools_class_path() -> str:
-    """What `pulsar-admin` runs with."""
+    """The class path of `pulsar-admin`."""
     return class_path(_HERE / "pulsar-tools.lock")
 
 
@@ -48,9 +48,9 @@ def client_conf(service: RunningService, tmp_path_factory: pytest.TempPathFactor
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def admin(tools_class_path: str, client_conf: Path) -> Iterator[PulsarAdmin]:
-    """`pulsar-admin`, in a Java of its own: the clients that each call leaves open would make it slow."""
+    """`pulsar-admin`, in one Java."""
     with jvm(tools_class_path) as gateway:
         yield PulsarAdmin(gateway, client_conf)
 
@@ -65,15 +65,15 @@ def client(service: RunningService) -> Iterator[JavaGateway]:
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[JavaGateway]:
     """A Java process with Pulsar's client for messages."""
-    with jvm(class_path(_HERE / "pulsar-messaging.lock")) as found:
-        yield found
+    with jvm(class_path(_HERE / "pulsar-messaging.lock")) as java_process:
+        yield java_process
 
 
 @pytest.fixture(scope="module")
 def java(service: RunningService, gateway: JavaGateway) -> Iterator[JavaClient]:
     """Pulsar's client for messages, at the service."""
-    with java_client(gateway, service.broker_service_url) as found:
-        yield found
+    with java_client(gateway, service.broker_service_url) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A Java process with Pulsar's clients on its class path, spoken to through Py4J (which Spark brings): no compiler.
 
-`pulsar_admin` runs `pulsar-admin` as its script does, main class, arguments and all, but many times in one process:
-a process for each would cost two seconds. Its exit code is what it would have ended with.
+`PulsarAdmin` runs the commands of `pulsar-admin`, one after the other, in one process: a process for each would cost
+two seconds. Its exit code is what the program would have ended with.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from compactor.engines.java import find_java_home
 
 ADMIN_TOOL = "org.apache.pulsar.admin.cli.PulsarAdminTool"
 OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_TEST_MODE = "Exit code is "
-"""How a line begins that is printed only because the process does not end."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call of pulsar-admin left behind."""
+    """The result of a call of pulsar-admin."""
 
     exit_code: int
     stdout: str
@@ -84,36 +82,40 @@ def jvm(class_path: str) -> Iterator[JavaGateway]:
 
 
 class PulsarAdmin:
-    """`pulsar-admin`, at one service."""
+    """`pulsar-admin`, at one service, in one Java process.
+
+    One tool runs every command, as in Pulsar's shell: a tool for each would build all commands and a client again. The
+    arguments, the output and the exit code are those of `main`, which does no more than read the configuration.
+    """
 
     def __init__(self, gateway: JavaGateway, config: Path) -> None:
-        self._java = gateway.jvm
-        self._gateway = gateway
-        self._config = config
-        tool = self._java.java.lang.Class.forName(ADMIN_TOOL)
-        self._exit_code = tool.getDeclaredField("lastExitCode")
-        may_exit = tool.getDeclaredField("allowSystemExit")
-        for field in (self._exit_code, may_exit):
-            field.setAccessible(True)
-        may_exit.setBoolean(None, False)
+        self._gateway, self._java = gateway, gateway.jvm.java
+        properties = self._java.util.Properties()
+        properties.load(self._java.io.StringReader(config.read_text(encoding="utf-8")))
+        self._tool = getattr(gateway.jvm, ADMIN_TOOL)(properties)
+        tool = self._java.lang.Class.forName(ADMIN_TOOL)
+        commander, strings = tool.getDeclaredField("commander"), self._strings().getClass()
+        self._run = tool.getDeclaredMethod("run", self._array("Class", strings))
+        for member in (commander, self._run):
+            member.setAccessible(True)
+        self._commander = commander.get(self._tool)
 
     def __call__(self, *arguments: str) -> Answer:
-        system = self._java.java.lang.System
-        out, err = self._java.java.io.ByteArrayOutputStream(), self._java.java.io.ByteArrayOutputStream()
-        before = system.out, system.err
-        system.setOut(self._java.java.io.PrintStream(out, True))
-        system.setErr(self._java.java.io.PrintStream(err, True))
-        try:
-            # Its client stays open until Java ends, some 3 MB a call: closing each would cost seconds.
-            getattr(self._java, ADMIN_TOOL).execute(self._strings(str(self._config), *arguments))
-        finally:
-            system.setOut(before[0])
-            system.setErr(before[1])
-        message = "".join(line for line in out.toString().splitlines(keepends=True) if not line.startswith(_TEST_MODE))
-        return Answer(self._exit_code.getInt(None), message.lstrip("\n"), err.toString())
+        out, err = self._java.io.ByteArrayOutputStream(), self._java.io.ByteArrayOutputStream()
+        # Streams for this call alone: `broker-stats` closes System.out.
+        self._java.lang.System.setOut(self._java.io.PrintStream(out, True))
+        self._java.lang.System.setErr(self._java.io.PrintStream(err, True))
+        self._commander.setOut(self._java.io.PrintWriter(out, True))
+        self._commander.setErr(self._java.io.PrintWriter(err, True))
+        succeeded = self._run.invoke(self._tool, self._array("Object", self._strings(*arguments)))
+        return Answer(0 if succeeded else 1, out.toString(), err.toString())
 
     def _strings(self, *values: str) -> Any:
-        array = self._gateway.new_array(self._java.java.lang.String, len(values))
+        return self._array("String", *values)
+
+    def _array(self, kind: str, *values: Any) -> Any:
+        """Return an array of a class of java.lang."""
+        array = self._gateway.new_array(getattr(self._java.lang, kind), len(values))
         for position, value in enumerate(values):
             array[position] = value
         return array

@@ -45,5 +45,5 @@ def _hash(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    for found in sorted(_HERE.glob("*.pom.xml")):
-        print(write_lock(found).name)
+    for pom in sorted(_HERE.glob("*.pom.xml")):
+        print(write_lock(pom).name)

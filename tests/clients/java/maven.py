@@ -62,7 +62,7 @@ def read_lock(lock: Path) -> list[Library]:
 
 
 def class_path(lock: Path, *, repository: str | None = None, cache: Path = _CACHE) -> str:
-    """The class path of a lock, every file at hand and checked. Raises `NotFetched`."""
+    """Return the class path of a lock, with every file present and checked. Raises `NotFetched`."""
     cache.mkdir(parents=True, exist_ok=True)
     with (
         # The system's certificates, as pip and Maven take them: a machine may be behind an authority of its own.
@@ -87,15 +87,15 @@ def find_repository(environment: Mapping[str, str], settings: tuple[Path, ...] =
 
     ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"))
     with zipfile.ZipFile(ivy) as jar:
-        found = re.search(rb"https://[\x21-\x7e]+/maven2/", jar.read(_IVY_RESOLVER))
-    assert found, f"{ivy.name} knows no repository; set COMPACTOR_MAVEN_REPOSITORY"
-    return found[0].decode()
+        match = re.search(rb"https://[\x21-\x7e]+/maven2/", jar.read(_IVY_RESOLVER))
+    assert match, f"{ivy.name} knows no repository; set COMPACTOR_MAVEN_REPOSITORY"
+    return match[0].decode()
 
 
 def _mirror_of_central(settings: Path) -> str | None:
     for mirror in ElementTree.parse(settings).iterfind(".//{*}mirror"):
-        wanted = [part.strip() for part in mirror.findtext("{*}mirrorOf", "").split(",")]
-        if "central" in wanted or ("*" in wanted and "!central" not in wanted):
+        patterns = [part.strip() for part in mirror.findtext("{*}mirrorOf", "").split(",")]
+        if "central" in patterns or ("*" in patterns and "!central" not in patterns):
             return mirror.findtext("{*}url")
     return None
 

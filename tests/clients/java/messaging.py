@@ -54,16 +54,16 @@ class JavaReader:
 
     def next(self) -> Received:
         """The next message, which is expected."""
-        found = self.java.readNext(WAIT_SECONDS, self._seconds)
-        assert found is not None, f"no message in {WAIT_SECONDS} s"
-        return received(found)
+        message = self.java.readNext(WAIT_SECONDS, self._seconds)
+        assert message is not None, f"no message in {WAIT_SECONDS} s"
+        return received(message)
 
     def all(self) -> list[Received]:
         """All that are available."""
-        found = []
+        messages = []
         while self.has_message_available():
-            found.append(self.next())
-        return found
+            messages.append(self.next())
+        return messages
 
     def seek(self, message_id: Any) -> None:
         self.java.seek(message_id)
@@ -78,14 +78,14 @@ class JavaConsumer:
 
     def receive(self) -> Received:
         """The next message, which is expected."""
-        found = self.java.receive(WAIT_SECONDS, self._seconds)
-        assert found is not None, f"no message in {WAIT_SECONDS} s"
-        return received(found)
+        message = self.java.receive(WAIT_SECONDS, self._seconds)
+        assert message is not None, f"no message in {WAIT_SECONDS} s"
+        return received(message)
 
     def receive_now(self, milliseconds: int) -> Received | None:
         """The next message, if it comes soon."""
-        found = self.java.receive(milliseconds, self._seconds.getClass().getField("MILLISECONDS").get(None))
-        return None if found is None else received(found)
+        message = self.java.receive(milliseconds, self._seconds.getClass().getField("MILLISECONDS").get(None))
+        return None if message is None else received(message)
 
     def acknowledge(self, message: Received) -> None:
         self.java.acknowledge(message.native)

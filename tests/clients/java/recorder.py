@@ -1,4 +1,4 @@
-"""What `pulsar-admin` asks for: `python -m tests.clients.java.recorder` records pulsar-admin-calls.tsv again.
+"""The calls of `pulsar-admin`: `python -m tests.clients.java.recorder` records pulsar-admin-calls.tsv again.
 
 A line is a command, and a request that it makes: verb, path with its query, and body. The commands are run at a server
 that has nothing but says that topics have no partitions, so of a command that asks twice only the first requests are
@@ -79,7 +79,7 @@ def main() -> int:
     known = {command: list(calls) for command, calls in groupby(recorded(), lambda call: call.command)}
     commands = list(known)
     libraries = class_path(FILE.with_name("pulsar-tools.lock"))
-    found: list[Call] = []
+    calls: list[Call] = []
     silent = []
     with _server() as (url, seen), TemporaryDirectory() as folder:
         config = Path(folder, "client.conf")
@@ -91,10 +91,10 @@ def main() -> int:
                     seen.clear()
                     admin(*shlex.split(command))
                     # One that does not wait for its answer may not have asked yet.
-                    found += [Call(command, *item) for item in seen] or [item for item in known[command] if item.verb]
-                    silent += [] if found and found[-1].command == command else [command]
+                    calls += [Call(command, *item) for item in seen] or [item for item in known[command] if item.verb]
+                    silent += [] if calls and calls[-1].command == command else [command]
     head = [line for line in FILE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    lines = [re.sub(r"\t+$", "", "\t".join(call)) for call in found]
+    lines = [re.sub(r"\t+$", "", "\t".join(call)) for call in calls]
     FILE.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")
     for command in silent:
         print(f"this command asks for nothing: {command}", file=sys.stderr)

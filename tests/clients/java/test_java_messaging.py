@@ -1,4 +1,4 @@
-"""What Pulsar's Java client does beside reading compacted topics."""
+"""Pulsar's Java client, beside reading compacted topics."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_a_key_shared_consumer_that_joins_gets_no_key_out_of_order(java: JavaCli
     assert {message.key for message in later[0]}.isdisjoint(message.key for message in later[1])
     assert later[0], "the first has no keys left"
     assert later[1], "the second got no keys"
-    for found in later:
-        assert [message.position for message in found] == sorted(message.position for message in found)
+    for messages in later:
+        assert [message.position for message in messages] == sorted(message.position for message in messages)
 
 
 def test_a_key_shared_consumer_that_leaves_loses_nothing(java: JavaClient, topic: str) -> None:
@@ -94,10 +94,10 @@ def test_a_key_shared_consumer_that_leaves_loses_nothing(java: JavaClient, topic
     consumers[0].receive()  # has it and does not acknowledge it
     consumers[0].java.close()
 
-    found = _both(consumers[1], consumers[2], 100)
+    by_consumer = _both(consumers[1], consumers[2], 100)
 
     for key in {key for key, _ in sent}:
-        values = [message.value for messages in found for message in messages if message.key == key]
+        values = [message.value for messages in by_consumer for message in messages if message.key == key]
         assert values == [value for sent_key, value in sent if sent_key == key]
 
 
@@ -174,22 +174,22 @@ def test_consumers_of_partitions_share_them(java: JavaClient, service: RunningSe
     first, second = (java.consumer(topic, "s", "Failover") for _ in range(2))
     java.producer(topic).send_together(sorted(sent))
 
-    found = _both(first, second, 60)
+    by_consumer = _both(first, second, 60)
 
-    assert {message.pair for messages in found for message in messages} == sent
-    assert all(found)
+    assert {message.pair for messages in by_consumer for message in messages} == sent
+    assert all(by_consumer)
 
 
 def _both(first: JavaConsumer, second: JavaConsumer, count: int) -> tuple[list[Received], list[Received]]:
-    """What two consumers got, `count` messages together, each acknowledged as it came."""
-    found: tuple[list[Received], list[Received]] = ([], [])
-    wait_for(lambda: _receive(first, found[0]) + _receive(second, found[1]) >= count)
-    assert len(found[0]) + len(found[1]) == count
-    return found
+    """Receive `count` messages with two consumers, acknowledge each at once, and return them by consumer."""
+    by_consumer: tuple[list[Received], list[Received]] = ([], [])
+    wait_for(lambda: _receive(first, by_consumer[0]) + _receive(second, by_consumer[1]) >= count)
+    assert len(by_consumer[0]) + len(by_consumer[1]) == count
+    return by_consumer
 
 
-def _receive(consumer: JavaConsumer, found: list[Received]) -> int:
+def _receive(consumer: JavaConsumer, messages: list[Received]) -> int:
     while (message := consumer.receive_now(20)) is not None:
-        found.append(message)
+        messages.append(message)
         consumer.acknowledge(message)
-    return len(found)
+    return len(messages)

@@ -35,9 +35,9 @@ def done(admin: PulsarAdmin, *arguments: str) -> list[str]:
 
 
 def document(admin: PulsarAdmin, *arguments: str) -> dict[str, object]:
-    found = json.loads(admin(*arguments).done().stdout)
-    assert isinstance(found, dict)
-    return found
+    answer = json.loads(admin(*arguments).done().stdout)
+    assert isinstance(answer, dict)
+    return answer
 
 
 def namespace(admin: PulsarAdmin, name: str) -> str:
@@ -81,24 +81,24 @@ def test_tenants_and_namespaces(admin: PulsarAdmin) -> None:
 
 def test_topics_and_their_properties(admin: PulsarAdmin) -> None:
     ns = namespace(admin, "topics")
-    one, two = f"persistent://{ns}/t1", f"persistent://{ns}/t2"
+    first, second = f"persistent://{ns}/t1", f"persistent://{ns}/t2"
     assert done(admin, "topics", "list", ns) == []
-    assert done(admin, "topics", "create", one) == []
-    refused(admin, "This topic already exists", "topics", "create", one)
+    assert done(admin, "topics", "create", first) == []
+    refused(admin, "This topic already exists", "topics", "create", first)
     refused(admin, "Namespace not found", "topics", "create", "persistent://topics/nosuch/t")
     refused(admin, "Namespace does not exist", "topics", "list", "topics/nosuch")
-    assert done(admin, "topics", "create", two, "-m", "k=v") == []
-    assert sorted(done(admin, "topics", "list", ns)) == [one, two]
-    assert done(admin, "topics", "get-properties", two) == ["k    v"]
-    assert done(admin, "topics", "update-properties", two, "-p", "a=b") == []
-    assert done(admin, "topics", "remove-properties", two, "-k", "k") == []
-    assert done(admin, "topics", "get-properties", two) == ["a    b"]
-    assert done(admin, "topics", "lookup", one)[0].startswith("pulsar://127.0.0.1:")
-    assert done(admin, "topics", "unload", one) == []
-    assert done(admin, "topics", "delete", two) == []
-    gone = CLIENT_SAYS.format(two, "NotFoundException", f"Topic {two} not found")
-    assert done(admin, "topics", "delete", two) == [gone]
-    assert done(admin, "topics", "list", ns) == [one]
+    assert done(admin, "topics", "create", second, "-m", "k=v") == []
+    assert sorted(done(admin, "topics", "list", ns)) == [first, second]
+    assert done(admin, "topics", "get-properties", second) == ["k    v"]
+    assert done(admin, "topics", "update-properties", second, "-p", "a=b") == []
+    assert done(admin, "topics", "remove-properties", second, "-k", "k") == []
+    assert done(admin, "topics", "get-properties", second) == ["a    b"]
+    assert done(admin, "topics", "lookup", first)[0].startswith("pulsar://127.0.0.1:")
+    assert done(admin, "topics", "unload", first) == []
+    assert done(admin, "topics", "delete", second) == []
+    missing = CLIENT_SAYS.format(second, "NotFoundException", f"Topic {second} not found")
+    assert done(admin, "topics", "delete", second) == [missing]
+    assert done(admin, "topics", "list", ns) == [first]
     refused(admin, "Cannot delete non empty namespace", "namespaces", "delete", ns)
 
 
@@ -156,10 +156,10 @@ def test_thresholds_and_retention(admin: PulsarAdmin) -> None:
     refused(admin, f"Topic {nosuch} not found", "topics", "set-compaction-threshold", nosuch, "-t", "1M")
     refused(admin, "Namespace does not exist", "namespaces", "set-compaction-threshold", "lab/nosuch", "-t", "1M")
 
-    wanted = {"retentionTimeInMinutes": 180, "retentionSizeInMB": 10}
+    retention = {"retentionTimeInMinutes": 180, "retentionSizeInMB": 10}
     for group, what in (("namespaces", ns), ("topics", topic), ("topicPolicies", topic)):
         assert done(admin, group, "set-retention", what, "-t", "3h", "-s", "10M") == []
-        assert document(admin, group, "get-retention", what) == wanted
+        assert document(admin, group, "get-retention", what) == retention
         assert done(admin, group, "remove-retention", what) == []
         assert done(admin, group, "get-retention", what) == ["null"]
 
@@ -244,9 +244,9 @@ def test_what_frees_a_trim(admin: PulsarAdmin, rest: httpx.Client) -> None:
         assert done(admin, group, "remove-message-ttl", what) == []
         quota = "get-backlog-quota" if group == "topicPolicies" else "get-backlog-quotas"
         assert done(admin, group, "set-backlog-quota", what, "-l", "10M", "-p", "producer_exception") == []
-        shown = "\n".join(done(admin, group, quota, what))
-        assert str(10 * MIB) in shown
-        assert "producer_exception" in shown
+        output = "\n".join(done(admin, group, quota, what))
+        assert str(10 * MIB) in output
+        assert "producer_exception" in output
         assert done(admin, group, "remove-backlog-quota", what) == []
         assert "producer_exception" not in "\n".join(done(admin, group, quota, what))
     assert document(admin, "topics", "get-retention", topic, "-ap") == {
@@ -292,8 +292,8 @@ def test_what_is_not_offered_says_so(admin: PulsarAdmin) -> None:
 
 
 def test_brokers(admin: PulsarAdmin, service: RunningService) -> None:
-    here = service.url.removeprefix("http://")
-    assert done(admin, "brokers", "list", "standalone") == [here]
+    broker = service.url.removeprefix("http://")
+    assert done(admin, "brokers", "list", "standalone") == [broker]
     assert done(admin, "brokers", "healthcheck") == ["ok"]
     assert done(admin, "brokers", "version") == ["4.2.4"]
     assert "topicCompactionRetainNullKey    false" in done(admin, "brokers", "get-runtime-config")
@@ -306,7 +306,7 @@ def test_brokers(admin: PulsarAdmin, service: RunningService) -> None:
 def test_the_program_itself(
     tools_class_path: str, client_conf: Path, arguments: list[str], exit_code: int, out: str, err: str
 ) -> None:
-    """As its script runs it, in a process of its own."""
+    """The program as its script starts it, in a process of its own."""
     command = [java(), *OPTIONS, "-cp", tools_class_path, ADMIN_TOOL, str(client_conf), *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert answer.returncode == exit_code, answer.stderr
@@ -334,10 +334,10 @@ def test_schemas(admin: PulsarAdmin, tmp_path: Path) -> None:
 
     newest = document(admin, "schemas", "get", topic)
     assert newest["version"] == 1
-    shown = newest["schemaInfo"]
-    assert isinstance(shown, dict)
-    assert (shown["type"], shown["properties"]) == ("AVRO", {"made": "by hand"})
-    assert [field["name"] for field in shown["schema"]["fields"]] == ["id", "town"]
+    schema = newest["schemaInfo"]
+    assert isinstance(schema, dict)
+    assert (schema["type"], schema["properties"]) == ("AVRO", {"made": "by hand"})
+    assert [field["name"] for field in schema["schema"]["fields"]] == ["id", "town"]
     assert document(admin, "schemas", "get", topic, "--version", "0")["type"] == "AVRO"
     versions = "".join(done(admin, "schemas", "get", topic, "--all-version"))
     assert versions.count("schemaDefinition") == 2

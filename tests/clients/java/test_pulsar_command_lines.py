@@ -33,7 +33,7 @@ def run(lock: str, main: str, *arguments: str) -> str:
 
 
 def records(done: str, printed: str) -> int:
-    """How many records pulsar-perf says that it sent or received."""
+    """Return the number of records that pulsar-perf reports as sent or received."""
     return int(re.findall(rf"(\d+) records {done}", printed)[-1])
 
 
@@ -59,8 +59,8 @@ def test_pulsar_perf_produces_consumes_and_reads(service: RunningService, conf: 
     tool = ("pulsar-perf", "org.apache.pulsar.testclient.PulsarPerfTestTool", conf)
     topic, at = "persistent://public/default/perf", ("--service-url", service.broker_service_url)
     count = ("--num-messages", "5000")
-    made = run(*tool, "produce", topic, *at, *count, "--rate", "20000", "--warmup-time", "0")
-    assert records("sent", made) >= 5000
+    output = run(*tool, "produce", topic, *at, *count, "--rate", "20000", "--warmup-time", "0")
+    assert records("sent", output) >= 5000
     assert records("received", run(*tool, "consume", topic, *at, *count, "-sp", "Earliest")) >= 5000
     assert records("received", run(*tool, "read", topic, *at, *count)) >= 5000
 
@@ -91,8 +91,8 @@ def test_real_changes_through_python_pulsar_admin_and_java(service: RunningServi
         jvm(class_path(_HERE / "pulsar-messaging.lock")) as gateway,
         java_client(gateway, service.broker_service_url) as reader,
     ):
-        found = {message.key: message.value.decode() for message in reader.reader(topic, compacted=True).all()}
+        values = {message.key: message.value.decode() for message in reader.reader(topic, compacted=True).all()}
 
     with gzip.open(_DATA / "bookkeeper.tree.tsv.gz", "rt") as lines:
         tree = dict(line.rstrip("\n").split("\t", 1) for line in lines)
-    assert found == tree
+    assert values == tree

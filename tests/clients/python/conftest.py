@@ -29,11 +29,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 @pytest.fixture
 def client(service: RunningService) -> Iterator[pulsar.Client]:
     """A client that logs errors only."""
-    found = connected(service.broker_service_url)
+    instance = connected(service.broker_service_url)
     try:
-        yield found
+        yield instance
     finally:
-        found.close()
+        instance.close()
 
 
 def connected(url: str, **options: object) -> pulsar.Client:
@@ -68,8 +68,8 @@ class Admin:
         """Compact a topic, and wait for it."""
         self.topic("PUT", topic, "/compaction")
         wait_for(lambda: self.topic("GET", topic, "/compaction").json()["status"] in ("SUCCESS", "ERROR"))
-        found = self.topic("GET", topic, "/compaction").json()
-        assert found["status"] == "SUCCESS", found
+        status = self.topic("GET", topic, "/compaction").json()
+        assert status["status"] == "SUCCESS", status
 
     def cursor_names(self, topic: str) -> list[str]:
         return list(self.topic("GET", topic, "/subscriptions").json())
@@ -89,11 +89,11 @@ def wait_for(done: Callable[[], object], seconds: float = 30) -> None:
 
 
 def all_of(reader: pulsar.Reader) -> list[pulsar.Message]:
-    """What a reader has available."""
-    found = []
+    """Return all messages that a reader has available."""
+    messages = []
     while reader.has_message_available():
-        found.append(reader.read_next(WAIT_MS))
-    return found
+        messages.append(reader.read_next(WAIT_MS))
+    return messages
 
 
 def values(messages: list[pulsar.Message]) -> list[tuple[str, bytes]]:
@@ -102,8 +102,8 @@ def values(messages: list[pulsar.Message]) -> list[tuple[str, bytes]]:
 
 def position(message: pulsar.Message) -> tuple[int, int, int]:
     """An id without its partition."""
-    found = message.message_id()
-    return found.ledger_id(), found.entry_id(), found.batch_index()
+    message_id = message.message_id()
+    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
 
 
 def send_all(producer: pulsar.Producer, messages: list[tuple[str, bytes]], **options: object) -> None:

@@ -35,9 +35,9 @@ def test_consumer_stats(service: RunningService, client: pulsar.Client, topic: s
                 type=BaseCommand.CONSUMER_STATS, consumer_stats={"request_id": 2, "consumer_id": consumer_id}
             )
 
-        found = stats(3).consumer_stats_response
-        assert (found.request_id, found.consumer_name, found.type) == (2, "me", "Shared")
-        assert (found.available_permits, found.unacked_messages) == (9, 1)
+        response = stats(3).consumer_stats_response
+        assert (response.request_id, response.consumer_name, response.type) == (2, "me", "Shared")
+        assert (response.available_permits, response.unacked_messages) == (9, 1)
         assert stats(4).consumer_stats_response.error_code == ServerError.ConsumerNotFound
 
 
@@ -152,11 +152,11 @@ def test_a_namespace_that_is_deleted_holds_up_no_other_watcher(service: RunningS
     admin.ask("PUT", "/admin/v2/persistent/public/short/t", None)
 
     def watch(frames: FrameClient, watcher_id: int, namespace: str) -> BaseCommand:
-        wish = {
+        request = {
             "request_id": watcher_id, "watcher_id": watcher_id, "namespace": namespace,
             "topics_pattern": ".*/(t|later)",
         }  # fmt: skip
-        return frames.ask(type=BaseCommand.WATCH_TOPIC_LIST, watch_topic_list=wish)
+        return frames.ask(type=BaseCommand.WATCH_TOPIC_LIST, watch_topic_list=request)
 
     with frame_client(service) as frames:
         assert watch(frames, 1, "public/short").watch_topic_list_success.topic == ["persistent://public/short/t"]

@@ -1,4 +1,4 @@
-"""What no client sends: malformed frames by the thousand, and many connections at once. Others do not notice."""
+"""Malformed frames by the thousand, and many connections at once, do not affect other clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hostile(rng: random.Random) -> bytes:
     if kind == 3:  # a wrong checksum
         sent = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": rng.randrange(1 << 60)})
         return b"".join(encoded(sent, b"\x0e\x01" + rng.randbytes(60)))
-    if kind == 4:  # of the wrong order, or for nobody
+    if kind == 4:  # of the wrong order, or for no receiver
         commands = [
             {"type": BaseCommand.FLOW, "flow": {"consumer_id": 7, "message_permits": 1 << 31}},
             {"type": BaseCommand.ACK, "ack": {"consumer_id": 7, "ack_type": 0}},

@@ -23,9 +23,9 @@ SECRET = b"0123456789abcdef0123456789abcdef"
 
 
 def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("deduplicating", [False, True])

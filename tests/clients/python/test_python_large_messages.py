@@ -40,9 +40,9 @@ def test_what_is_small_once_compressed_is_read(client: pulsar.Client, topic: str
 
     def sizes(compacted: bool) -> list[int]:
         reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=compacted)
-        found = [len(message.data()) for message in all_of(reader)]
+        lengths = [len(message.data()) for message in all_of(reader)]
         reader.close()
-        return found
+        return lengths
 
     assert sizes(compacted=False) == sizes(compacted=True) == RAW_SIZES  # in the log
     admin.compact(topic)

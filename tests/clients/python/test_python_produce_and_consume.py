@@ -193,7 +193,7 @@ def test_a_consumer_seeks(client: pulsar.Client, topic: str) -> None:
     for _ in range(6):
         consumer.acknowledge(consumer.receive(WAIT_MS))
 
-    consumer.seek(ids[2])  # this client leaves out the message that it was told
+    consumer.seek(ids[2])  # this client leaves out the message to which it seeks
     assert [consumer.receive(WAIT_MS).data() for _ in range(3)] == [b"3", b"4", b"5"]
     consumer.seek(pulsar.MessageId.earliest)
     assert consumer.receive(WAIT_MS).data() == b"0"
@@ -219,16 +219,16 @@ def test_shared_consumers_share(client: pulsar.Client, topic: str) -> None:
 
 
 def test_what_a_lost_shared_consumer_had_goes_to_the_other(client: pulsar.Client, topic: str) -> None:
-    one = client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
+    first = client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
     producer = client.create_producer(topic)
     for number in range(5):
         producer.send(b"%d" % number)
     for _ in range(5):
-        one.receive(WAIT_MS)
-    two = client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
-    one.close()
+        first.receive(WAIT_MS)
+    second = client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
+    first.close()
 
-    assert sorted(two.receive(WAIT_MS).data() for _ in range(5)) == [b"%d" % number for number in range(5)]
+    assert sorted(second.receive(WAIT_MS).data() for _ in range(5)) == [b"%d" % number for number in range(5)]
 
 
 def test_a_key_goes_to_one_key_shared_consumer_in_order(client: pulsar.Client, topic: str) -> None:
@@ -384,13 +384,13 @@ def test_stats_name_producers_and_consumers(client: pulsar.Client, topic: str, a
         return admin.topic("GET", topic, "/stats").json()
 
     wait_for(lambda: stats()["subscriptions"]["s"]["unackedMessages"] == 4)
-    found = stats()
-    assert [item["producerName"] for item in found["publishers"]] == ["the producer"]
-    subscription = found["subscriptions"]["s"]
+    topic_stats = stats()
+    assert [item["producerName"] for item in topic_stats["publishers"]] == ["the producer"]
+    subscription = topic_stats["subscriptions"]["s"]
     assert subscription["type"] == "Shared"
     assert [item["consumerName"] for item in subscription["consumers"]] == ["the consumer"]
     assert subscription["consumers"][0]["unackedMessages"] == 4
-    assert found["msgInCounter"] == 5
+    assert topic_stats["msgInCounter"] == 5
     assert subscription["msgOutCounter"] == 5
 
 
@@ -409,7 +409,7 @@ def test_clients_come_again_when_a_topic_is_unloaded(
     else:
         admin.ask("PUT", "/admin/v2/namespaces/public/default/unload")
 
-    wait_for(lambda: len(found := connections(admin, topic)) == 2 and not found & connected_since)
+    wait_for(lambda: len(current := connections(admin, topic)) == 2 and not current & connected_since)
     producer.send(b"2")
     assert consumer.receive(WAIT_MS).data() == b"2"
 
@@ -417,5 +417,5 @@ def test_clients_come_again_when_a_topic_is_unloaded(
 def connections(admin: Admin, topic: str) -> set[str]:
     """The times at which a topic's producers and consumers have come."""
     stats = admin.topic("GET", topic, "/stats").json()
-    found = [*stats["publishers"], *(item for sub in stats["subscriptions"].values() for item in sub["consumers"])]
-    return {f"{number} {item['connectedSince']}" for number, item in enumerate(found)}
+    clients = [*stats["publishers"], *(item for sub in stats["subscriptions"].values() for item in sub["consumers"])]
+    return {f"{number} {item['connectedSince']}" for number, item in enumerate(clients)}

@@ -35,9 +35,9 @@ def test_a_table_view_has_the_newest_values(client: pulsar.Client, topic: str, a
 
 
 def _items(view: pulsar.TableView) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    view.for_each(lambda key, value: found.__setitem__(key, value))
-    return found
+    items: dict[str, bytes] = {}
+    view.for_each(lambda key, value: items.__setitem__(key, value))
+    return items
 
 
 def test_what_compaction_dropped_is_no_backlog_once_the_rest_is_acknowledged(

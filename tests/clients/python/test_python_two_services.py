@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pulsar
 import pytest
 
@@ -64,10 +65,31 @@ def test_either_service_leads_to_the_owner_and_shows_its_clients(services: Servi
         stats = admin.topic("GET", TOPIC, "/stats").json()
         assert len(stats["publishers"]) == 2
         assert len(stats["subscriptions"]["s"]["consumers"]) == 1
-        found = admin.ask("GET", "/lookup/v2/topic/" + TOPIC.replace("://", "/")).json()
-        assert urlsplit(found["brokerUrl"]).port == urlsplit(first.broker_service_url).port
+        lookup = admin.ask("GET", "/lookup/v2/topic/" + TOPIC.replace("://", "/")).json()
+        assert urlsplit(lookup["brokerUrl"]).port == urlsplit(first.broker_service_url).port
+    _check_deletion_of_partitions(owner, Admin(second.url))
     owner.close()
     other.close()
+
+
+def _check_deletion_of_partitions(owner: pulsar.Client, other: Admin) -> None:
+    """Delete a partitioned topic at a service that has none of its clients."""
+    name = "persistent://public/default/parted"
+    path = f"{other.url}/admin/v2/{name.replace('://', '/')}"
+    other.topic("PUT", name, "/partitions", 2)
+    consumer = owner.subscribe(name, "s")
+    refusal = httpx.delete(f"{path}/partitions")
+    assert refusal.status_code == 412
+    assert f"{name}-partition-0 has active" in refusal.text
+    consumer.close()
+    producer = owner.create_producer(f"{name}-partition-1", send_timeout_millis=1_000)
+    assert httpx.delete(f"{path}/partitions").status_code == 412
+    other.topic("DELETE", name, "/partitions?force=true")
+    with pytest.raises(pulsar.Timeout):  # it connects again, which is refused
+        producer.send(b"1")
+    with pytest.raises(pulsar.NotAllowedError):
+        owner.subscribe(f"{name}-partition-1", "s")
+    assert httpx.get(f"{path}-partition-1/stats").status_code == 404
 
 
 def test_a_service_takes_over_what_is_sealed(services: Services) -> None:

@@ -73,8 +73,8 @@ def assert_refused(answer: Any, status: int, *words: str) -> None:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service in this process; nothing is compacted by itself."""
-    with serving(tmp_path_factory.mktemp("service")) as one:
-        yield one
+    with serving(tmp_path_factory.mktemp("service")) as started:
+        yield started
 
 
 @pytest.fixture

@@ -12,13 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.broker.serving.connected_clients import (
-    ConsumerStats,
-    LiveSubscriptionState,
-    LiveTopicState,
-    SubscriptionClients,
-)
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
+from api.broker.stats_tree import ConsumerStats, SubscriptionStats
 from api.http.tokens import create
+from storage.errors import ErrorText
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving
@@ -95,13 +92,10 @@ def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Serv
 
     text = page(served.client, page_of(rest_topic))
 
-    kinds = [item.get("class") for item in picture(text).iter("rect")]
-    assert kinds.count("ledger") == 1
-    assert kinds.count("part") == 1
-    assert kinds.count("open") == 1
+    assert picture(text).get("aria-label") == "Offsets 0 to 5: 4 sealed, 1 not sealed, 3 live"
     titles = [str(item.text) for item in picture(text).iter("title")]
-    assert any(title.startswith("horizon: compacted up to offset 3") for title in titles)
-    assert any(title.startswith("subscription mine: next is offset") for title in titles)
+    assert "the horizon: compacted up to offset 3" in titles[4]
+    assert sum("subscription mine: next is offset" in title for title in titles) == 1
     assert "so it is due" in text
     assert '<span class="state success">success</span>' in text
     assert "compaction.threshold.bytes" in text
@@ -111,14 +105,14 @@ def test_readers_that_are_connected_are_in_the_picture(
     served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest_topic.put(a="1", b="1", c="1")
-    reader = LiveSubscriptionState(SubscriptionClients(durable=False, consumers=(ConsumerStats(),)), delivered_end=2)
-    ended = LiveSubscriptionState(SubscriptionClients(durable=False))
+    reader = LiveSubscriptionState(SubscriptionStats(durable=False, consumers=(ConsumerStats(),)), delivered_end=2)
+    ended = LiveSubscriptionState(SubscriptionStats(durable=False))
     clients = LiveTopicState(subscriptions={"reader-1": reader, "gone": ended})
     monkeypatch.setattr(served.broker.clients, "of_topic", lambda _: clients)
-    lines = list(picture(page(served.client, page_of(rest_topic))).iter("g"))
-    assert [item.get("aria-label") for item in lines if item.find("line[@class='reader']") is not None] == [
-        "reader reader-1: has got what is before 2"
-    ]
+    drawing = picture(page(served.client, page_of(rest_topic)))
+    assert [item.get("class") for item in drawing.iter("line")].count("reader") == 1
+    titles = [str(item.text) for item in drawing.iter("title")]
+    assert ["reader reader-1: has got what is before 2" in title for title in titles] == [False, False, True]
 
 
 def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
@@ -126,14 +120,14 @@ def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.compact()
     rest_topic.put(a="2", gone=None)
 
-    def asked(key: str) -> str:
+    def key_section(key: str) -> str:
         text = page(served.client, f"{page_of(rest_topic)}?key={key}")
         return text[text.index("<h2>Look a key up") : text.index("<h2>Compactions")]
 
-    assert '<pre tabindex="0">2</pre>' in asked("a")
-    assert "&lt;i&gt;" in asked("b")
-    assert "It deletes the key." in asked("gone")
-    assert "No message has the key “none”" in asked("none")
+    assert '<pre tabindex="0">2</pre>' in key_section("a")
+    assert "&lt;i&gt;" in key_section("b")
+    assert "It deletes the key." in key_section("gone")
+    assert "The key “none” has no value." in key_section("none")
 
 
 def test_a_name_is_shown_as_text_and_found_again(served: Served) -> None:
@@ -275,7 +269,7 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     environment.store.delete(compacted.manifest.name)
     topic_id = served.topic(rest_topic.name).record.id
     retry_at = environment.clock.now_ms() + 60_000
-    environment.metadata.compaction_control.record_failure(topic_id, "the manifest is gone", retry_at)
+    environment.metadata.compaction_control.record_failure(topic_id, ErrorText("the manifest is gone"), retry_at)
 
     text = page(served.client, f"{page_of(rest_topic)}?key=a")
 
@@ -284,15 +278,29 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert "The last compaction failed: the manifest is gone Next try at" in text
     assert "Compact now" in text
     assert "The key could not be looked up: " in text
-    assert "part" not in [item.get("class") for item in picture(text).iter("rect")]
+    assert "live" not in str(picture(text).get("aria-label"))
     titles = [str(item.text) for item in picture(text).iter("title")]
-    assert any(title.startswith("horizon: compacted up to offset 0") for title in titles)
+    assert any("the horizon: compacted up to offset 0" in title for title in titles)
 
 
 def test_what_is_missing_is_a_page(served: Served) -> None:
     assert "Topic persistent://public/default/no-such not found" in page(
         served.client, "/dashboard/topics/public/default/no-such", 404
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/?page=two", "query.page must be a whole number"),
+        ("/dashboard/topics/public/default/t/messages?offset=1.5", "query.offset must be a whole number"),
+        ("/dashboard/topics/pub%20lic/default/t", "Topic name is not valid"),
+    ],
+)
+def test_a_refused_path_or_query_is_a_page(served: Served, path: str, reason: str) -> None:
+    answer = served.client.get(path)
+    assert (answer.status_code // 100, answer.headers["content-type"]) == (4, "text/html; charset=utf-8")
+    assert reason in answer.text
 
 
 def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic) -> None:
@@ -427,8 +435,8 @@ def test_an_encoded_name_survives_logging_in(guarded: Served) -> None:
     client = TestClient(guarded.client.app)
     answer = client.get(path, follow_redirects=False)
     assert answer.status_code == 303, answer.text
-    asked = answer.headers["location"]
-    place = parse_qs(urlsplit(asked).query)["next"][0]
+    location = answer.headers["location"]
+    place = parse_qs(urlsplit(location).query)["next"][0]
     body = urlencode({"token": create(SECRET, "root", {}), "next": place})
     answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
     assert answer.headers["location"] == path

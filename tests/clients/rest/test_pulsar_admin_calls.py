@@ -1,4 +1,4 @@
-"""What `pulsar-admin` asks for, command by command (tests/clients/java/pulsar-admin-calls.tsv), asked of this service.
+"""The calls of each command of `pulsar-admin` (tests/clients/java/pulsar-admin-calls.tsv), sent to this service.
 
 No call is answered by a bare "Not Found" or by an error of the service: it is offered, or says that it is not.
 """
@@ -49,11 +49,11 @@ def test_every_call_is_offered_or_says_that_it_is_not(served: Served) -> None:
     calls = recorded()
     assert len(calls) > 350
     wrong = []
-    there = False
+    exists = False
     for call in calls:
-        if not there:
+        if not exists:
             _prepare(served)
-        there = call.verb != "DELETE"
+        exists = call.verb != "DELETE"
         answer = served.ask(call.verb, call.path, call.body or None)
         reason = answer.json()["reason"] if answer.status_code >= 400 else ""
         if answer.status_code >= 500 or "there is no call" in reason or answer.status_code == 415:

@@ -64,7 +64,7 @@ def recorded() -> list[Call]:
 
 
 class Breaking(InProcessEngine):
-    """An engine whose tasks fail while it is told to."""
+    """An engine whose tasks fail while it is `broken`."""
 
     broken = False
 
@@ -129,7 +129,7 @@ BEFORE: Mapping[str, Callable[[Served], None]] = {
 
 @dataclass(frozen=True)
 class Different:
-    """What this service answers. `body` None: not compared; a function judges."""
+    """The answer of this service. `body` None: not compared; a function judges."""
 
     reason: str
     status: int
@@ -233,7 +233,7 @@ def _told(text: str) -> Any:
 
 
 def _prefix(text: str) -> Any:
-    """As much of a JSON document as was recorded of one that is cut short."""
+    """Return the part of a JSON document that was recorded of one that is cut short."""
     decoder = json.JSONDecoder()
     opening, at = text[0], 1
     members: list[Any] = []
@@ -252,23 +252,23 @@ def _prefix(text: str) -> Any:
     return dict(members) if opening == "{" else members
 
 
-def _like(ours: Any, theirs: Any) -> bool:
+def _like(own: Any, theirs: Any) -> bool:
     """Equal, but for what varies, of which the kind is compared."""
     if isinstance(theirs, dict):
         return (
-            isinstance(ours, dict)
-            and list(ours) == list(theirs)
-            and all(_kind(ours[k]) == _kind(v) if k in VARYING else _like(ours[k], v) for k, v in theirs.items())
+            isinstance(own, dict)
+            and list(own) == list(theirs)
+            and all(_kind(own[k]) == _kind(v) if k in VARYING else _like(own[k], v) for k, v in theirs.items())
         )
-    return bool(ours == theirs)
+    return bool(own == theirs)
 
 
-def _begins(ours: Any, theirs: Any) -> bool:
+def _begins(own: Any, theirs: Any) -> bool:
     """Ours begins with the same names, in their order, each with a value of the same kind."""
     if isinstance(theirs, list):
-        return isinstance(ours, list)
+        return isinstance(own, list)
     names = list(theirs)
-    return list(ours)[: len(names)] == names and all(_kind(ours[name]) == _kind(theirs[name]) for name in names)
+    return list(own)[: len(names)] == names and all(_kind(own[name]) == _kind(theirs[name]) for name in names)
 
 
 def _kind(value: Any) -> type:
@@ -281,7 +281,7 @@ def _spaces(text: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a call."""
+    """The result of a call."""
 
     status: int
     content_type: str
@@ -293,7 +293,7 @@ class Answer:
 
 
 def _ask(served: Served, call: Call) -> Answer:
-    """As the page says: POLL asks until the compaction has ended, and tells every distinct answer."""
+    """Make a call of the page. POLL repeats it until the compaction has ended, and returns every distinct answer."""
     if call.verb != "POLL":
         body = call.body
         if call.note == "empty body":
@@ -310,7 +310,7 @@ def _ask(served: Served, call: Call) -> Answer:
 
 
 def _problems(call: Call, answer: Answer) -> Iterator[str]:
-    """What is wrong with an answer."""
+    """Yield the problems of an answer."""
     different = DIFFERENT.get(call.name)
     if different is not None:
         if answer.status != different.status:
@@ -346,7 +346,7 @@ ENDED = ("SUCCESS", "ERROR")
 
 
 def _is_over(call: Call) -> bool:
-    """Whether the broker had executed what was asked of it when it was asked this."""
+    """Return whether the broker had executed the earlier calls when it got this one."""
     return call.verb == "GET" and (any(f'"{item}"' in call.answer for item in ENDED) or call.note in OVER)
 
 

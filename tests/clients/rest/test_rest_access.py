@@ -1,4 +1,4 @@
-"""Every operation of the service asks who is there: none forgets to, whatever its path and whoever comes."""
+"""Every operation of the service authenticates its caller, whatever its path and its caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from api.app import ROUTERS
 from api.http.router import Route
 from api.http.tokens import create
-from storage.errors import Unavailable, recorded
+from storage.errors import ErrorText, Unavailable
 from storage.model import TopicName
 from tests.asgi import TestClient
 from tests.serving import serving
@@ -48,9 +48,9 @@ def operations(client: TestClient) -> list[tuple[str, str, dict[str, Any]]]:
     """Method, path and description of each."""
     paths = client.get("/openapi.json").json()["paths"]
     return [
-        (method.upper(), path, one)
-        for path, found in paths.items()
-        for method, one in found.items()
+        (method.upper(), path, described)
+        for path, methods in paths.items()
+        for method, described in methods.items()
         if method in METHODS and path not in OPEN
     ]
 
@@ -77,7 +77,7 @@ def test_without_a_token_nothing_is_answered(client: TestClient, operations: lis
 
 
 def test_a_stranger_may_do_nothing(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
-    """Also where the body, or a name, is wrong: nobody learns that before the permission is checked."""
+    """The permission is checked before the body and the names: a refused caller does not learn that they are wrong."""
     answered = {
         f"{method} {path}": status
         for method, path, _ in operations
@@ -95,9 +95,9 @@ def test_a_superuser_is_refused_nothing(client: TestClient, operations: list[tup
 def test_operations_have_ids_of_their_own_and_say_that_they_want_a_token(
     operations: list[tuple[str, str, dict[str, Any]]],
 ) -> None:
-    ids = [one["operationId"] for _, _, one in operations]
+    ids = [described["operationId"] for _, _, described in operations]
     assert len(ids) == len(set(ids))
-    assert [path for _, path, one in operations if one.get("security") != [{"token": []}]] == []
+    assert [path for _, path, described in operations if described.get("security") != [{"token": []}]] == []
 
 
 def test_why_it_is_not_ready_is_for_superusers_and_the_log(
@@ -139,14 +139,14 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     grant = "/admin/v2/namespaces/public/default/permissions/clerk"
     assert client.post(grant, json=["compact"], headers=root).status_code == 204
     metadata = cast(Any, client.app).state.broker.environment.metadata
-    error = recorded(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
+    error = ErrorText.of(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
     record = metadata.topics.get(TopicName.parse("persistent://public/default/fails"))
     metadata.runs.fail(metadata.runs.claim(record.id, "one", {}, 1000), error)
     metadata.compaction_control.record_failure(record.id, error, 0)
     for path, named in (("compaction", "lastError"), ("compaction/control", "last_error"), ("compactions", "error")):
         for headers, full in ((clerk, False), (root, True)):
-            found = client.get(f"{topic}/{path}", headers=headers).json()
-            answer = (found[0] if isinstance(found, list) else found)[named]
+            document = client.get(f"{topic}/{path}", headers=headers).json()
+            answer = (document[0] if isinstance(document, list) else document)[named]
             assert ("acme" in answer, "minio" in answer, "does not answer now" in answer) == (full, full, not full), (
                 path
             )
@@ -154,17 +154,17 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
 
 def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:
     root, cook, boss = bearing("root"), bearing("cook"), bearing("boss")
-    here = "/admin/v2/persistent/kitchen/main"
+    prefix = "/admin/v2/persistent/kitchen/main"
     tenant = {"adminRoles": ["boss"], "allowedClusters": ["standalone"]}
     assert client.put("/admin/v2/tenants/kitchen", json=tenant, headers=boss).status_code == 403
     assert client.put("/admin/v2/tenants/kitchen", json=tenant, headers=root).status_code == 204
     assert client.put("/admin/v2/namespaces/kitchen/main", headers=boss).status_code == 204
-    assert client.put(f"{here}/soup", headers=boss).status_code == 204
+    assert client.put(f"{prefix}/soup", headers=boss).status_code == 204
     grant = "/admin/v2/namespaces/kitchen/main/permissions/cook"
 
     def may() -> tuple[bool, bool]:
         """Compact, and produce."""
-        compact = client.put(f"{here}/soup/compaction", headers=cook).status_code
+        compact = client.put(f"{prefix}/soup/compaction", headers=cook).status_code
         message = {"messages": [{"key": "k", "payload": "v"}]}
         produce = client.post("/topics/persistent/kitchen/main/soup", json=message, headers=cook).status_code
         return compact != 403, produce != 403
@@ -211,17 +211,17 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
         assert client.put(f"/admin/v2/namespaces/{name}/orders", headers=root).status_code == 204
         assert client.put(f"/admin/v2/persistent/{name}/orders/paid", headers=root).status_code == 204
         topic = metadata.topics.get(TopicName(name, "orders", "paid"))
-        runs[name] = metadata.runs.claim(topic.id, "nobody", {}, 60_000).run_id
+        runs[name] = metadata.runs.claim(topic.id, "worker", {}, 60_000).run_id
     grant = "/admin/v2/namespaces/shop/orders/permissions/"
     for role, action in (("clerk", "compact"), ("reader", "consume")):
         assert client.post(grant + role, json=[action], headers=root).status_code == 204
-    ours, others = (f"/admin/v2/compactions/{runs[name]}" for name in ("shop", "other"))
-    assert client.get(ours, headers=clerk).json()["topic"] == "persistent://shop/orders/paid"
-    assert client.delete(ours, headers=clerk).status_code == 204
-    assert "event: end" in client.get(f"{ours}/events", headers=clerk).text
+    own, others = (f"/admin/v2/compactions/{runs[name]}" for name in ("shop", "other"))
+    assert client.get(own, headers=clerk).json()["topic"] == "persistent://shop/orders/paid"
+    assert client.delete(own, headers=clerk).status_code == 204
+    assert "event: end" in client.get(f"{own}/events", headers=clerk).text
     missing = "/admin/v2/compactions/99999"
     for verb, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
-        for run, role in ((others, "clerk"), (ours, "reader"), (missing, "clerk"), (missing, "reader")):
+        for run, role in ((others, "clerk"), (own, "reader"), (missing, "clerk"), (missing, "reader")):
             refused = client.request(verb, run + path, headers=bearing(role))
             assert refused.status_code == 403, (verb, run, role)
             message = refused.json()["reason"].replace(role, "ROLE")

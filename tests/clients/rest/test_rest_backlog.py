@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving.connected_clients import (
-    ConsumerStats,
-    LiveSubscriptionState,
-    LiveTopicState,
-    ProducerStats,
-    SubscriptionClients,
-    TopicClients,
-)
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
+from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
 from api.broker.threads import Pool, WaitsFor
 from api.rest.brokers import broker_stats
 from storage.errors import Misconfigured
+from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
@@ -53,12 +48,12 @@ def topic_in(served: Served, namespace: str, local: str = "t") -> RestTopic:
 
 def backlog(topic: RestTopic) -> dict[str, int]:
     """Messages before each subscription."""
-    found = topic.ask("GET", "/stats").json()["subscriptions"]
-    return {name: one["msgBacklog"] for name, one in found.items()}
+    subscriptions = topic.ask("GET", "/stats").json()["subscriptions"]
+    return {name: statistics["msgBacklog"] for name, statistics in subscriptions.items()}
 
 
 def look_at_backlogs(served: Served) -> None:
-    """What the service does every minute."""
+    """Check the quotas of backlogs, as the service does every minute."""
     assert served.ask("GET", f"{ADMIN}/brokers/backlog-quota-check").status_code == 204
     served.broker.maintenance.maintenance.run_due()
 
@@ -98,10 +93,10 @@ def test_quotas_of_a_namespace_and_a_topic(served: Served, namespace: str) -> No
     assert topic.ask("GET", "/backlogQuotaMap?applied=true").json() == {SIZE: hold, AGE: hold}
     body = {"limit": 1024, "limitSize": 1024, "limitTime": -1, "policy": "producer_exception"}
     assert served.ask("POST", f"{namespace}/backlogQuota?backlogQuotaType={SIZE}", json.dumps(body)).status_code == 204
-    ours = {SIZE: {**NONE, "limit": 1024, "limitSize": 1024, "policy": "producer_exception"}}
-    assert served.ask("GET", f"{namespace}/backlogQuotaMap").json() == ours
-    assert served.ask("GET", namespace).json()["backlog_quota_map"] == ours
-    assert topic.ask("GET", "/backlogQuotaMap?applied=true").json() == {**ours, AGE: hold}
+    quotas = {SIZE: {**NONE, "limit": 1024, "limitSize": 1024, "policy": "producer_exception"}}
+    assert served.ask("GET", f"{namespace}/backlogQuotaMap").json() == quotas
+    assert served.ask("GET", namespace).json()["backlog_quota_map"] == quotas
+    assert topic.ask("GET", "/backlogQuotaMap?applied=true").json() == {**quotas, AGE: hold}
     old = {"limitTime": 90, "policy": "consumer_backlog_eviction"}
     assert topic.ask("POST", f"/backlogQuota?backlogQuotaType={AGE}", old).status_code == 204
     assert topic.ask("GET", "/backlogQuotaMap").json() == {AGE: {**NONE, **old}}
@@ -188,9 +183,9 @@ def test_what_a_backlog_is_made_of(rest_topic: RestTopic) -> None:
     ids = rest_topic.put(a="1", b="2", c="3", d="4")
     assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
     assert rest_topic.ask("POST", "/subscription/s/skip/1").status_code == 204
-    found = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
+    analysis = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
     second, last = (":".join(item.split(":")[:2]) for item in (ids[1], ids[3]))
-    assert found == {
+    assert analysis == {
         "entries": 3,
         "messages": 3,
         "markerMessages": 0,
@@ -213,14 +208,14 @@ def test_what_a_backlog_is_made_of(rest_topic: RestTopic) -> None:
 
 
 def test_a_long_backlog_is_not_read_to_its_end(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.rest.subscriptions.backlog.MOST_ENTRIES", 2)
+    monkeypatch.setattr("api.broker.subscriptions.MOST_ENTRIES", 2)
     rest_topic.put(a="1", b="2")
     assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
-    found = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
-    assert (found["entries"], found["aborted"]) == (2, False)
+    analysis = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
+    assert (analysis["entries"], analysis["aborted"]) == (2, False)
     rest_topic.put(c="3")
-    found = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
-    assert (found["entries"], found["aborted"]) == (2, True)
+    analysis = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
+    assert (analysis["entries"], analysis["aborted"]) == (2, True)
 
 
 def test_the_backlogs_of_a_namespace(served: Served, namespace: str) -> None:
@@ -259,30 +254,37 @@ def test_each_topic_that_is_unsubscribed_is_a_call_of_its_own(
     for topic in topics[1:]:
         assert topic.ask("PUT", "/subscription/s").status_code == 204
     pool = served.broker.pools[WaitsFor.DATABASE]
-    calls: list[str] = []
+    calls: list[list[str]] = []
 
     async def run(work: Callable[..., Any], *arguments: Any) -> Any:
-        calls.append(work.__name__)
+        calls.append([str(part) for part in arguments if isinstance(part, TopicName)])
+        calls[-1] += [str(part.name) for part in arguments if isinstance(part, TopicRecord)]
         return await Pool.run(pool, work, *arguments)
 
     monkeypatch.setattr(pool, "run", run)
     assert served.ask("POST", f"{namespace}/unsubscribe/s").status_code == 204
-    assert calls == ["_topics", "_delete", "_delete", "_delete"]
+    prefix = namespace.replace("/admin/v2/namespaces/", "persistent://")
+    first, second, third = ([f"{prefix}/{name}"] for name in ("t1", "t2", "t3"))
+    assert calls == [[], first, second, second, third, third]
     assert [backlog(topic) for topic in topics] == [{}, {}, {}]
 
 
 def test_stats_of_all_topics(served: Served, namespace: str, rest_topic: RestTopic) -> None:
-    there = topic_in(served, namespace)
-    assert there.ask("PUT", "/subscription/s").status_code == 204
+    other_topic = topic_in(served, namespace)
+    assert other_topic.ask("PUT", "/subscription/s").status_code == 204
     rest_topic.put(a="1")
-    found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
+    by_namespace = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
     full = namespace.removeprefix(f"{ADMIN}/namespaces/")
     name = f"persistent://{full}/t"
     bundle = served.ask("GET", f"/lookup/v2/topic/{name.replace('://', '/')}/bundle").text
-    stats = found[full][bundle]["persistent"][name]
+    stats = by_namespace[full][bundle]["persistent"][name]
     assert stats["subscriptions"]["s"]["msgBacklog"] == stats["msgInCount"] == 0
-    assert list(found[full]) == [bundle]
-    of_default = {topic: one for some in found["public/default"].values() for topic, one in some["persistent"].items()}
+    assert list(by_namespace[full]) == [bundle]
+    of_default = {
+        topic: statistics
+        for some in by_namespace["public/default"].values()
+        for topic, statistics in some["persistent"].items()
+    }
     assert of_default[rest_topic.name]["msgInCount"] == 1
     listed = served.ask("GET", f"{ADMIN}/persistent/public/default").json()
     assert sorted(of_default) == sorted(listed)
@@ -292,10 +294,10 @@ def test_stats_of_all_topics_are_those_of_each_topic(rest_topic: RestTopic, monk
     assert rest_topic.ask("PUT", "/subscription/cursor").status_code == 204
     rest_topic.put(a="1", b="2")
     consumer = ConsumerStats(consumer_name="c", address="/127.0.0.1:1", available_permits=7, unacked_messages=2)
-    shared = SubscriptionClients(type="Shared", consumers=(consumer,), unacked_messages=2, msg_rate_out=2.5)
-    exclusive = SubscriptionClients(type="Exclusive", consumers=(consumer,), message_ack_rate=0.5)
+    shared = SubscriptionStats(type="Shared", consumers=(consumer,), unacked_messages=2, msg_rate_out=2.5)
+    exclusive = SubscriptionStats(type="Exclusive", consumers=(consumer,), message_ack_rate=0.5)
     live = LiveTopicState(
-        TopicClients(msg_rate_in=1.5, bytes_out_counter=9, publishers=(ProducerStats(producer_name="p"),)),
+        TopicStats(msg_rate_in=1.5, bytes_out_counter=9, publishers=(ProducerStats(producer_name="p"),)),
         {
             "cursor": LiveSubscriptionState(shared, backlog=lambda end, first: end - first - 1),
             "reader": LiveSubscriptionState(exclusive),
@@ -351,9 +353,9 @@ def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged
         return of_one(broker, name)
 
     monkeypatch.setattr(broker_stats, "stats_snapshot", away)
-    found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
-    assert other.name in json.dumps(found)
-    assert f'"{rest_topic.name}"' not in json.dumps(found)
+    by_namespace = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
+    assert other.name in json.dumps(by_namespace)
+    assert f'"{rest_topic.name}"' not in json.dumps(by_namespace)
     assert [record.message for record in caplog.records if "is left out" in record.message] == [
         f"{rest_topic.name} is left out of the stats of all topics: log.uid holds nonsense: restore it"
     ]

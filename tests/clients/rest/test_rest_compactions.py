@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 
 from api.broker.threads import Pool, WaitsFor
+from api.http import run_events, single_flight
 from api.http.single_flight import MAX_AGE_MS, RunPoller
-from api.rest.compaction import runs
+from storage.errors import ErrorText
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import LogPosition
@@ -48,8 +49,8 @@ def test_cancel(rest_topic: RestTopic, served: Served) -> None:
     run = claimed(rest_topic)
     path = f"/admin/v2/compactions/{run.run_id}"
     assert served.ask("DELETE", f"{path}?reason=enough").status_code == 204
-    found = served.ask("GET", path).json()
-    assert (found["state"], found["error"]) == ("CANCELLED", "enough")
+    document = served.ask("GET", path).json()
+    assert (document["state"], document["error"]) == ("CANCELLED", "enough")
     assert served.ask("DELETE", path).status_code == 409
 
 
@@ -63,17 +64,17 @@ class Scripted:
     async def report(self, run_id: int) -> dict[str, Any]:
         if self._happens:
             self._happens.pop(0)()
-        return await asyncio.to_thread(self._runs._read, run_id)
+        return await self._runs.report(run_id)
 
 
 def events(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Kinds and data of the events of a stream."""
-    found = []
+    streamed = []
     for block in text.strip().split("\n\n"):
         if not block.startswith(":"):
             kind, _, data = block.split("\n")
-            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return found
+            streamed.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return streamed
 
 
 def test_progress_is_told_until_the_run_ends(
@@ -81,8 +82,9 @@ def test_progress_is_told_until_the_run_ends(
 ) -> None:
     run = claimed(rest_topic)
     metadata = served.broker.environment.metadata
-    monkeypatch.setattr(runs, "MAX_AGE_MS", 0)
-    monkeypatch.setattr(runs, "KEEP_ALIVE_MS", 0)
+    for module in (run_events, single_flight):
+        monkeypatch.setattr(module, "MAX_AGE_MS", 0)
+    monkeypatch.setattr(run_events, "KEEP_ALIVE_MS", 0)
     scripted = Scripted(
         served.context.runs,
         lambda: None,
@@ -119,16 +121,16 @@ def test_many_watchers_share_a_read(bench: Workbench, monkeypatch: pytest.Monkey
     reports = RunPoller(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
-        found = await asyncio.gather(*(reports.report(run.run_id) for _ in range(20)))
+        documents = await asyncio.gather(*(reports.report(run.run_id) for _ in range(20)))
         clock.advance(MAX_AGE_MS)
         await reports.report(run.run_id)
         assert read.call_count == 2
         clock.advance(-3_600_000)
         await reports.report(run.run_id)  # a clock that was set back by an hour keeps no report for an hour
-        return list(found)
+        return list(documents)
 
-    found = asyncio.run(watch())
-    assert {item["run"] for item in found} == {run.run_id}
+    updates = asyncio.run(watch())
+    assert {item["run"] for item in updates} == {run.run_id}
     assert read.call_count == 3
 
 
@@ -157,10 +159,12 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
 
 def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
     record = served.topic(rest_topic.name).record
-    served.broker.environment.metadata.compaction_control.record_failure(record.id, "the workers are away", 17)
+    served.broker.environment.metadata.compaction_control.record_failure(
+        record.id, ErrorText("the workers are away"), 17
+    )
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
-    (found,) = [item for item in failing if item["topic"] == rest_topic.name]
-    assert (found["failures"], found["last_error"]) == (1, "the workers are away")
+    (failure,) = [item for item in failing if item["topic"] == rest_topic.name]
+    assert (failure["failures"], failure["last_error"]) == (1, "the workers are away")
     assert rest_topic.ask("POST", "/compaction/abort").status_code == 200
 
 
@@ -207,17 +211,17 @@ def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead
     metadata, topic = served.broker.environment.metadata, served.topic(rest_topic.name)
     store_policy(metadata, topic_scope(topic.record), "retention.ms", "1y")
     store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
-    found = rest_topic.ask("GET", "/policies").json()
-    reason = found["retention.ms"]["unreadable"].pop("reason")
+    policies = rest_topic.ask("GET", "/policies").json()
+    reason = policies["retention.ms"]["unreadable"].pop("reason")
     assert reason.startswith("'1y' is not a value of retention.ms: give milliseconds")
-    assert found["retention.ms"] == {
+    assert policies["retention.ms"] == {
         "value": -1,
         "origin": "topic",
         "unreadable": {"value": "1y", "origin": "topic"},
     }
-    assert found["segment.bytes"]["value"] == 128 << 20
-    assert found["segment.bytes"]["unreadable"]["origin"] == "broker"
-    assert "unreadable" not in found["segment.ms"]
+    assert policies["segment.bytes"]["value"] == 128 << 20
+    assert policies["segment.bytes"]["unreadable"]["origin"] == "broker"
+    assert "unreadable" not in policies["segment.ms"]
     assert rest_topic.ask("GET", "/policies/retention.ms?applied=false").json()["value"] == "1y"
     assert rest_topic.ask("GET", "/retention?applied=true").json()["retentionTimeInMinutes"] == -1
     assert rest_topic.ask("DELETE", "/policies").status_code == 204
@@ -278,10 +282,10 @@ def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.broker.environment.metadata
     assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
-    for wanted in (None, {}, {"force": True}, {"dryRun": False}):
-        (report,) = rest_topic.ask("POST", "/release-lease", wanted).json()
+    for body in (None, {}, {"force": True}, {"dryRun": False}):
+        (report,) = rest_topic.ask("POST", "/release-lease", body).json()
         assert (report["owner"], report["expires_at"]) == (lease.owner, lease.expires_at)
-        assert report["dry_run"] == (wanted != {"dryRun": False})
+        assert report["dry_run"] == (body != {"dryRun": False})
     assert rest_topic.ask("POST", "/release-lease", {"yes": True}).status_code == 400
     rest_topic.put(b="2")
     assert_refused(rest_topic.ask("POST", "/release-lease", {"dryRun": False}), 409, "its owner is alive")
@@ -292,12 +296,12 @@ def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: R
     rest_topic.compact()
     ids = rest_topic.put(b="2")
     before = rest_topic.read()
-    for wanted in (None, {}, {"before": ids[0]}, {"before": 1}):
-        (report,) = rest_topic.ask("POST", "/trim?dryRun=true", wanted).json()
+    for body in (None, {}, {"before": ids[0]}, {"before": 1}):
+        (report,) = rest_topic.ask("POST", "/trim?dryRun=true", body).json()
         assert report["dry_run"]
     assert len(report["ledgers"]) == 1
-    for wanted in ({}, {"before": 1}):
-        assert_refused(rest_topic.ask("POST", "/trim", wanted), 400, "dryRun=")
+    for body in ({}, {"before": 1}):
+        assert_refused(rest_topic.ask("POST", "/trim", body), 400, "dryRun=")
     assert rest_topic.read() == before
     (report,) = rest_topic.ask("POST", "/trim?dryRun=false", {"before": ids[0]}).json()
     assert not report["dry_run"]
@@ -308,7 +312,7 @@ def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: R
 
 
 def test_a_trim_without_more_applies_the_policies_and_answers_nothing(rest_topic: RestTopic) -> None:
-    """As a broker: Pulsar's clients wait forever for a list where they want no answer."""
+    """The answer is a broker's: Pulsar's clients wait forever for a list where they want no answer."""
     rest_topic.put(a="1")
     rest_topic.compact()
     assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204

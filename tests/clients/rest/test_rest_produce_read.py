@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from api.broker.serving.key_routing import partition_of
+from api.broker.key_hashes import partition_of
 from api.http.owner_proxy import FORWARDED
+from api.observability.logs import LogThrottle
 from api.rest.messages.read import ARROW, JSON_LINES, NEXT
 from storage.errors import StorageFull
+from storage.log import log_space
 from tests.clients.rest.conftest import RestTopic, assert_refused
+from tests.clocks import ManualClock
 from tests.serving import Served
 
 
@@ -25,14 +29,14 @@ def lines_of(topic: RestTopic, data: str, query: str = "") -> Any:
 
 def pages(topic: RestTopic, query: str) -> list[list[int]]:
     """Offsets of all pages, one after the other, each from where the one before said."""
-    start, found = "earliest", []
+    start, read = "earliest", []
     while True:
         answer = topic.ask("GET", f"/messages?start={start}&{query}")
         assert answer.status_code == 200, answer.text
         page = [json.loads(line)["offset"] for line in answer.text.splitlines()]
         if not page:
-            return found
-        found.append(page)
+            return read
+        read.append(page)
         start = answer.headers[NEXT]
 
 
@@ -53,10 +57,9 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
 
 def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     rest_topic.put(a="1")
-    room = rest_topic.served.broker.environment.log.room
-    assert room is not None
+    monkeypatch.setattr(log_space, "DISK_MS", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(room, "_min_free_bytes", 1 << 62)
+        patched.setattr(log_space, "free_bytes", lambda _: 1 << 20)
         path = f"/topics/persistent/public/default/{rest_topic.local}"
         answer = rest_topic.served.ask("POST", path, json.dumps({"messages": [{"payload": "2"}]}))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
@@ -69,8 +72,7 @@ def test_a_log_without_room_is_reported_by_readiness_and_metrics(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N15: nothing said so but the refused messages."""
-    room = served.broker.environment.log.room
-    assert room is not None
+    monkeypatch.setattr(log_space, "DISK_MS", 0)
 
     def sample(name: str) -> float:
         lines = served.ask("GET", "/metrics").text.splitlines()
@@ -80,7 +82,7 @@ def test_a_log_without_room_is_reported_by_readiness_and_metrics(
     assert sample("compactor_log_full") == 0
     assert sample("compactor_log_free_bytes") > sample("compactor_log_least_free_bytes") == 128 << 20
     with monkeypatch.context() as patched:
-        patched.setattr(room, "_min_free_bytes", 1 << 62)
+        patched.setattr(log_space, "free_bytes", lambda _: 1 << 20)
         ready = served.ask("GET", "/readyz")
         assert ready.status_code == 503
         assert ready.json()["reason"].startswith("log: nothing is appended: the disk of the log directory has ")
@@ -121,9 +123,9 @@ def test_pages_are_the_whole_in_order_and_hold_what_was_asked(rest_topic: RestTo
     rest_topic.compact()
     rest_topic.put(**{f"k{number}": "y" for number in range(7, 12)})
     whole = [item["offset"] for item in rest_topic.read(f"readCompacted={flag}")]
-    found = pages(rest_topic, f"readCompacted={flag}&limit=4")
-    assert [offset for page in found for offset in page] == whole
-    assert all(len(page) == 4 for page in found[:-1])
+    read = pages(rest_topic, f"readCompacted={flag}&limit=4")
+    assert [offset for page in read for offset in page] == whole
+    assert all(len(page) == 4 for page in read[:-1])
     by_bytes = pages(rest_topic, f"readCompacted={flag}&maxBytes=12")
     assert [offset for page in by_bytes for offset in page] == whole
     assert len(by_bytes) > 4
@@ -221,7 +223,7 @@ def test_a_forwarded_read_waits_less_than_who_forwarded_it(
 ) -> None:
     broker = rest_topic.served.broker
     monkeypatch.setattr(broker, "settings", replace(broker.settings, forwarding_timeout_ms=1))
-    monkeypatch.setattr(rest_topic.served.context, "polls", None)  # the service that asks would have given up
+    monkeypatch.setattr(rest_topic.served.context, "polls", None)  # the calling service would have stopped waiting
     path = f"{rest_topic.path}/messages?start=latest&waitMs=60000"
     answer = rest_topic.served.client.get(path, headers={FORWARDED: "first:1"})
     assert (answer.status_code, answer.text, answer.headers[NEXT]) == (200, "", "0")
@@ -268,9 +270,13 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
     def fails(*_: object) -> None:
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
-    monkeypatch.setattr("api.rest.messages.produce._appended", fails)
-    monkeypatch.setattr(cast(Any, served.client.app).state.log_throttle, "_at", {})  # it has logged none like it
-    (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
+    monkeypatch.setattr("api.broker.messages.append", fails)
+    state = cast(Any, served.client.app).state
+    throttle, state.log_throttle = state.log_throttle, LogThrottle(ManualClock(), logging.getLogger("api"))
+    try:
+        (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
+    finally:
+        state.log_throttle = throttle
     assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)
     assert "has no space left" in ack["errorMsg"]
     assert "file:///srv/store" in caplog.text
@@ -339,7 +345,7 @@ def test_a_key_that_was_deleted_in_a_new_partition_stays_deleted(served: Served)
     """Its value is in the old one forever."""
     grown = RestTopic(served, "grown")
     assert grown.ask("PUT", "/partitions", 1).status_code == 204
-    key = next(key for key in map(str, range(99)) if partition_of(key.encode(), 2, 0) == 1)
+    key = next(key for key in map(str, range(99)) if partition_of(key.encode(), 2) == 1)
     old = f'{{"key": "{key}", "value": "old", "publish_time": 5}}\n'
     assert lines_of(grown, old).status_code == 200
     assert grown.ask("POST", "/partitions", 2).status_code == 204
@@ -366,7 +372,7 @@ def test_a_key_keeps_its_partition_while_another_one_is_gone(served: Served) -> 
     assert RestTopic(served, "holed-partition-0").ask("DELETE").status_code == 204
     acks = holed.produce(*({"key": key, "payload": "2"} for key in keys))
     for key, ack in zip(keys, acks, strict=True):
-        at = partition_of(key.encode(), 3, 0)
+        at = partition_of(key.encode(), 3)
         assert (ack["errorCode"], ack.get("messageId", "::-").split(":")[2]) == ((2, "-") if not at else (0, str(at)))
     acks = holed.produce({"payload": "a", "partition": 2}, {"payload": "b", "partition": 0})
     assert [ack["errorCode"] for ack in acks] == [0, 2]

@@ -82,9 +82,9 @@ def test_what_may_not_follow_is_refused_by_the_strategy_that_holds(served: Serve
     ],
 )
 def test_what_is_no_schema_is_refused(served: Served, body: dict[str, Any], reason: str) -> None:
-    status, given = refused(served, "POST", "s3", "schema", body)
+    status, answered = refused(served, "POST", "s3", "schema", body)
     assert status == 400
-    assert given.startswith(reason)
+    assert answered.startswith(reason)
 
 
 def test_properties_may_be_null(served: Served) -> None:

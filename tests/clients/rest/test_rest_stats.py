@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving.connected_clients import (
-    ConsumerStats,
-    LiveSubscriptionState,
-    LiveTopicState,
-    ProducerStats,
-    SubscriptionClients,
-    TopicClients,
-)
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
+from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
+from storage.errors import ErrorText
 from tests.clients.rest.conftest import RestTopic
+from tests.cursors import merge
 from tests.serving import Served
 from tests.workbench import content
 
@@ -105,7 +101,7 @@ def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
     record = rest_topic.served.topic(rest_topic.name).record
     run = metadata.runs.claim(record.id, "worker", {}, 30_000)
     before = _stats(rest_topic)["compaction"]
-    metadata.runs.fail(run, "the workers are away")
+    metadata.runs.fail(run, ErrorText("the workers are away"))
     after = _stats(rest_topic)["compaction"]
     assert after["lastCompactionFailedTimestamp"] > 0 == before["lastCompactionFailedTimestamp"]
     assert after["lastCompactionSucceedTimestamp"] == before["lastCompactionSucceedTimestamp"]
@@ -120,16 +116,16 @@ def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> No
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.cursors.create(record.id, "s", None, {"readCompacted": "true"})
     life = metadata.cursors.load(record.id, "s", 1 << 20).incarnation
-    metadata.cursors.merge(record.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    merge(metadata, record.id, "s", life, None, {0: BitMap([2, 3, 7])})
     plain = _stats(rest_topic)["subscriptions"]["s"]
     assert (plain["msgBacklog"], plain["earliestMsgPublishTimeInBacklog"]) == (7, 0)
     assert plain["subscriptionProperties"] == {"readCompacted": "true"}
     query = "?getPreciseBacklog=true&subscriptionBacklogSize=false&getEarliestTimeInBacklog=true"
-    asked = _stats(rest_topic, query)
-    assert asked["subscriptions"]["s"]["msgBacklog"] == 7
-    assert asked["subscriptions"]["s"]["backlogSize"] == -1
-    assert asked["subscriptions"]["s"]["nonContiguousDeletedMessagesRanges"] == 2
-    assert asked["earliestMsgPublishTimeInBacklogs"] == asked["lastPublishTimeStamp"] > 0
+    stats = _stats(rest_topic, query)
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 7
+    assert stats["subscriptions"]["s"]["backlogSize"] == -1
+    assert stats["subscriptions"]["s"]["nonContiguousDeletedMessagesRanges"] == 2
+    assert stats["earliestMsgPublishTimeInBacklogs"] == stats["lastPublishTimeStamp"] > 0
     assert rest_topic.ask("GET", "/backlog").json()["cursorDetails"] == {
         "s": {"cursorBacklog": 7, "cursorLedgerId": -1}
     }
@@ -179,17 +175,17 @@ def test_the_last_publish_time_is_there_before_a_segment_is_rolled(rest_topic: R
 def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     consumers = ConsumerStats(consumer_name="one", last_consumed_flow_timestamp=7), ConsumerStats(consumer_name="two")
     subscriptions = {
-        "exclusive": SubscriptionClients(type="Exclusive", consumers=consumers[:1]),
-        "failover": SubscriptionClients(type="Failover", active_consumer_name="two", consumers=consumers),
-        "shared": SubscriptionClients(type="Shared", consumers=consumers[1:]),
+        "exclusive": SubscriptionStats(type="Exclusive", consumers=consumers[:1]),
+        "failover": SubscriptionStats(type="Failover", active_consumer_name="two", consumers=consumers),
+        "shared": SubscriptionStats(type="Shared", consumers=consumers[1:]),
     }
     live = LiveTopicState(
-        TopicClients(publishers=(ProducerStats(producer_name="p"),)),
+        TopicStats(publishers=(ProducerStats(producer_name="p"),)),
         {name: LiveSubscriptionState(clients) for name, clients in subscriptions.items()},
     )
     monkeypatch.setattr(rest_topic.served.broker.clients, "of_topic", lambda _: live)
-    found = _stats(rest_topic)
-    by_name = found["subscriptions"]
+    stats = _stats(rest_topic)
+    by_name = stats["subscriptions"]
     assert {name: item.get("activeConsumerName") for name, item in by_name.items()} == {
         "exclusive": "one",
         "failover": "two",
@@ -197,7 +193,7 @@ def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytes
     }
     assert [item["lastConsumedFlowTimestamp"] for item in by_name["failover"]["consumers"]] == [7, 0]
     assert by_name["failover"]["lastConsumedFlowTimestamp"] == 7
-    assert [item["producerName"] for item in found["publishers"]] == ["p"]
+    assert [item["producerName"] for item in stats["publishers"]] == ["p"]
     bare = _stats(rest_topic, "?excludePublishers=true&excludeConsumers=true")
     assert bare["publishers"] == []
     assert [item["consumers"] for item in bare["subscriptions"].values()] == [[], [], []]
@@ -213,7 +209,7 @@ def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -
     environment = rest_topic.served.broker.environment
     record = rest_topic.served.topic(rest_topic.name).record
     (segment,) = environment.metadata.segments.of_topic(record.id)
-    found = unsealed_end(environment.log, record, segment)
-    assert found is not None
-    assert (found.next_offset, found.entries) == (2, 2)
+    end = unsealed_end(environment.log, record, segment)
+    assert end is not None
+    assert (end.next_offset, end.entries) == (2, 2)
     assert unsealed_end(environment.log, record, replace(segment, log_uid="0" * 32)) is None

@@ -17,7 +17,7 @@ def peeked(topic: RestTopic, subscription: str = "s", position: int = 1) -> str 
     """The payload of the n-th entry that the subscription delivers; None: there is none."""
     answer = topic.ask("GET", f"/subscription/{subscription}/position/{position}")
     if answer.status_code == 404:
-        assert answer.json()["reason"] == "Message not found"
+        assert answer.json()["reason"] == f"Message not found: {topic.name} has no entry {position}"
         return None
     assert answer.status_code == 200, answer.text
     return str(answer.text)
@@ -44,8 +44,8 @@ def test_where_a_new_one_begins(rest_topic: RestTopic) -> None:
     }
     for name, body in bodies.items():
         subscribed(rest_topic, body, name)
-    found = {name: peeked(rest_topic, name) for name in bodies}
-    assert found == {"first": "1", "last": None, "none": None, "second": "2", "behind": "3", "far": None}
+    texts = {name: peeked(rest_topic, name) for name in bodies}
+    assert texts == {"first": "1", "last": None, "none": None, "second": "2", "behind": "3", "far": None}
     assert rest_topic.ask("GET", "/subscriptions").json() == sorted(bodies)
     again = rest_topic.ask("PUT", "/subscription/first")
     assert (again.status_code, again.json()["reason"]) == (409, "Subscription already exists for topic")
@@ -226,8 +226,8 @@ def test_of_a_partitioned_topic(served: Served) -> None:
     assert parted.ask("PUT", "/subscription/s").status_code == 409
     assert parted.ask("GET", "/subscriptions").json() == ["s"]
     parted.produce({"payload": "1"}, {"payload": "2"})
-    one = RestTopic(served, "subscribed-partition-1")
-    assert peeked(one) is not None
+    partition = RestTopic(served, "subscribed-partition-1")
+    assert peeked(partition) is not None
     for verb, below, status in (
         ("POST", "/subscription/s/skip/1", 405),
         ("POST", "/subscription/s/resetcursor", 405),
@@ -236,11 +236,11 @@ def test_of_a_partitioned_topic(served: Served) -> None:
         ("POST", "/subscription/s/skip_all", 204),
     ):
         assert parted.ask(verb, below).status_code == status, below
-    assert peeked(one) is None
+    assert peeked(partition) is None
     # as a deletion leaves it that failed half way
     assert RestTopic(served, "subscribed-partition-0").ask("DELETE", "/subscription/s").status_code == 204
     assert parted.ask("DELETE", "/subscription/s").status_code == 204
-    assert one.ask("GET", "/subscriptions").json() == []
+    assert partition.ask("GET", "/subscriptions").json() == []
     assert_refused(parted.ask("DELETE", "/subscription/s"), 404, "Subscription s not found")
 
 
@@ -255,9 +255,11 @@ def test_an_entry_is_told_in_headers(rest_topic: RestTopic) -> None:
     assert headers["X-Pulsar-PROPERTY"] == '{"p": "\\u00e9\\n"}'
     assert headers["X-Pulsar-partition-key-b64-encoded"] == "true"
     assert "X-Pulsar-num-batch-message" not in headers
-    for gone in (f"/ledger/{ledger}/entry/7", "/ledger/999999/entry/0", "/ledger/0/entry/0"):
-        missing = rest_topic.ask("GET", gone)
-        assert (missing.status_code, missing.json()["reason"]) == (404, "Message not found")
+    for path in (f"/ledger/{ledger}/entry/7", "/ledger/999999/entry/0", "/ledger/0/entry/0"):
+        missing = rest_topic.ask("GET", path)
+        assert missing.status_code == 404
+        reason = f"Message not found: {rest_topic.name} has no message {path.split('/')[2]}:{path.split('/')[4]}"
+        assert missing.json()["reason"] == reason
 
 
 def test_a_batch_is_one_entry(rest_topic: RestTopic) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 
 from storage.errors import Unavailable
-from storage.metadata import policy_store
-from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata import queries
+from storage.metadata.records import RUN_DEAD_MS, SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.stores import ServiceStore
+from storage.metadata.tables import policies as policies_table
 from tests.clocks import ManualClock
 from tests.serving import Served
 
@@ -51,7 +52,7 @@ def test_a_tenant_is_updated(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "status", "told"),
+    ("name", "body", "status", "reported"),
     [
         ("none", None, 412, "Clusters can not be empty"),
         ("none", {"allowedClusters": []}, 412, "Clusters can not be empty"),
@@ -64,9 +65,9 @@ def test_a_tenant_is_updated(served: Served) -> None:
         ("a%2Fb", {"allowedClusters": ["standalone"]}, 412, "Tenant name is not valid"),
     ],
 )
-def test_tenants_that_are_refused(served: Served, name: str, body: object, status: int, told: str) -> None:
-    found, reason = _reason(served, "PUT", f"/tenants/{name}", body)
-    assert (found, told in reason) == (status, True), reason
+def test_tenants_that_are_refused(served: Served, name: str, body: object, status: int, reported: str) -> None:
+    code, reason = _reason(served, "PUT", f"/tenants/{name}", body)
+    assert (code, reported in reason) == (status, True), reason
     assert "none" not in _get(served, "/tenants")
 
 
@@ -115,15 +116,16 @@ def test_a_namespace_begins_with_the_policies_it_is_given(served: Served, namesp
 def test_a_namespace_is_made_with_all_of_its_policies_or_not_at_all(
     served: Served, namespace: str, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    put, names = policy_store._put, []
+    put, names = queries.put, []
 
-    def failing(connection: Connection, scope: str, name: str, value: object) -> None:
-        if len(names) == written:
-            raise Unavailable("the database is away", "try again")
-        names.append(name)
-        put(connection, scope, name, value)
+    def failing(connection: Connection, table: Table, **values: object) -> None:
+        if table is policies_table:
+            if len(names) == written:
+                raise Unavailable("the database is away", "try again")
+            names.append(values["name"])
+        put(connection, table, **values)
 
-    monkeypatch.setattr(policy_store, "_put", failing)
+    monkeypatch.setattr(queries, "put", failing)
     policies = {
         "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 3},
         "compaction_threshold": 4096,
@@ -182,7 +184,7 @@ def test_a_policy_that_would_be_lost_is_refused_by_its_name(
 
 
 def test_policies_at_their_defaults_are_accepted_as_clients_send_them(served: Served, namespace: str) -> None:
-    """As a broker shows them for a new namespace, as Go's client fills them in, and fields of a newer version."""
+    """Policies in the form of a broker's new namespace, in that of Go's client, and with fields of a newer version."""
     document = _get(served, f"/namespaces/{namespace}")
     go = {
         "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
@@ -219,7 +221,7 @@ def test_retention_of_a_namespace(served: Served, namespace: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "reported"),
     [
         ({"retentionTimeInMinutes": 0, "retentionSizeInMB": 5}, 412, "Setting a single time or size limit to 0"),
         ({"retentionTimeInMinutes": 5}, 412, "Setting a single time or size limit to 0"),
@@ -233,9 +235,9 @@ def test_retention_of_a_namespace(served: Served, namespace: str) -> None:
         (None, 400, "body"),
     ],
 )
-def test_retention_that_is_refused(served: Served, namespace: str, body: object, status: int, told: str) -> None:
-    found, reason = _reason(served, "POST", f"/namespaces/{namespace}/retention", body)
-    assert (found, told in reason) == (status, True), reason
+def test_retention_that_is_refused(served: Served, namespace: str, body: object, status: int, reported: str) -> None:
+    code, reason = _reason(served, "POST", f"/namespaces/{namespace}/retention", body)
+    assert (code, reported in reason) == (status, True), reason
     assert served.ask("GET", f"{ADMIN}/namespaces/{namespace}/retention").text == ""
 
 
@@ -243,7 +245,7 @@ def test_retention_set_here_takes_the_place_of_finer_ones(served: Served, namesp
     policies = served.broker.environment.metadata.policies
     path = f"{ADMIN}/namespaces/{namespace}/retention"
     for name, value, minutes in (("retention.hours", 2, 120), ("retention.ms", -1, -1), ("retention.ms", 90_000, 1)):
-        policies.set(f"namespace:{namespace}", name, value)
+        policies.change([f"namespace:{namespace}"], {name: value})
         assert served.ask("GET", path).json()["retentionTimeInMinutes"] == minutes
     assert served.ask("GET", path).json() == {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
     assert served.ask("POST", path, '{"retentionTimeInMinutes": 3, "retentionSizeInMB": 2}').status_code == 204
@@ -337,7 +339,7 @@ def test_lists_of_a_namespace(served: Served, namespace: str) -> None:
 def test_only_services_that_live_are_brokers(served: Served) -> None:
     metadata, now = served.broker.environment.metadata, served.broker.environment.clock.now_ms()
     for name, silent_ms in (("live:1:aa", SERVICE_DEAD_MS // 2), ("killed:1:aa", SERVICE_DEAD_MS)):
-        store = ServiceStore(metadata.services._database, ManualClock(now - silent_ms))
+        store = ServiceStore(metadata.database, ManualClock(now - silent_ms), {}, RUN_DEAD_MS)
         store.heartbeat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
     try:
         assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["live:1"]
@@ -362,12 +364,12 @@ def test_the_cluster_and_the_brokers(served: Served) -> None:
         "0",
         "false",
     )
-    served.broker.environment.metadata.policies.set("broker", "compactionThreshold", "1M")
+    served.broker.environment.metadata.policies.change(["broker"], {"compactionThreshold": "1M"})
     try:
         runtime = _get(served, "/brokers/configuration/runtime")
         assert runtime["brokerServiceCompactionThresholdInBytes"] == str(1 << 20)
     finally:
-        served.broker.environment.metadata.policies.remove("broker", "compactionThreshold")
+        served.broker.environment.metadata.policies.change(["broker"], {}, ["compactionThreshold"])
 
 
 @pytest.mark.parametrize("role", ["a\x00b", "a\nb", "\ud800", "r" * 1025])

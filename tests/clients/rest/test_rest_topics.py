@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from api.rest.compaction.trigger import summed
+from api.broker.compaction import summed
 from compactor.scheduling.status import CompactionStatus, StatusAndError
-from storage.errors import TopicNotFound
+from storage.errors import ErrorText, TopicNotFound
 from storage.metadata.records import ServiceRecord
+from storage.metadata.stores import PartitionStore
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic, assert_refused
+from tests.entries import one
 from tests.serving import Served
 from tests.workbench import content
 
@@ -66,24 +68,39 @@ def test_a_partitions_name_is_for_partitions(rest_topic: RestTopic, whole: RestT
 
 
 def test_a_partition_that_was_deleted_comes_back(whole: RestTopic) -> None:
-    gone = _partition(whole, 1)
-    for again in (lambda: gone.ask("PUT"), lambda: whole.ask("POST", "/createMissedPartitions")):
-        assert gone.ask("DELETE").status_code == 204
-        assert _reason(gone.ask("GET", "/stats")) == (404, "Topic partitions were not yet created")
+    deleted = _partition(whole, 1)
+    for again in (lambda: deleted.ask("PUT"), lambda: whole.ask("POST", "/createMissedPartitions")):
+        assert deleted.ask("DELETE").status_code == 204
+        assert _reason(deleted.ask("GET", "/stats")) == (404, "Topic partitions were not yet created")
         assert len(whole.ask("GET", "/partitioned-stats").json()["partitions"]) == 2
         assert again().status_code == 204
-        assert gone.ask("GET", "/stats").status_code == 200
+        assert deleted.ask("GET", "/stats").status_code == 200
     for number in range(3):
         assert _partition(whole, number).ask("DELETE").status_code == 204
     assert whole.ask("GET", "/compaction").status_code == 404
     assert whole.ask("GET", "/compactionThreshold").status_code == 404
 
 
+def test_a_partition_that_is_opened_again_during_a_forced_delete_is_closed(
+    whole: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, topic = whole.served.broker.logs, whole.served.topic(_partition(whole, 1).name)
+    delete = PartitionStore.delete
+
+    def open_again(store: PartitionStore, name: TopicName, force: bool) -> object:
+        logs.append(topic, [one(b"k", b"1")])
+        return delete(store, name, force)
+
+    monkeypatch.setattr(PartitionStore, "delete", open_again)
+    assert whole.ask("DELETE", "/partitions?force=true").status_code == 204
+    assert not logs.is_open(topic.record)
+
+
 def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> None:
     assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
     policies = whole.served.broker.environment.metadata.policies
     record = whole.served.topic(_partition(whole, 0).name).record
-    policies.set(f"topic:{record.uid}", "cleanup.policy", "compact,delete")
+    policies.change([f"topic:{record.uid}"], {"cleanup.policy": "compact,delete"})
     assert whole.ask("POST", "/partitions", 5).status_code == 204
     assert whole.ask("GET", "/partitions").json() == {"partitions": 5, "deleted": False}
     new = whole.served.topic(_partition(whole, 4).name).record
@@ -98,17 +115,17 @@ def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> No
 @pytest.mark.parametrize("again", ["createMissedPartitions", "partitions", "by itself"])
 def test_a_partition_that_comes_back_has_the_policies_of_the_others(whole: RestTopic, again: str) -> None:
     assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
-    gone = _partition(whole, 0)  # the one that policies are shown of
-    assert gone.ask("DELETE").status_code == 204
+    deleted = _partition(whole, 0)  # the one that policies are shown of
+    assert deleted.ask("DELETE").status_code == 204
     answer = {
         "createMissedPartitions": lambda: whole.ask("POST", "/createMissedPartitions"),
         "partitions": lambda: whole.ask("POST", "/partitions", 4),
-        "by itself": lambda: gone.ask("PUT"),
+        "by itself": lambda: deleted.ask("PUT"),
     }[again]()
     assert answer.status_code == 204
     assert whole.ask("GET", "/compactionThreshold").json() == 99
     policies = whole.served.broker.environment.metadata.policies
-    assert policies.effective(whole.served.topic(gone.name).record).compaction_threshold_bytes == 99
+    assert policies.effective(whole.served.topic(deleted.name).record).compaction_threshold_bytes == 99
 
 
 def test_only_a_partitioned_topic_grows(rest_topic: RestTopic) -> None:
@@ -154,8 +171,8 @@ def test_a_topic_that_producers_may_create_has_no_partitions(
 ) -> None:
     """S2: a client with an http service URL asks so before it creates the topic."""
     path = f"{BASE}/never-created/partitions"
-    asked = f"{path}?checkAllowAutoCreation=true"
-    assert served.ask("GET", asked).json() == {"partitions": 0, "deleted": False}
+    url = f"{path}?checkAllowAutoCreation=true"
+    assert served.ask("GET", url).json() == {"partitions": 0, "deleted": False}
     assert served.ask("GET", path).status_code == 404, "the question creates nothing"
     assert rest_topic.ask("GET", "/partitions?checkAllowAutoCreation=true").json()["partitions"] == 0
     assert whole.ask("GET", "/partitions?checkAllowAutoCreation=true").json()["partitions"] == 3
@@ -166,7 +183,7 @@ def test_a_topic_that_producers_may_create_has_no_partitions(
     broker = served.broker
     broker.settings = replace(broker.settings, broker_auto_topic_creation=False)
     try:
-        assert served.ask("GET", asked).status_code == 404
+        assert served.ask("GET", url).status_code == 404
     finally:
         broker.settings = replace(broker.settings, broker_auto_topic_creation=True)
 
@@ -191,20 +208,21 @@ def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whol
     assert _partition(whole, 0).ask("GET", "/stats").status_code == 404
 
 
-def test_a_topic_that_a_service_writes_is_deleted_at_once(rest_topic: RestTopic) -> None:
+def test_a_topic_that_another_service_writes_is_deleted_there(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.broker.environment.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.services.heartbeat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
     try:
         metadata.leases.acquire(record.id, "there:9:bb", 60_000)
-        found = rest_topic.served.ask("GET", f"/lookup/v2/topic/persistent/public/default/{rest_topic.local}")
-        assert found.json() == {
+        lookup = rest_topic.served.ask("GET", f"/lookup/v2/topic/persistent/public/default/{rest_topic.local}")
+        assert lookup.json() == {
             "brokerUrl": "pulsar://there:6650",
             "httpUrl": "http://there:8080",
             "nativeUrl": "pulsar://there:6650",
             "brokerUrlSsl": "",
         }
-        assert rest_topic.ask("DELETE").status_code == 204
+        deleted = rest_topic.ask("DELETE")
+        assert (deleted.status_code, "http://there:8080" in deleted.json()["reason"]) == (503, True)
     finally:
         metadata.services.leave("there:9:aa")
 
@@ -231,8 +249,8 @@ def test_lookup_gives_whole_urls_of_what_is_advertised(
     served: Served, monkeypatch: pytest.MonkeyPatch, advertised: str, http: str, binary: str
 ) -> None:
     monkeypatch.setattr(served.broker, "settings", replace(served.broker.settings, advertised_url=advertised))
-    found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
-    assert (found["httpUrl"], found["brokerUrl"], found["nativeUrl"]) == (http, binary, binary)
+    lookup = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
+    assert (lookup["httpUrl"], lookup["brokerUrl"], lookup["nativeUrl"]) == (http, binary, binary)
 
 
 def test_lookup_names_no_port_without_tls_if_only_tls_is_served(
@@ -245,8 +263,8 @@ def test_lookup_names_no_port_without_tls_if_only_tls_is_served(
         broker_service_tls_only=True,
     )
     monkeypatch.setattr(served.broker, "settings", replace(settings, broker_service_port=None))
-    found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
-    assert {found["brokerUrl"], found["nativeUrl"], found["brokerUrlSsl"]} == {"pulsar+ssl://lb.example:16651"}
+    lookup = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
+    assert {lookup["brokerUrl"], lookup["nativeUrl"], lookup["brokerUrlSsl"]} == {"pulsar+ssl://lb.example:16651"}
 
 
 def test_lookup_of_a_namespace_that_does_not_exist(served: Served) -> None:
@@ -264,16 +282,16 @@ def test_each_topic_lies_in_one_bundle_of_its_namespace_in_all_calls(served: Ser
         assert served.ask("PUT", f"/admin/v2/{name.replace('://', '/')}").status_code == 204
     bounds = served.ask("GET", f"{namespace}/bundles").json()["boundaries"]
     assert bounds == served.ask("GET", namespace).json()["bundles"]["boundaries"]
-    found: list[str] = []
+    read: list[str] = []
     for first, end in itertools.pairwise(bounds):
         some = served.ask("GET", f"/admin/v2/persistent/public/bundled?bundle={first}_{end}").json()
         for name in some:
             bundle = served.ask("GET", f"/lookup/v2/topic/{name.replace('://', '/')}/bundle").text
             assert bundle == f"{first}_{end}"
             assert int(first, 16) <= zlib.crc32(name.encode()) <= int(end, 16)
-        found += some
+        read += some
         assert served.ask("PUT", f"{namespace}/{first}_{end}/unload").status_code == 204
-    assert sorted(found) == sorted(topics)
+    assert sorted(read) == sorted(topics)
     assert len({zlib.crc32(name.encode()) >> 30 for name in topics}) > 1
     unknown = served.ask("GET", "/admin/v2/persistent/public/bundled?bundle=0x00000000_0xffffffff")
     assert unknown.status_code == 412
@@ -345,11 +363,14 @@ def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
     ],
 )
 def test_the_status_of_several_topics(each: list[str], status: str, error: str) -> None:
-    found = {
-        TopicName.parse(str(number)): StatusAndError(CompactionStatus(one), "away" if one == "ERROR" else "")
-        for number, one in enumerate(each)
+    statuses = {
+        TopicName.parse(str(number)): StatusAndError(
+            CompactionStatus(item), ErrorText("away" if item == "ERROR" else "")
+        )
+        for number, item in enumerate(each)
     }
-    assert summed(found) == (status, error)
+    whole = summed(statuses)
+    assert (whole.status, str(whole.last_error)) == (status, error)
 
 
 def test_unknown_parameters_of_pulsars_clients_are_passed_over(rest_topic: RestTopic) -> None:

@@ -30,15 +30,15 @@ CONFORM = CHECKS.get_by_names(["content_type_conformance", "response_schema_conf
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("schemathesis"), allowed_hosts=("testserver",)) as found:
+    with serving(tmp_path_factory.mktemp("schemathesis"), allowed_hosts=("testserver",)) as started:
         for verb, path, body in (
             ("PUT", "/admin/v2/persistent/public/default/there", None),
             ("POST", "/topics/persistent/public/default/there", '{"messages": [{"key": "k", "payload": "v"}]}'),
             ("PUT", "/admin/v2/persistent/public/default/there/subscription/there", None),
             ("PUT", "/admin/v2/persistent/public/default/parted/partitions", "2"),
         ):
-            assert found.ask(verb, path, body).status_code in (200, 204)
-        yield found
+            assert started.ask(verb, path, body).status_code in (200, 204)
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,9 @@ def schema(served: Served) -> Any:
 
 
 def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
-    """How many requests of that kind were sent, and what is wrong with the answers, each thing once."""
-    found: dict[str, str] = {}
-    asked = 0
+    """Return the number of requests of that kind, and the distinct problems of their answers."""
+    problems: dict[str, str] = {}
+    requests = 0
 
     @hypothesis_settings(
         max_examples=EXAMPLES,
@@ -60,25 +60,25 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode), there=hypothesis.strategies.booleans())
-    def ask(case: Any, there: bool) -> None:
-        if there:
+    @given(case=operation.as_strategy(generation_mode=mode), existing=hypothesis.strategies.booleans())
+    def ask(case: Any, existing: bool) -> None:
+        if existing:
             for name in case.path_parameters or {}:
                 case.path_parameters[name] = THERE.get(name, case.path_parameters[name])
         response = case.call()
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         message = f"{case.method} {case.formatted_path} {response.status_code} {response.text[:200]}"
         declared = operation.definition.raw["responses"]
         if response.status_code >= 500 and response.status_code not in MAY_FAIL:
-            found.setdefault("server error", message)
+            problems.setdefault("server error", message)
         elif str(response.status_code) not in declared:
-            found.setdefault(f"undeclared {response.status_code}", message)
+            problems.setdefault(f"undeclared {response.status_code}", message)
         elif response.content:  # an empty 200 is a broker's way to say that nothing is set
             try:
                 case.validate_response(response, checks=CONFORM)
             except (Exception, BaseExceptionGroup) as error:
-                found.setdefault(type(error).__name__, f"{message}: {str(error)[:400]}")
+                problems.setdefault(type(error).__name__, f"{message}: {str(error)[:400]}")
 
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
     except (hypothesis.errors.Unsatisfiable, hypothesis.errors.FlakyStrategyDefinition):
         pass  # nothing can be asked wrongly of an operation without parameters
     where = f"{operation.method.upper()} {operation.path} ({mode.value})"
-    return asked, [f"{where} {kind}: {message}" for kind, message in found.items()]
+    return requests, [f"{where} {kind}: {message}" for kind, message in problems.items()]
 
 
 @pytest.mark.slow
@@ -98,4 +98,4 @@ def test_no_operation_answers_what_it_does_not_declare(mode: GenerationMode, sch
     answer = [problems_of(operation, mode) for operation in operations]
     wrong = [problem for _, problems in answer for problem in problems]
     assert not wrong, "\n".join(wrong)
-    assert sum(asked for asked, _ in answer) > 2 * len(operations)
+    assert sum(count for count, _ in answer) > 2 * len(operations)

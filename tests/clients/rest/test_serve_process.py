@@ -79,10 +79,10 @@ class Process:
 
 def start(folder: Path, **environment: str) -> tuple[Process, threading.Thread]:
     """Returns when the process answers, or has ended."""
-    given = {name: value for name, value in os.environ.items() if not name.startswith("COMPACTOR_")}
-    given |= {"COMPACTOR_DATA": str(folder / "data"), "COMPACTOR_SPARK_MASTER": "in-process", **environment}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("COMPACTOR_")}
+    variables |= {"COMPACTOR_DATA": str(folder / "data"), "COMPACTOR_SPARK_MASTER": "in-process", **environment}
     command = [sys.executable, "-m", "api.cli.main", "serve", "--port", "0"]
-    popen = subprocess.Popen(command, env=given, cwd=folder, text=True, stderr=subprocess.PIPE)
+    popen = subprocess.Popen(command, env=variables, cwd=folder, text=True, stderr=subprocess.PIPE)
     process = Process(popen)
     answers = threading.Event()
     assert popen.stderr
@@ -121,26 +121,26 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 def test_it_answers_where_it_says_and_wants_a_token(served: Process) -> None:
-    with served.client(None) as nobody, served.client() as root, served.client("stranger") as stranger:
-        assert nobody.get("/livez").text == "ok\n"
-        assert nobody.get("/readyz").json()["reason"] == ""
-        assert nobody.get("/metrics").status_code == 200
+    with served.client(None) as anonymous, served.client() as root, served.client("stranger") as stranger:
+        assert anonymous.get("/livez").text == "ok\n"
+        assert anonymous.get("/readyz").json()["reason"] == ""
+        assert anonymous.get("/metrics").status_code == 200
         for verb, path in (("GET", "/admin/v2/tenants"), ("PUT", f"{ADMIN}/t"), ("GET", f"{ADMIN}/t/stats")):
-            assert nobody.request(verb, path).status_code == 401
+            assert anonymous.request(verb, path).status_code == 401
             assert stranger.request(verb, path).status_code == 403
         assert root.put(f"{ADMIN}/t").status_code == 204
         assert root.get("/admin/v2/tenants").json() == ["public"]
 
 
 def test_pages_are_served_without_a_network(served: Process) -> None:
-    with served.client(None) as nobody:
-        page = nobody.get("/docs").text
+    with served.client(None) as anonymous:
+        page = anonymous.get("/docs").text
         assert "swagger" in page.lower()
         assert "https://" not in page
         parts = [part.split('"')[0] for part in page.split('"/docs-static/')[1:]]
         assert parts
         for part in parts:
-            assert nobody.get(f"/docs-static/{part}").status_code == 200
+            assert anonymous.get(f"/docs-static/{part}").status_code == 200
 
 
 def test_bytes_that_are_no_request_are_refused(served: Process) -> None:
@@ -168,8 +168,8 @@ def test_bytes_that_are_no_request_are_refused(served: Process) -> None:
                     raise
                 continue  # refused before all of it was taken
             assert not answer or answer.split()[1] in (b"400", b"401", b"404", b"405"), (garbage[:50], answer)
-    with served.client(None) as nobody:
-        assert nobody.get("/livez").status_code == 200
+    with served.client(None) as anonymous:
+        assert anonymous.get("/livez").status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -204,20 +204,20 @@ def test_huge_bodies_are_refused_when_they_are_too_large_and_not_before_memory_i
             sent += len(part)
             assert sent < 1 << 30, "it took all of it"
     assert not answer or answer.startswith(b"HTTP/1.1 413"), answer
-    with served.client(None) as nobody:
-        assert nobody.get("/livez").status_code == 200
+    with served.client(None) as anonymous:
+        assert anonymous.get("/livez").status_code == 200
 
 
 def test_secrets_are_in_no_answer_and_no_error(served: Process) -> None:
     bad = create(bytes([1] * 32), "root", {})
-    with served.client(None) as nobody:
+    with served.client(None) as anonymous:
         answers = [
-            nobody.get("/admin/v2/tenants", headers={"Authorization": f"Bearer {bad}"}),
-            nobody.put(f"{ADMIN}/x?token={bad}", headers={"Authorization": "Basic cGxhbnRlZDpwbGFudGVk"}),
-            nobody.put(f"{ADMIN}/t/compactionThreshold", content=b'{"password": "planted"'),
-            nobody.get("/readyz"),
-            nobody.get("/metrics"),
-            nobody.get("/openapi.json"),
+            anonymous.get("/admin/v2/tenants", headers={"Authorization": f"Bearer {bad}"}),
+            anonymous.put(f"{ADMIN}/x?token={bad}", headers={"Authorization": "Basic cGxhbnRlZDpwbGFudGVk"}),
+            anonymous.put(f"{ADMIN}/t/compactionThreshold", content=b'{"password": "planted"'),
+            anonymous.get("/readyz"),
+            anonymous.get("/metrics"),
+            anonymous.get("/openapi.json"),
         ]
     with served.client() as root:
         answers += [root.get("/admin/v2/brokers/configuration/runtime"), root.get("/admin/v2/tenants/nothing")]
@@ -238,7 +238,7 @@ def test_a_run_is_in_the_log_with_its_topic_and_its_number(served: Process) -> N
         message = {"messages": [{"key": "k", "payload": "v"}]}
         assert root.post("/topics/persistent/public/default/logged", json=message).status_code == 200
         assert root.put(f"{ADMIN}/logged/compaction").status_code == 204
-    found = served.wait_for('"compaction succeeded"')
-    assert found["topic"] == "persistent://public/default/logged"
+    logged = served.wait_for('"compaction succeeded"')
+    assert logged["topic"] == "persistent://public/default/logged"
     begun = [line for line in map(json.loads, list(served.lines)) if line["event"] == "compaction begun"]
-    assert found["run"] in [line["run"] for line in begun if line["topic"] == found["topic"]]
+    assert logged["run"] in [line["run"] for line in begun if line["topic"] == logged["topic"]]

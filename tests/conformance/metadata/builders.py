@@ -113,7 +113,7 @@ def at_once(*calls: Callable[[], object]) -> list[object]:
 
 
 class Sabotage(Exception):
-    """What `fail_at` raises."""
+    """The error that `fail_at` raises."""
 
 
 def fail_at(store: MetadataStore, statement_number: int) -> Callable[[], int]:

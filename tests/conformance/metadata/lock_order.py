@@ -34,8 +34,8 @@ class Strength(IntEnum):
 RANKS = {"tenants": 0, "namespaces": 1, "partitioned_topics": 2, "leases": 3, "topics": 4, "attempts": 5, "runs": 6}
 _REST = 7
 _QUEUES = ("tenants", "namespaces", "topics")
-"""Who holds a row of these for itself queues all others behind it: what it locks after that, but for the tables of
-`RANKS`, nobody else holds."""
+"""A transaction that locks a row of these for itself queues all others: no other one holds what it locks after that,
+except rows of the tables of `RANKS`."""
 
 
 @dataclass
@@ -58,31 +58,31 @@ class LockOrder:
     def _ended(self, connection: Connection) -> None:
         self._transactions.pop(connection, None)
 
-    def _before(self, connection: Connection, statement: Any, *given: Any) -> None:
+    def _before(self, connection: Connection, statement: Any, *arguments: Any) -> None:
         transaction = self._transactions.setdefault(connection, _Transaction())
         if _locks_topics(statement):
-            many, one, *_ = given
-            self._topics(transaction, statement, [one, *many])
+            many, single, *_ = arguments
+            self._topics(transaction, statement, [single, *many])
         if isinstance(statement, Select):
             self._select(transaction, statement)
         elif isinstance(statement, Insert | Update | Delete) and isinstance(statement.table, Table):
             self._write(transaction, statement, statement.table)
 
     def _select(self, transaction: _Transaction, statement: Select[Any]) -> None:
-        wanted = statement._for_update_arg
-        if wanted is None or wanted.skip_locked or wanted.nowait:
+        for_update = statement._for_update_arg
+        if for_update is None or for_update.skip_locked or for_update.nowait:
             return
-        if wanted.read:
-            strength = Strength.KEY_SHARE if wanted.key_share else Strength.SHARE
+        if for_update.read:
+            strength = Strength.KEY_SHARE if for_update.key_share else Strength.SHARE
         else:
-            strength = Strength.NO_KEY_UPDATE if wanted.key_share else Strength.UPDATE
-        tables = wanted.of or [item for source in statement.get_final_froms() for item in _tables(source)]
+            strength = Strength.NO_KEY_UPDATE if for_update.key_share else Strength.UPDATE
+        tables = for_update.of or [item for source in statement.get_final_froms() for item in _tables(source)]
         for table in tables:
             self._lock(transaction, getattr(table, "table", table).name, strength)
 
-    def _topics(self, transaction: _Transaction, statement: Any, given: Sequence[Mapping[str, object]]) -> None:
-        """Which rows of topics a statement locks. Weak ones count alike: nothing here locks a topic less than kept."""
-        ids = _topic_ids(statement, given)
+    def _topics(self, transaction: _Transaction, statement: Any, parameters: Sequence[Mapping[str, object]]) -> None:
+        """Check the order in which topics are locked. All strengths count alike: `topics.kept` is the weakest lock."""
+        ids = _topic_ids(statement, parameters)
         new = sorted(set(ids or ()) - transaction.topics)
         before = max(transaction.topics, default=-1)
         if ids is None and transaction.topics:
@@ -127,18 +127,18 @@ def _tables(source: Any) -> list[Any]:
 
 def _locks_topics(statement: Any) -> bool:
     if isinstance(statement, Select):
-        wanted = statement._for_update_arg
-        waits = wanted is not None and not (wanted.skip_locked or wanted.nowait or wanted.of)
+        for_update = statement._for_update_arg
+        waits = for_update is not None and not (for_update.skip_locked or for_update.nowait or for_update.of)
         return waits and statement.get_final_froms() == [topics_table]
     return isinstance(statement, Update | Delete) and statement.table is topics_table
 
 
-def _topic_ids(statement: Any, given: Sequence[Mapping[str, object]]) -> list[int] | None:
-    """The ids by which a statement chooses topics; None: it chooses them by something else."""
+def _topic_ids(statement: Any, parameters: Sequence[Mapping[str, object]]) -> list[int] | None:
+    """Return the ids by which a statement chooses topics. None: it chooses them by another column."""
     for part in visitors.iterate(statement.whereclause):
         by_id = isinstance(part, BinaryExpression) and part.left is topics_table.c.id
         if by_id and part.operator in (operators.eq, operators.in_op) and isinstance(part.right, BindParameter):
             key, value = part.right.key, part.right.value
-            values = [item[key] for item in given if key in item] or [value]
+            values = [item[key] for item in parameters if key in item] or [value]
             return [int(item) for some in values for item in (some if isinstance(some, list | tuple) else [some])]
     return None

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 from sqlalchemy import URL
 
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.metadata.records import Attempt, Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, MessageId
 from tests.conformance.metadata.builders import BIG, TTL, Sabotage, fail_at, ledger
 from tests.conformance.metadata.conftest import OpenStore
+from tests.failpoint_listeners import observed
 from tests.servers.cut_link import PostgresLink, SqliteLink
 
 LOG_UID = "ab" * 16
@@ -72,16 +73,16 @@ def ledger_of(segment: SegmentRecord, attempt: Attempt) -> LedgerRecord:
 def claimed(
     store: MetadataStore, topic: TopicRecord, holder: str = "sealer", log_uid: str = LOG_UID
 ) -> tuple[SegmentRecord, Attempt]:
-    found = store.sealing.claim(topic.id, holder, log_uid, TTL)
-    assert found is not None
-    return found
+    claim = store.sealing.claim(topic.id, holder, log_uid, TTL)
+    assert claim is not None
+    return claim
 
 
 def seal_all(store: MetadataStore, topic: TopicRecord) -> list[LedgerRecord]:
     created = []
-    while (found := store.sealing.claim(topic.id, "sealer", LOG_UID, TTL)) is not None:
-        created.append(ledger_of(*found))
-        store.sealing.seal(found[1], created[-1])
+    while (claim := store.sealing.claim(topic.id, "sealer", LOG_UID, TTL)) is not None:
+        created.append(ledger_of(*claim))
+        store.sealing.seal(claim[1], created[-1])
     return created
 
 

@@ -1,4 +1,4 @@
-"""Attempts that died: given up, ended and purged; and what garbage collection is told (property 9)."""
+"""Attempts that died: expired, ended and purged; and the view of garbage collection (property 9)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from storage.errors import Fenced, TopicNotFound
+from storage.errors import ErrorText, Fenced, TopicNotFound
 from storage.metadata import queries
 from storage.metadata.records import RUN_DEAD_MS, AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -15,7 +15,7 @@ from tests.conformance.metadata.builders import TTL, append, at_once, claim, com
 from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import check_all_or_nothing
 
-NOBODY = 10**9
+UNKNOWN_TOPIC = 10**9
 
 
 def test_attempts_are_listed_the_oldest_first(
@@ -46,14 +46,14 @@ def test_attempts_that_stopped_beating_are_given_up(
     assert store.runs.expire_attempts(topic.id, TTL) == [dead.attempt_id]
     clock.advance(5)
     assert store.runs.expire_attempts(topic.id, 10 * TTL) == []
-    found = {attempt.owner: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
-    assert found == {"dead": ended_at, "done": result.started_at, "alive": None}
+    ends = {attempt.owner: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
+    assert ends == {"dead": ended_at, "done": result.started_at, "alive": None}
     store.attempts.heartbeat(alive)
     store.attempts.heartbeat(elsewhere)
     with pytest.raises(Fenced, match="is finished or expired"):
         store.attempts.heartbeat(dead)
     with pytest.raises(TopicNotFound):
-        store.runs.expire_attempts(NOBODY, TTL)
+        store.runs.expire_attempts(UNKNOWN_TOPIC, TTL)
 
 
 def test_an_import_that_was_given_up_appends_nothing(
@@ -78,7 +78,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     assert store.runs.expire_attempts(topic.id, TTL) == [run.attempt_id]
     ended = store.runs.get(run.run_id)
     assert (ended.state, ended.finished_at) == (RunState.ERROR, clock.now_ms())
-    assert ended.error == "its worker stopped answering; expired by garbage collection"
+    assert str(ended.error) == "its worker stopped answering; expired by garbage collection"
     before = store.snapshot(topic.id)
     for call in (
         lambda: store.runs.update(run),
@@ -88,9 +88,9 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
         with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; expired by garbage"):
             call()
     assert store.runs.heartbeat([run]) == [run.run_id]
-    assert store.runs.fail(run, "I was asleep") == ended
+    assert store.runs.fail(run, ErrorText("I was asleep")) == ended
     assert store.snapshot(topic.id) == before
-    # The next claim finds nobody to take over from.
+    # The next claim finds no attempt to take over from.
     assert claim(store, topic).run_id > run.run_id
     assert store.runs.get(run.run_id) == ended
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
 def test_a_requested_run_that_was_given_up_is_asked_for_again(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, requested: bool, meanwhile: str
 ) -> None:
-    """Services were away for that long that the first to come back collects what the run left. Nobody waits for a run
+    """All services were away for so long that the first to return collects what the run left. No caller waits for a run
     by hand."""
     if requested:
         store.compaction_control.request(topic.id, "manual", "ann")
@@ -115,7 +115,7 @@ def test_a_requested_run_that_was_given_up_is_asked_for_again(
 
 
 def test_only_what_was_given_up_ends(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    """Of a topic's run and import only the silent one goes; and a run that has ended keeps its state."""
+    """Only the silent one of a topic's run and import expires. A run that has ended keeps its state."""
     append(store, topic, 3)
     published = publish_all(store, topic)
     silent = store.attempts.begin(topic.id, AttemptKind.IMPORT, "silent")
@@ -156,7 +156,7 @@ def test_a_beat_against_giving_up_is_one_or_the_other(
             assert fenced == []
             assert isinstance(updated, RunRecord)
             assert stores[0].runs.get(run.run_id).state is RunState.RUNNING
-            stores[0].runs.fail(run, "enough")
+            stores[0].runs.fail(run, ErrorText("enough"))
         else:
             # Beats before it would have kept the run, so none came before.
             assert expired == [run.attempt_id]
@@ -168,7 +168,7 @@ def test_a_beat_against_giving_up_is_one_or_the_other(
 def test_publish_against_giving_up_is_one_or_the_other(
     open_stores: OpenStores, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    """Objects of an attempt that was given up may be deleted at once: no row may name them later."""
+    """Objects of an expired attempt may be deleted at once: no row may name them later."""
     stores = open_stores(2)
     created = append(stores[0], topic, 3)
     for _ in range(8):
@@ -203,13 +203,13 @@ def test_attempts_are_forgotten_when_long_finished(
     assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [at_work.attempt_id, run.attempt_id]
     assert len(store.attempts.of_topic(other.id)) == 1
     assert store.attempts.purge(topic.id, clock.now_ms() + 1) == 1
-    # What they made stays; and nobody can work on under a purged name.
+    # Their results stay; no process can continue under a purged name.
     assert store.ledgers.of_topic(topic.id) == tuple(created)
     assert store.runs.last(topic.id) == run
     with pytest.raises(Fenced):
         store.runs.update(run)
     with pytest.raises(TopicNotFound):
-        store.attempts.purge(NOBODY, 0)
+        store.attempts.purge(UNKNOWN_TOPIC, 0)
 
 
 def test_attempts_that_have_objects_yet_are_not_forgotten(
@@ -235,16 +235,16 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord, ot
     run = claim(store, topic)
     append(store, other, 3)
     publish_all(store, other)
-    found = store.pins.referenced(topic.id)
-    assert found.topic == store.topics.get(topic.name)
-    assert found.ledgers == tuple(created)
-    assert [item.ledger_id for item in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
-    assert [item.retired_at is None for item in found.compacted] == [False, True]
-    assert found.attempts == tuple(store.attempts.of_topic(topic.id))
-    assert [attempt.attempt_id for attempt in found.attempts if attempt.finished_at is None] == [run.attempt_id]
-    assert found.pins == (pin,)
+    snapshot = store.pins.referenced(topic.id)
+    assert snapshot.topic == store.topics.get(topic.name)
+    assert snapshot.ledgers == tuple(created)
+    assert [item.ledger_id for item in snapshot.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
+    assert [item.retired_at is None for item in snapshot.compacted] == [False, True]
+    assert snapshot.attempts == tuple(store.attempts.of_topic(topic.id))
+    assert [attempt.attempt_id for attempt in snapshot.attempts if attempt.finished_at is None] == [run.attempt_id]
+    assert snapshot.pins == (pin,)
     with pytest.raises(TopicNotFound):
-        store.pins.referenced(NOBODY)
+        store.pins.referenced(UNKNOWN_TOPIC)
 
 
 def test_what_refers_to_objects_is_of_one_moment(open_stores: OpenStores, topic: TopicRecord) -> None:

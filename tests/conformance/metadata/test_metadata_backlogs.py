@@ -1,4 +1,4 @@
-"""What is behind the horizon, summed by SQL, on every database (S1)."""
+"""The messages after the horizon, summed by SQL, on every database (S1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.metadata.log_builders import content
 
 
 def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
-    """Of a topic with nothing, one never compacted, one compacted with ledgers behind, and with a tail.
+    """The topics: an empty one, one never compacted, and one compacted with later ledgers and a tail.
 
     What the rolled segment holds says to be from after the roll: it counts as published then.
     """
@@ -30,9 +30,9 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     opened = SegmentRecord(store.ledgers.allocate_ids(1), 14, "ab" * 16, SegmentState.OPEN, created_at=2)
     store.segments.open(lease, opened)
 
-    found = store.backlogs.of([empty.id, never.id, behind.id])
-    now = {item.topic.name: store.topics.get(item.topic.name) for item in found}
-    assert found == [
+    backlogs = store.backlogs.of([empty.id, never.id, behind.id])
+    now = {item.topic.name: store.topics.get(item.topic.name) for item in backlogs}
+    assert backlogs == [
         CompactionBacklogRecord(now[empty.name]),
         CompactionBacklogRecord(
             now[never.name],
@@ -52,9 +52,8 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             open_segment=opened,
         ),
     ]
-    assert store.backlogs.of([never.id, 10**6]) == [found[1]]
+    assert store.backlogs.of([never.id, 10**6]) == [backlogs[1]]
     assert store.backlogs.of([]) == []
-    assert list(store.backlogs.in_pages(2)) == [found[:2], found[2:]]
     assert [[item.id for item in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]
 
 
@@ -65,5 +64,5 @@ def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: Metadata
 
     inside = replace(end_of(first), offset=5)
     store.publishing.publish(run, 0, compacted(store, run, 1, inside), {})
-    (found,) = store.backlogs.of([topic.id])
-    assert (found.horizon, found.closed_messages, found.closed_bytes) == (5, 6, 600)
+    (backlog,) = store.backlogs.of([topic.id])
+    assert (backlog.horizon, backlog.closed_messages, backlog.closed_bytes) == (5, 6, 600)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from sqlalchemy import event, insert
 
-from storage.errors import CompactionRunning, Conflict, Fenced, NotFound
+from storage.errors import CompactionRunning, Conflict, ErrorText, Fenced, NotFound
 from storage.metadata.records import RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts, runs, topics
@@ -32,7 +32,7 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
     clock.advance(7)
     ended = store.runs.cancel(run.run_id, "asked for by op\x00erator")
     assert ended == replace(
-        run, state=RunState.CANCELLED, finished_at=clock.now_ms(), error="asked for by op\\x00erator"
+        run, state=RunState.CANCELLED, finished_at=clock.now_ms(), error=ErrorText("asked for by op\\x00erator")
     )
     assert store.runs.get(run.run_id) == ended
     after = store.snapshot(topic.id)
@@ -46,15 +46,15 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
         with pytest.raises(Fenced, match=rf"run {run.run_id} of .*orders is CANCELLED already: asked for by"):
             call()
     assert store.runs.heartbeat([run]) == [run.run_id]
-    assert store.runs.fail(run, "the engine was cancelled") == ended
+    assert store.runs.fail(run, ErrorText("the engine was cancelled")) == ended
     assert store.snapshot(topic.id) == after
-    # Nobody has to wait for a heartbeat to end.
+    # The next run need not wait for a heartbeat.
     assert claim(store, topic).epoch == run.epoch + 2
 
 
 def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    ended = [publish_all(store, topic), store.runs.fail(claim(store, topic), "broken")]
+    ended = [publish_all(store, topic), store.runs.fail(claim(store, topic), ErrorText("broken"))]
     ended.append(store.runs.cancel(claim(store, topic).run_id, "once"))
     before = store.snapshot(topic.id)
     for run in ended:
@@ -128,7 +128,7 @@ def test_runs_that_must_stop_are_named_and_the_others_beaten(store: MetadataStor
     claimed = [claim(store, topic) for topic in created]
     alive, taken_over, cancelled, failed, ended, old_epoch, given_up, also_alive = claimed
     store.runs.cancel(cancelled.run_id, "why not")
-    store.runs.fail(failed, "broken")
+    store.runs.fail(failed, ErrorText("broken"))
     store.runs.finish(ended, {})
     store.cursors.ensure(old_epoch.topic_id, "__compaction")
     store.cursors.delete(old_epoch.topic_id, "__compaction")
@@ -160,10 +160,10 @@ def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: Manual
     ]
     assert counted[0] == counted[1]
     assert counted[1] <= 8
-    found = {run.run_id: run for _, run in store.runs.newest(2_000)}
-    assert len(found) == 1_010
-    assert {run.heartbeat_at for run in found.values()} == {clock.now_ms()}
-    assert {str(run.statistics) for run in found.values()} == {"{'parts': 1}"}
+    by_id = {run.run_id: run for _, run in store.runs.newest(2_000)}
+    assert len(by_id) == 1_010
+    assert {run.heartbeat_at for run in by_id.values()} == {clock.now_ms()}
+    assert {str(run.statistics) for run in by_id.values()} == {"{'parts': 1}"}
     assert {attempt.heartbeat_at for attempt in store.attempts.of_topic(many[500].topic_id)} == {clock.now_ms()}
 
 
@@ -210,8 +210,8 @@ def seed_runs(store: MetadataStore, count: int, first: int) -> list[RunRecord]:
                 for n in numbers
             ],
         )
-    found = {run.run_id: run for _, run in store.runs.newest(10_000)}
-    return [found[n] for n in numbers]
+    by_id = {run.run_id: run for _, run in store.runs.newest(10_000)}
+    return [by_id[n] for n in numbers]
 
 
 def statements(store: MetadataStore, call: Callable[[], object]) -> int:
@@ -244,19 +244,19 @@ def test_beats_and_all_that_ends_runs_never_wait_for_each_other(open_stores: Ope
             partial(stores[3].runs.cancel, claimed[1].run_id, "race"),
             lambda: stores[4].runs.expire_attempts(created[2].id, TTL),
             partial(stores[5].runs.update, claimed[3], statistics={"mine": 1}),
-            partial(stores[6].runs.fail, claimed[4], "broken"),
+            partial(stores[6].runs.fail, claimed[4], ErrorText("broken")),
         )
         assert [result for result in results if isinstance(result, Exception)] == []
         last = stores[0].runs.get(claimed[5].run_id)
         assert (last.state, last.heartbeat_at) == (RunState.RUNNING, clock.now_ms())
         for run in claimed:
-            stores[0].runs.fail(run, "next round")
+            stores[0].runs.fail(run, ErrorText("next round"))
 
 
 def test_all_runs(store: MetadataStore, topic: TopicRecord) -> None:
     assert store.runs.newest(10) == []
     other = store.tenancy.ensure_topic(TopicName.parse("tenant/space/other"))
-    first = store.runs.fail(claim(store, topic), "broken")
+    first = store.runs.fail(claim(store, topic), ErrorText("broken"))
     second = claim(store, other)
     third = store.runs.cancel(claim(store, topic).run_id, "enough")
     fourth = claim(store, topic)

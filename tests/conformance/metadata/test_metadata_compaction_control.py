@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import URL, Connection, text
 
 from compactor.scheduling.status import CompactionStatus, compaction_status
-from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound, Unavailable
+from storage.errors import CompactionPaused, CompactionRunning, Conflict, ErrorText, Fenced, TopicNotFound, Unavailable
 from storage.metadata import services, topics
 from storage.metadata.records import (
     COMPACTION_CURSOR,
@@ -20,6 +20,7 @@ from storage.metadata.records import (
     TopicRecord,
 )
 from storage.metadata.store import MetadataStore
+from storage.metadata.transactions import Context
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
@@ -50,30 +51,30 @@ def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
     with pytest.raises(Fenced):
         store.compaction_control.withdraw(topic.id, leader=token)
     with pytest.raises(Fenced):
-        store.compaction_control.record_failure(topic.id, "no", 5, leader=token)
+        store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader=token)
     assert len(store.compaction_control.requests()) == 1
     assert store.runs.last(topic.id) is None
     assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
 
 
-def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores) -> None:
+def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores, clock: ManualClock) -> None:
     """S6: a claim that must wait for a topic's row does not keep the leader from renewing meanwhile."""
     if database_url.get_backend_name() != "postgresql":
         pytest.skip("SQLite has one lock for everything")
-    one, other = open_stores(2)
-    topic = one.tenancy.ensure_topic(TopicName.parse("t"))
-    token = leading(one)
-    one.compaction_control.request(topic.id, "manual", "ann")
+    store, other = open_stores(2)
+    topic = store.tenancy.ensure_topic(TopicName.parse("t"))
+    token = leading(store)
+    store.compaction_control.request(topic.id, "manual", "ann")
     with ThreadPoolExecutor(1) as pool:
         with other.database.write() as stuck:
             topics.locked(stuck, topic.id)
-            claimed = pool.submit(one.runs.claim, topic.id, "worker", {}, TTL, leader=token)
+            claimed = pool.submit(store.runs.claim, topic.id, "worker", {}, TTL, leader=token)
             with other.database.read() as looking:
                 while not looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
                     assert not claimed.done()
-            with one.database.write() as renewing:
+            with store.database.write() as renewing:
                 renewing.execute(text("SET LOCAL lock_timeout = '1s'"))
-                services._locked(renewing)  # as renewing does
+                services.renew(renewing, Context(clock, {}, RUN_DEAD_MS), token, TTL)
         assert claimed.result().state is RunState.RUNNING
 
 
@@ -101,14 +102,14 @@ def test_the_oldest_request_comes_first(store: MetadataStore, clock: ManualClock
     for number in (1, 2, 0):
         store.compaction_control.request(topics[number].id, "manual", "ann")
         clock.advance(1)
-    assert [one.name for one, _ in store.compaction_control.requests()] == [topics[number].name for number in (1, 2, 0)]
+    assert [topic.name for topic, _ in store.compaction_control.requests()] == [topics[n].name for n in (1, 2, 0)]
 
 
 def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
     stores = open_stores(4)
     topic = stores[0].tenancy.ensure_topic(TopicName.parse("t"))
-    asked = at_once(*(partial(store.compaction_control.request, topic.id, "manual", "ann") for store in stores))
-    assert sorted(type(item).__name__ for item in asked) == ["CompactionControl"] + ["CompactionRunning"] * 3
+    answers = at_once(*(partial(store.compaction_control.request, topic.id, "manual", "ann") for store in stores))
+    assert sorted(type(item).__name__ for item in answers) == ["CompactionControl"] + ["CompactionRunning"] * 3
     token = leading(stores[0])
     claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores))
     assert sorted(type(item).__name__ for item in claimed) == ["Fenced"] * 3 + ["RunRecord"]
@@ -135,7 +136,10 @@ def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicReco
     token = leading(store)
     assert not store.compaction_control.withdraw(topic.id, leader=token, requested_at=old)
     assert (
-        store.compaction_control.record_failure(topic.id, "no", 5, leader=token, requested_at=old).requested_at == new
+        store.compaction_control.record_failure(
+            topic.id, ErrorText("no"), 5, leader=token, requested_at=old
+        ).requested_at
+        == new
     )
     assert store.compaction_control.withdraw(topic.id, leader=token, requested_at=new)
     assert store.compaction_control.requests() == []
@@ -143,7 +147,7 @@ def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicReco
 
 def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     def status() -> tuple[str, str]:
-        return tuple(compaction_status(store, topic.id))  # type: ignore[return-value]
+        return tuple(map(str, compaction_status(store, topic.id)))  # type: ignore[return-value]
 
     assert status() == (CompactionStatus.NOT_RUN, "")
     store.compaction_control.request(topic.id, "manual", "ann")
@@ -157,12 +161,12 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
     run = claim(store, topic)
     store.runs.finish(run, {})
     assert status() == (CompactionStatus.SUCCESS, "")
-    store.runs.fail(claim(store, topic), "boom")
+    store.runs.fail(claim(store, topic), ErrorText("boom"))
     assert status() == (CompactionStatus.ERROR, "boom")
     store.runs.cancel(claim(store, topic).run_id, "ann wanted it")
     assert status() == (CompactionStatus.ERROR, "ann wanted it")
     store.runs.finish(claim(store, topic), {})
-    store.compaction_control.record_failure(topic.id, "the tail cannot be sealed", 5)
+    store.compaction_control.record_failure(topic.id, ErrorText("the tail cannot be sealed"), 5)
     assert status() == (CompactionStatus.ERROR, "the tail cannot be sealed")
 
 
@@ -171,8 +175,8 @@ def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: Topic
     clock.advance(RUN_DEAD_MS - 1)
     assert store.compaction_control.request_interrupted("leader") == []
     clock.advance(1)
-    asked = at_once(*(lambda: store.compaction_control.request_interrupted("leader") for _ in range(3)))
-    assert sorted(len(item) for item in asked if isinstance(item, list)) == [0, 0, 1]
+    answers = at_once(*(lambda: store.compaction_control.request_interrupted("leader") for _ in range(3)))
+    assert sorted(len(item) for item in answers if isinstance(item, list)) == [0, 0, 1]
     assert store.compaction_control.get(topic.id).cause == "interrupted"
     run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
     assert store.runs.get(dead.run_id).state is RunState.ERROR
@@ -252,7 +256,7 @@ def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
     with pytest.raises(Conflict, match="has not stopped yet"):
         control.resume(ids)
     assert [control.get(item).paused for item in ids] == [1, 1]
-    store.runs.fail(run, "fenced")
+    store.runs.fail(run, ErrorText("fenced"))
     assert [item.paused for item in control.resume(ids)] == [0, 0]
 
 
@@ -277,7 +281,7 @@ def test_a_pause_ends_the_run_and_waits_for_its_worker(
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
     with pytest.raises(Conflict, match="has not stopped yet"):
         store.compaction_control.resume([topic.id])
-    store.runs.fail(run, "fenced")
+    store.runs.fail(run, ErrorText("fenced"))
     assert not store.compaction_control.get(topic.id).aborting
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
     store.compaction_control.resume([topic.id])
@@ -312,27 +316,27 @@ def test_an_aborted_topic_may_be_compacted_when_its_worker_has_stopped(
     store: MetadataStore, topic: TopicRecord
 ) -> None:
     run = claim(store, topic)
-    store.compaction_control.record_failure(topic.id, "boom", 5)
-    (found,) = store.compaction_control.abort([topic.id])
-    assert (found.aborting, found.paused, found.failures, found.retry_at) == (True, 0, 0, None)
+    store.compaction_control.record_failure(topic.id, ErrorText("boom"), 5)
+    (control,) = store.compaction_control.abort([topic.id])
+    assert (control.aborting, control.paused, control.failures, control.retry_at) == (True, 0, 0, None)
     with pytest.raises(CompactionRunning, match="has not stopped yet"):
         claim(store, topic)
-    store.runs.fail(run, "fenced")
+    store.runs.fail(run, ErrorText("fenced"))
     claim(store, topic)
 
 
 def test_failures_are_counted_until_a_success(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     now = clock.now_ms()
-    assert store.compaction_control.record_failure(topic.id, "one\x00", now + 5).failures == 1
-    found = store.compaction_control.record_failure(topic.id, "two", now + 9)
-    assert (found.failures, found.retry_at, found.last_error) == (2, now + 9, "two")
+    assert store.compaction_control.record_failure(topic.id, ErrorText("one\x00"), now + 5).failures == 1
+    control = store.compaction_control.record_failure(topic.id, ErrorText("two"), now + 9)
+    assert (control.failures, control.retry_at, str(control.last_error)) == (2, now + 9, "two")
     assert store.compaction_control.retries(3_600_000) == []
     clock.advance(9)
     assert store.compaction_control.retries(3_600_000) == [topic]
     store.compaction_control.request(topic.id, "manual", "ann")
     assert store.compaction_control.retries(3_600_000) == []
     run = claim(store, topic)
-    store.runs.fail(run, "three")
+    store.runs.fail(run, ErrorText("three"))
     assert store.compaction_control.get(topic.id).failures == 2
     store.runs.finish(claim(store, topic), {})
     assert store.compaction_control.get(topic.id) == CompactionControl()
@@ -343,17 +347,19 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
 ) -> None:
     """The transaction that publishes says so: the next one may never come."""
     (created,) = append(store, topic, 5)
-    store.compaction_control.record_failure(topic.id, "one", 5)
+    store.compaction_control.record_failure(topic.id, ErrorText("one"), 5)
     run = claim(store, topic)
-    retry = CompactionRetry("left\x00", clock.now_ms() + 5)
+    retry = CompactionRetry(ErrorText("left\x00"), clock.now_ms() + 5)
     ended = store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created)), {}, retry)
     assert ended.state is RunState.SUCCESS
     control = store.compaction_control.get(topic.id)
-    assert (control.failures, control.retry_at, control.last_error) == (1, retry.at, "left\\x00")
+    assert (control.failures, control.retry_at, str(control.last_error)) == (1, retry.at, "left\\x00")
     clock.advance(5)
     assert store.compaction_control.retries(3_600_000) == [store.topics.get(topic.name)]
     with pytest.raises(Fenced):
-        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created)), {}, CompactionRetry("late", 5))
+        store.publishing.publish(
+            run, 1, compacted(store, run, 2, end_of(created)), {}, CompactionRetry(ErrorText("late"), 5)
+        )
     assert store.compaction_control.get(topic.id) == control
     publish_all(store, topic)
     assert store.compaction_control.get(topic.id) == CompactionControl()
@@ -362,9 +368,9 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
 def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore, topic: TopicRecord) -> None:
     token = leading(store)
     store.compaction_control.request(topic.id, "manual", "ann")
-    store.compaction_control.record_failure(topic.id, "no", 5)
+    store.compaction_control.record_failure(topic.id, ErrorText("no"), 5)
     assert len(store.compaction_control.requests()) == 1
-    store.compaction_control.record_failure(topic.id, "no", 5, leader=token)
+    store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader=token)
     assert store.compaction_control.requests() == []
 
 

@@ -42,7 +42,7 @@ def check_no_password(error: CompactorError, url: URL) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "expected"),
     [
         ({"password": PASSWORD}, "password authentication failed"),
         ({"username": "stranger"}, "stranger"),
@@ -50,13 +50,13 @@ def check_no_password(error: CompactorError, url: URL) -> None:
     ],
 )
 def test_a_refused_login_is_misconfigured(
-    postgres_server: PostgresServer, open_store: OpenStore, part: dict[str, str], told: str
+    postgres_server: PostgresServer, open_store: OpenStore, part: dict[str, str], expected: str
 ) -> None:
     url = postgres_server.url("postgres").set(**part)
     store = open_store(url)
     for call in (store.check_schema, store.upgrade, store.topics.all):
         error = raised(Misconfigured, call)
-        assert told in error.message
+        assert expected in error.message
         assert "check user, password and database name" in error.remedy
         check_no_password(error, url)
     assert url.password not in store.url
@@ -223,15 +223,15 @@ def test_postgresql_states(
     original: type[psycopg.Error],
     kind: type[CompactorError],
 ) -> None:
-    """What is hard to bring about is raised by the server itself, with the state that it would have."""
+    """The server itself raises errors that are hard to cause, with their states."""
     store = open_store(postgres_server.url("postgres"))
 
     def fail() -> None:
         with store.database.write() as connection:
-            connection.execute(text(f"DO $$ BEGIN RAISE 'as told' USING ERRCODE = '{original.sqlstate}'; END $$"))
+            connection.execute(text(f"DO $$ BEGIN RAISE 'as ordered' USING ERRCODE = '{original.sqlstate}'; END $$"))
 
     error = raised(kind, fail)
-    assert "as told" in error.message
+    assert "as ordered" in error.message
     assert isinstance(error.__cause__, original)
 
 

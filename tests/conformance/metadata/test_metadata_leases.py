@@ -1,4 +1,4 @@
-"""The writer's lease, attempts, and that nobody appends without them."""
+"""The writer's lease, attempts, and that no process appends without them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     with pytest.raises(LeaseHeld):
         store.leases.acquire(topic.id, "b", TTL)
     clock.advance(10 * TTL)
-    # Long over, but nobody came.
+    # Long over, but no other process took it.
     lease = store.leases.renew(lease, TTL)
     assert lease.token == 1
     clock.advance(TTL)
@@ -91,7 +91,7 @@ def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
 
 
 def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    """Of many, one may be lost, released or gone with its topic: the others are renewed."""
+    """One lease may be lost, released or deleted with its topic: the others are renewed."""
     names = ["kept", "taken", "released", "deleted", "kept-too"]
     topics = [store.tenancy.ensure_topic(TopicName.parse(name)) for name in names]
     held = [store.leases.acquire(item.id, "a", TTL) for item in topics]
@@ -154,8 +154,8 @@ def test_wishes_to_roll_of_many(store: MetadataStore, topic: TopicRecord) -> Non
     others = [store.tenancy.ensure_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
     store.segments.request_roll(others[1].id)
     store.tenancy.delete_topic(others[2].id)
-    asked = [topic.id, *(other.id for other in others)]
-    assert store.segments.roll_requests(asked) == {topic.id: False, others[0].id: False, others[1].id: True}
+    topic_ids = [topic.id, *(other.id for other in others)]
+    assert store.segments.roll_requests(topic_ids) == {topic.id: False, others[0].id: False, others[1].id: True}
     assert store.segments.roll_requests([]) == {}
 
 
@@ -195,17 +195,17 @@ def test_of_many_one_gets_the_lease(open_stores: OpenStores, topic: TopicRecord,
 
 def test_an_overtaken_lease_appends_nothing(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     late = store.leases.acquire(topic.id, "late", TTL)
-    mine = prepared(store, topic, 0)
+    record = prepared(store, topic, 0)
     clock.advance(TTL)
     overtaking = store.leases.acquire(topic.id, "quick", TTL)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match=r"late no longer holds the lease of persistent://public/default/orders.*quick"):
-        store.ledgers.append(late, [mine])
+        store.ledgers.append(late, [record])
     assert store.snapshot(topic.id) == before
     # Also when the overtaker is gone again.
     store.leases.release(overtaking)
     with pytest.raises(Fenced):
-        store.ledgers.append(late, [mine])
+        store.ledgers.append(late, [record])
     assert store.ledgers.of_topic(topic.id) == ()
 
 
@@ -213,10 +213,10 @@ def test_an_expired_lease_that_nobody_took_appends(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     lease = store.leases.acquire(topic.id, "slow", TTL)
-    mine = prepared(store, topic, 0, 3)
+    record = prepared(store, topic, 0, 3)
     clock.advance(10 * TTL)
-    store.ledgers.append(lease, [mine])
-    assert store.ledgers.of_topic(topic.id) == (mine,)
+    store.ledgers.append(lease, [record])
+    assert store.ledgers.of_topic(topic.id) == (record,)
     assert store.topics.get(topic.name).next_offset == 3
 
 
@@ -227,10 +227,10 @@ def test_append_against_takeover_is_one_or_the_other(
     for _ in range(8):
         lease = stores[0].leases.acquire(topic.id, "old", TTL)
         offset = stores[0].topics.get(topic.name).next_offset
-        mine = prepared(stores[0], topic, offset)
+        record = prepared(stores[0], topic, offset)
         clock.advance(TTL)
         calls: list[Callable[[], object]] = [
-            partial(stores[0].ledgers.append, lease, [mine]),
+            partial(stores[0].ledgers.append, lease, [record]),
             lambda: stores[1].leases.acquire(topic.id, "new", TTL),
         ]
         appended, taken = at_once(*calls)
@@ -264,11 +264,11 @@ def test_ledgers_must_go_on_where_the_topic_ends(store: MetadataStore, topic: To
 def test_an_append_that_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     lease = store.leases.acquire(topic.id, "me", TTL)
-    mine = [prepared(store, topic, 3, 2), prepared(store, topic, 5)]
+    records = [prepared(store, topic, 3, 2), prepared(store, topic, 5)]
     before = store.ledgers.of_topic(topic.id)
-    assert finished_at(store, mine[0].attempt_id) is None
-    check_all_or_nothing(store, topic, lambda: store.ledgers.append(lease, mine), at_least=6)
-    assert store.ledgers.of_topic(topic.id) == (*before, *mine)
+    assert finished_at(store, records[0].attempt_id) is None
+    check_all_or_nothing(store, topic, lambda: store.ledgers.append(lease, records), at_least=6)
+    assert store.ledgers.of_topic(topic.id) == (*before, *records)
 
 
 def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -297,10 +297,10 @@ def test_an_append_finishes_its_attempts(store: MetadataStore, topic: TopicRecor
 
 def test_an_attempt_that_was_given_up_appends_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     lease = store.leases.acquire(topic.id, "me", TTL)
-    mine = prepared(store, topic, 0)
-    store.attempts.finish(mine.attempt_id)
-    with pytest.raises(Fenced, match=f"{mine.attempt_id} is finished"):
-        store.ledgers.append(lease, [mine])
+    record = prepared(store, topic, 0)
+    store.attempts.finish(record.attempt_id)
+    with pytest.raises(Fenced, match=f"{record.attempt_id} is finished"):
+        store.ledgers.append(lease, [record])
     with pytest.raises(Fenced, match="unheard-of"):
-        store.ledgers.append(lease, [replace(mine, attempt_id="unheard-of")])
+        store.ledgers.append(lease, [replace(record, attempt_id="unheard-of")])
     assert store.ledgers.of_topic(topic.id) == ()

@@ -19,14 +19,14 @@ from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import check_all_or_nothing
 
 GRACE = 3_600_000
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 """The id of no ledger and of no topic."""
 
 
 def serving(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
-    found = store.snapshot(topic.id).compacted
-    assert found is not None
-    return found
+    current = store.snapshot(topic.id).compacted
+    assert current is not None
+    return current
 
 
 def pinned(store: MetadataStore, topic: TopicRecord, holder: str = "reader", ttl_ms: int = TTL) -> Pin:
@@ -60,7 +60,7 @@ def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord,
     assert len(pin.pin_id) == 32
     assert store.pins.referenced(topic.id).pins == (pin,)
     with pytest.raises(TopicNotFound):
-        store.pins.take(NOBODY, "reader", TTL)
+        store.pins.take(UNKNOWN_ID, "reader", TTL)
 
 
 def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
@@ -120,11 +120,11 @@ def test_nor_is_what_another_topic_has(
 ) -> None:
     clock.advance(GRACE)
     assert not store.pins.collect(other.id, retired.ledger_id, 0)
-    assert not store.pins.collect(topic.id, NOBODY, 0)
+    assert not store.pins.collect(topic.id, UNKNOWN_ID, 0)
     assert store.pins.retired(topic.id) == [retired]
     assert store.pins.retired(other.id) == []
     with pytest.raises(TopicNotFound):
-        store.pins.collect(NOBODY, retired.ledger_id, 0)
+        store.pins.collect(UNKNOWN_ID, retired.ledger_id, 0)
 
 
 def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:

@@ -58,71 +58,77 @@ EXAMPLES: dict[str, tuple[object, object]] = {
 
 def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: TopicRecord) -> None:
     assert set(EXAMPLES) == set(POLICIES)
-    for name, (given, value) in EXAMPLES.items():
-        assert store.policies.set(topic_scope(topic), name, given) == (name, value)
+    for name, (setting, value) in EXAMPLES.items():
+        store.policies.change([topic_scope(topic)], {name: setting})
+        assert store.policies.of_scope(topic_scope(topic))[name] == value
     values = {name: value for name, (_, value) in EXAMPLES.items()}
     assert store.policies.of_scope(topic_scope(topic)) == values
-    found = store.policies.resolved(topic)
-    assert {name: getattr(found.policies, POLICIES[name].attribute) for name in POLICIES} == values
-    assert set(found.origins.values()) == {PolicyOrigin.TOPIC}
-    assert found.policies == store.policies.effective(topic)
+    resolved = store.policies.resolved(topic)
+    assert {name: getattr(resolved.policies, POLICIES[name].attribute) for name in POLICIES} == values
+    assert set(resolved.origins.values()) == {PolicyOrigin.TOPIC}
+    assert resolved.policies == store.policies.effective(topic)
 
 
 def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
-    assert store.policies.set(BROKER, "log.retention.ms", "1d") == ("retention.ms", 86_400_000)
-    store.policies.set(BROKER, "retention.ms", "2d")
+    store.policies.change([BROKER], {"log.retention.ms": "1d"})
+    assert store.policies.of_scope(BROKER) == {"retention.ms": 86_400_000}
+    store.policies.change([BROKER], {"retention.ms": "2d"})
     assert store.policies.of_scope(BROKER) == {"retention.ms": 172_800_000}
-    assert store.policies.remove(BROKER, "Log.Retention.MS")
-    assert not store.policies.remove(BROKER, "retention.ms")
+    for name in ("Log.Retention.MS", "retention.ms"):
+        store.policies.change([BROKER], {}, [name])
+        assert store.policies.settings(BROKER) == {}
     assert store.policies.of_scope(BROKER) == {}
 
 
 def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> None:
     name = "segment.bytes"
 
-    def found(of: TopicRecord = topic) -> tuple[int, PolicyOrigin]:
+    def nearest(of: TopicRecord = topic) -> tuple[int, PolicyOrigin]:
         resolved = store.policies.resolved(of)
         return resolved.policies.segment_bytes, resolved.origins[name]
 
     assert store.policies.effective(topic) == TopicPolicies()
-    assert found() == (128 << 20, PolicyOrigin.DEFAULT)
-    store.policies.set(BROKER, name, "1M")
-    assert found() == (1 << 20, PolicyOrigin.BROKER)
-    store.policies.set(NAMESPACE, name, "2M")
-    assert found() == (2 << 20, PolicyOrigin.NAMESPACE)
-    store.policies.set(topic_scope(topic), name, "3M")
-    assert found() == (3 << 20, PolicyOrigin.TOPIC)
+    assert nearest() == (128 << 20, PolicyOrigin.DEFAULT)
+    store.policies.change([BROKER], {name: "1M"})
+    assert nearest() == (1 << 20, PolicyOrigin.BROKER)
+    store.policies.change([NAMESPACE], {name: "2M"})
+    assert nearest() == (2 << 20, PolicyOrigin.NAMESPACE)
+    store.policies.change([topic_scope(topic)], {name: "3M"})
+    assert nearest() == (3 << 20, PolicyOrigin.TOPIC)
     neighbour = store.tenancy.ensure_topic(TopicName.parse("neighbour"))
     stranger = store.tenancy.ensure_topic(TopicName.parse("public/other/orders"))
-    assert (found(neighbour), found(stranger)) == ((2 << 20, PolicyOrigin.NAMESPACE), (1 << 20, PolicyOrigin.BROKER))
-    store.policies.remove(topic_scope(topic), name)
-    assert found() == (2 << 20, PolicyOrigin.NAMESPACE)
+    assert (nearest(neighbour), nearest(stranger)) == (
+        (2 << 20, PolicyOrigin.NAMESPACE),
+        (1 << 20, PolicyOrigin.BROKER),
+    )
+    store.policies.change([topic_scope(topic)], {}, [name])
+    assert nearest() == (2 << 20, PolicyOrigin.NAMESPACE)
 
 
 def test_only_the_broker_raises_the_size_of_messages(store: MetadataStore, topic: TopicRecord) -> None:
     """Clients know the broker's size alone, and refuse larger messages."""
     for scope in (topic_scope(topic), NAMESPACE):
         with pytest.raises(InvalidInput, match="above the broker's"):
-            store.policies.set(scope, "max.message.bytes", "6M")
-    store.policies.set(BROKER, "max.message.bytes", "8M")
-    store.policies.set(topic_scope(topic), "max.message.bytes", "6M")
+            store.policies.change([scope], {"max.message.bytes": "6M"})
+    store.policies.change([BROKER], {"max.message.bytes": "8M"})
+    store.policies.change([topic_scope(topic)], {"max.message.bytes": "6M"})
     assert store.policies.effective(topic).max_message_bytes == 6 << 20
-    store.policies.remove(BROKER, "max.message.bytes")
+    store.policies.change([BROKER], {}, ["max.message.bytes"])
     assert store.policies.effective(topic).max_message_bytes == 5 << 20
 
 
 def test_none_and_nothing_are_settings_too(store: MetadataStore, topic: TopicRecord) -> None:
-    store.policies.set(BROKER, "cleanup.policy", "compact")
-    store.policies.set(BROKER, "compaction.key-ttl.ms", "1d")
-    store.policies.set(topic_scope(topic), "cleanup.policy", "")
-    store.policies.set(topic_scope(topic), "compaction.key-ttl.ms", "none")
+    store.policies.change([BROKER], {"cleanup.policy": "compact"})
+    store.policies.change([BROKER], {"compaction.key-ttl.ms": "1d"})
+    store.policies.change([topic_scope(topic)], {"cleanup.policy": ""})
+    store.policies.change([topic_scope(topic)], {"compaction.key-ttl.ms": "none"})
     policies = store.policies.effective(topic)
     assert (policies.cleanup_policy, policies.compaction_key_ttl_ms) == (frozenset(), None)
 
 
 def test_what_is_not_allowed_is_not_kept(store: MetadataStore, topic: TopicRecord) -> None:
     scope = topic_scope(topic)
-    store.policies.set(scope, "min.compaction.lag.ms", "2h")
+    store.policies.change([scope], {"min.compaction.lag.ms": "2h"})
     for name, value, why in (
         ("segment.bytes", "1K", "segment.bytes"),
         ("no.such.policy", "1", "no policy"),
@@ -133,9 +139,9 @@ def test_what_is_not_allowed_is_not_kept(store: MetadataStore, topic: TopicRecor
         ),
     ):
         with pytest.raises(InvalidInput, match=why):
-            store.policies.set(scope, name, value)
+            store.policies.change([scope], {name: value})
     with pytest.raises(InvalidInput):
-        store.policies.remove(scope, "no.such.policy")
+        store.policies.change([scope], {}, ["no.such.policy"])
     assert store.policies.of_scope(scope) == {"min.compaction.lag.ms": 7_200_000}
 
 
@@ -147,13 +153,13 @@ def test_scopes(store: MetadataStore, topic: TopicRecord) -> None:
     with pytest.raises(InvalidTopicName):
         namespace_scope("public/a b")
     with pytest.raises(TopicNotFound, match="uid gone"):
-        store.policies.set("topic:gone", "retention.ms", 1)
+        store.policies.change(["topic:gone"], {"retention.ms": 1})
     with pytest.raises(AssertionError, match="make it with"):
-        store.policies.set("public/default", "retention.ms", 1)
+        store.policies.change(["public/default"], {"retention.ms": 1})
 
 
 def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: TopicRecord) -> None:
-    store.policies.set(BROKER, "retention.ms", 5)
+    store.policies.change([BROKER], {"retention.ms": 5})
     with store.database.write() as connection:
         connection.execute(
             text("INSERT INTO policies (scope, name, value) VALUES ('broker', 'from.the.future', :value)"),
@@ -166,19 +172,19 @@ def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: 
 def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     store: MetadataStore, topic: TopicRecord, other: TopicRecord
 ) -> None:
-    store.policies.set(BROKER, "retention.ms", 5)
+    store.policies.change([BROKER], {"retention.ms": 5})
     for scope in (topic_scope(topic), NAMESPACE, "topic:gone"):
         store_policy(store, scope, "segment.bytes", 1 << 40)
     store_policy(store, BROKER, "cleanup.policy", ["tier"])
 
-    found = store.policies.resolved(other)
-    assert (found.policies.retention_ms, found.policies.cleanup_policy) == (5, frozenset())
-    assert {name: one.origin for name, one in found.unreadable.items()} == {
+    resolved = store.policies.resolved(other)
+    assert (resolved.policies.retention_ms, resolved.policies.cleanup_policy) == (5, frozenset())
+    assert {name: unreadable.origin for name, unreadable in resolved.unreadable.items()} == {
         "segment.bytes": PolicyOrigin.NAMESPACE,
         "cleanup.policy": PolicyOrigin.BROKER,
     }
-    assert store.policies.resolver().resolved(other) == found
-    assert store.policies.resolved_around(NAMESPACE) == found
+    assert store.policies.resolver().resolved(other) == resolved
+    assert store.policies.resolved_around(NAMESPACE) == resolved
     assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
     assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], UnreadableStoredValue)
     assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [
@@ -187,10 +193,10 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
         (f"the topic {topic.name}", "segment.bytes", 1 << 40),
     ]
 
-    store.policies.set(topic_scope(topic), "segment.ms", 9)
-    store.policies.set(topic_scope(topic), "segment.bytes", 1 << 20)
-    assert store.policies.remove(BROKER, "cleanup.policy")
-    assert store.policies.remove(NAMESPACE, "segment.bytes")
+    store.policies.change([topic_scope(topic)], {"segment.ms": 9})
+    store.policies.change([topic_scope(topic)], {"segment.bytes": 1 << 20})
+    store.policies.change([BROKER], {}, ["cleanup.policy"])
+    store.policies.change([NAMESPACE], {}, ["segment.bytes"])
     assert store.policies.unreadable() == []
 
 
@@ -212,23 +218,23 @@ def test_a_topic_whose_own_policies_enable_compaction_has_its_cursor(
     store: MetadataStore, topic: TopicRecord, name: str
 ) -> None:
     """S9, Pulsar #11672."""
-    store.policies.set(topic_scope(topic), "cleanup.policy", "delete")
+    store.policies.change([topic_scope(topic)], {"cleanup.policy": "delete"})
     assert not compacted(store, topic)
-    store.policies.set(topic_scope(topic), name, TRIGGERS[name])
+    store.policies.change([topic_scope(topic)], {name: TRIGGERS[name]})
     assert compacted(store, topic)
 
 
 def test_a_topic_that_no_longer_turns_compaction_off_has_its_cursor(store: MetadataStore, topic: TopicRecord) -> None:
-    store.policies.set(topic_scope(topic), "compaction.threshold.bytes", 0)
-    store.policies.set(BROKER, "compaction.threshold.bytes", 5)
+    store.policies.change([topic_scope(topic)], {"compaction.threshold.bytes": 0})
+    store.policies.change([BROKER], {"compaction.threshold.bytes": 5})
     assert not compacted(store, topic)
-    store.policies.remove(topic_scope(topic), "compaction.threshold.bytes")
+    store.policies.change([topic_scope(topic)], {}, ["compaction.threshold.bytes"])
     assert compacted(store, topic)
 
 
 def test_topics_that_come_later_have_their_cursor_from_the_beginning(store: MetadataStore, topic: TopicRecord) -> None:
-    store.policies.set(NAMESPACE, "compaction.threshold.messages", 5)
-    assert not compacted(store, topic), "not thousands in one request: whoever trims asks"
+    store.policies.change([NAMESPACE], {"compaction.threshold.messages": 5})
+    assert not compacted(store, topic), "not thousands in one request: the one that trims asks"
     assert compacted(store, store.tenancy.ensure_topic(TopicName.parse("later")))
     assert compacted(store, store.tenancy.create_topic(TopicName.parse("properly"), {}))
     store.partitions.create(TopicName.parse("parts"), 2, {})
@@ -243,7 +249,7 @@ def test_nothing_is_trimmed_of_a_topic_that_is_to_be_compacted_by_what_is_set_ar
     """In the transaction that trims: the policy may have been set since somebody looked."""
     append(store, topic, 3)
     (ledger,) = store.ledgers.of_topic(topic.id)
-    store.policies.set(scope, "compaction.threshold.bytes", 1 << 30)
+    store.policies.change([scope], {"compaction.threshold.bytes": 1 << 30})
     with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged"):
         store.trimming.trim(topic.id, 3, [ledger.ledger_id], force=False)
     assert store.ledgers.of_topic(topic.id) == (ledger,)
@@ -257,10 +263,11 @@ def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord)
     store.cursors.ensure(topic.id, "reader")
     before = (state(store, topic), store.cursors.of_topic(topic.id))
     for scope in (BROKER, NAMESPACE, topic_scope(topic)):
-        for name, (given, _) in EXAMPLES.items():
-            store.policies.set(scope, name, given)
+        for name, (setting, _) in EXAMPLES.items():
+            store.policies.change([scope], {name: setting})
         for name in EXAMPLES:
-            assert store.policies.remove(scope, name)
+            store.policies.change([scope], {}, [name])
+        assert store.policies.settings(scope) == {}
     assert (state(store, topic), store.cursors.of_topic(topic.id)) == before
 
 
@@ -270,18 +277,18 @@ def test_several_set_the_same_policy_at_once(open_stores: OpenStores, topic: Top
         values = [20_000 + number for number in range(len(stores))]
         results = at_once(
             *(
-                lambda item=one, value=value, name=name: item.policies.set(topic_scope(topic), name, value)
-                for one, value in zip(stores, values, strict=True)
+                lambda item=store, value=value, name=name: item.policies.change([topic_scope(topic)], {name: value})
+                for store, value in zip(stores, values, strict=True)
             )
         )
-        assert results == [(name, value) for value in values]
+        assert results == [None] * len(stores)
         assert stores[0].policies.of_scope(topic_scope(topic))[name] in values
 
 
 def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
     first, second = topic_scope(topic), topic_scope(store.tenancy.ensure_topic(TopicName.parse("second")))
     store.policies.change([first, second], {"segment.ms": "1h", "min.compaction.lag.ms": "1m"})
-    store.policies.set(second, "max.compaction.lag.ms", "2m")
+    store.policies.change([second], {"max.compaction.lag.ms": "2m"})
     before = [store.policies.of_scope(scope) for scope in (first, second)]
     with pytest.raises(InvalidInput, match="lag"):  # only the second one's contradicts
         store.policies.change([first, second], {"segment.ms": "2h", "min.compaction.lag.ms": "3m"})

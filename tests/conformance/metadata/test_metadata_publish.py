@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 
-from storage.errors import Fenced
+from storage.errors import ErrorText, Fenced
 from storage.metadata.records import CompactedLedgerRecord, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import compacted_ledgers
@@ -36,7 +36,7 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     new = compacted(store, run, 1, end_of(created[0]))
     clock.advance(9)
     ended = store.publishing.publish(run, 0, new, {"survivors": 2})
-    assert (ended.state, ended.finished_at, ended.statistics, ended.compacted_ledger_id, ended.error) == (
+    assert (ended.state, ended.finished_at, ended.statistics, ended.compacted_ledger_id, str(ended.error)) == (
         RunState.SUCCESS,
         clock.now_ms(),
         {"survivors": 2},
@@ -226,7 +226,7 @@ def test_publish_against_deletion_of_the_cursor(open_stores: OpenStores, topic: 
         after = stores[0].snapshot(topic.id)
         assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
         assert after.topic.generation == generation + isinstance(published, RunRecord)
-        stores[0].runs.fail(run, "fenced")
+        stores[0].runs.fail(run, ErrorText("fenced"))
 
 
 def test_a_publish_that_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from storage.errors import CompactionRunning, Fenced, NotFound
+from storage.errors import CompactionRunning, ErrorText, Fenced, NotFound
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
@@ -22,7 +22,7 @@ def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert run.epoch == store.topics.get(topic.name).epoch == 1
     assert run.policies == {"threshold": 5, "lag": None, "ratio": 0.5}
     assert (run.started_at, run.heartbeat_at, run.finished_at) == (clock.now_ms(), clock.now_ms(), None)
-    assert (run.error, run.horizon, run.compacted_ledger_id, run.statistics) == ("", None, None, {})
+    assert (str(run.error), run.horizon, run.compacted_ledger_id, run.statistics) == ("", None, None, {})
     assert store.runs.get(run.run_id) == store.runs.last(topic.id) == store.snapshot(topic.id).last_run == run
     attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
@@ -77,14 +77,14 @@ def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, cloc
     ended = store.runs.get(dead.run_id)
     assert ended.state is RunState.ERROR
     assert ended.finished_at == clock.now_ms()
-    assert ended.error == f"its worker dead stopped answering; taken over by run {successor.run_id}"
+    assert str(ended.error) == f"its worker dead stopped answering; taken over by run {successor.run_id}"
     assert finished_at(store, dead.attempt_id) == clock.now_ms()
     # It wakes up, and can do nothing; not even spoil the record of its end.
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
         store.runs.update(dead)
     with pytest.raises(Fenced):
         store.runs.finish(dead, {})
-    assert store.runs.fail(dead, "I was asleep") == ended
+    assert store.runs.fail(dead, ErrorText("I was asleep")) == ended
     assert store.runs.last(topic.id) == successor
 
 
@@ -125,13 +125,13 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
     run = claim(store, topic)
     clock.advance(7)
     text = "ObjectMissing: ledger 7\nTraceback… \ud800 nul \x00 ünï"
-    failed = store.runs.fail(run, text)
+    failed = store.runs.fail(run, ErrorText(text))
     assert failed.state is RunState.ERROR
     assert failed.finished_at == clock.now_ms()
-    assert failed.error == "ObjectMissing: ledger 7\nTraceback… \\ud800 nul \\x00 ünï"
+    assert str(failed.error) == "ObjectMissing: ledger 7\nTraceback… \\ud800 nul \\x00 ünï"
     after = store.snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
-    assert store.runs.fail(run, "something later").error == failed.error
+    assert store.runs.fail(run, ErrorText("something later")).error == failed.error
     assert finished_at(store, run.attempt_id) == clock.now_ms()
     assert claim(store, topic).epoch == run.epoch + 1
 
@@ -139,7 +139,7 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
 def test_a_published_run_does_not_fail_later(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     run = publish_all(store, topic)
-    assert store.runs.fail(run, "could not log") == run
+    assert store.runs.fail(run, ErrorText("could not log")) == run
     assert store.runs.last(topic.id) == run
 
 
@@ -155,12 +155,12 @@ def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore,
     ):
         with pytest.raises(Fenced, match="epoch 1, but the topic has gone on to 2"):
             call()
-    assert store.runs.fail(run, "the cursor was deleted").state is RunState.ERROR
+    assert store.runs.fail(run, ErrorText("the cursor was deleted")).state is RunState.ERROR
 
 
 def test_history(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
-    created = [store.runs.fail(claim(store, topic), f"error {number}") for number in range(4)]
-    store.runs.fail(claim(store, other), "elsewhere")
+    created = [store.runs.fail(claim(store, topic), ErrorText(f"error {number}")) for number in range(4)]
+    store.runs.fail(claim(store, other), ErrorText("elsewhere"))
     assert store.runs.of_topic(topic.id, 10) == created[::-1]
     assert store.runs.of_topic(topic.id, 2) == created[:1:-1]
     assert store.runs.last(topic.id) == created[-1]

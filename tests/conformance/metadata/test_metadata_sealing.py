@@ -51,10 +51,10 @@ def test_a_claim_may_leave_out_what_lies_behind_an_offset_and_what_was_tried_bef
     first, second, third = rolled(store, topic, 2, 2, 2)
 
     def claim(below: int | None, *but: int) -> int | None:
-        found = store.sealing.claim(topic.id, "sealer", LOG_UID, TTL, below, but)
-        if found is not None:
-            store.attempts.finish(found[1].attempt_id)
-        return found and found[0].ledger_id
+        pair = store.sealing.claim(topic.id, "sealer", LOG_UID, TTL, below, but)
+        if pair is not None:
+            store.attempts.finish(pair[1].attempt_id)
+        return pair and pair[0].ledger_id
 
     assert claim(0) is None
     assert claim(2, first.ledger_id) is None
@@ -74,7 +74,7 @@ def test_a_sealer_that_lets_go_has_not_tried(store: MetadataStore, topic: TopicR
     _, living = claimed(store, topic)
     assert tries() == 2
     store.sealing.release(dead)
-    assert tries() == 2, "it was given up as dead"
+    assert tries() == 2, "it counts as dead"
     for _ in range(2):
         store.sealing.release(living)
         assert tries() == 1
@@ -112,7 +112,7 @@ def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
         assert not sealing.has_sealed(connection, None, dead, ledger_of(segment, dead))
 
 
-@pytest.mark.parametrize("ended", ["finished", "given up", "purged"])
+@pytest.mark.parametrize("ended", ["finished", "expired", "purged"])
 def test_a_claim_whose_attempt_has_ended_is_free(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, ended: str
 ) -> None:
@@ -120,7 +120,7 @@ def test_a_claim_whose_attempt_has_ended_is_free(
     segment, attempt = claimed(store, topic)
     if ended == "finished":
         store.attempts.finish(attempt.attempt_id)
-    elif ended == "given up":
+    elif ended == "expired":
         clock.advance(1)
         assert store.runs.expire_attempts(topic.id, 1) == [attempt.attempt_id]
     else:
@@ -135,15 +135,15 @@ def test_a_claim_whose_attempt_has_ended_is_free(
 
 def test_only_the_claimant_seals(store: MetadataStore, topic: TopicRecord) -> None:
     rolled(store, topic, 2, 2)
-    first, mine = claimed(store, topic)
+    first, attempt = claimed(store, topic)
     second, other = claimed(store, topic, "other")
     before = state(store, topic)
-    with pytest.raises(Fenced, match=f"{mine.attempt_id} has not claimed .*: attempt {other.attempt_id} has"):
-        store.sealing.seal(mine, ledger_of(second, mine))
+    with pytest.raises(Fenced, match=f"{attempt.attempt_id} has not claimed .*: attempt {other.attempt_id} has"):
+        store.sealing.seal(attempt, ledger_of(second, attempt))
     assert state(store, topic) == before
-    store.sealing.seal(mine, ledger_of(first, mine))
+    store.sealing.seal(attempt, ledger_of(first, attempt))
     with pytest.raises(Fenced, match="is finished"):
-        store.sealing.seal(mine, ledger_of(first, mine))
+        store.sealing.seal(attempt, ledger_of(first, attempt))
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -50,9 +50,9 @@ def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: T
         check_all_or_nothing(store, topic, lambda: store.segments.drop(lease, empty.ledger_id))
     check_all_or_nothing(store, topic, lambda: store.sealing.claim(topic.id, "sealer", LOG_UID, TTL))
     store.runs.expire_attempts(topic.id, 0)
-    mine, attempt = claimed(store, topic)
+    waiting, attempt = claimed(store, topic)
     check_all_or_nothing(
-        store, topic, lambda: store.sealing.seal(attempt, ledger_of(mine, attempt)), Failpoint.SEAL_INSIDE_COMMIT
+        store, topic, lambda: store.sealing.seal(attempt, ledger_of(waiting, attempt)), Failpoint.SEAL_INSIDE_COMMIT
     )
 
 
@@ -61,21 +61,21 @@ def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: T
 def test_a_lost_answer_is_found_out(
     database_url: URL, open_store: OpenStore, store: MetadataStore, topic: TopicRecord, what: str, cut: Cut
 ) -> None:
-    (mine, *_), (raw,) = rolled(store, topic, 2), append(store, topic, 3)
+    (waiting, *_), (raw,) = rolled(store, topic, 2), append(store, topic, 3)
     lease = store.leases.acquire(topic.id, "writer", TTL)
     segment = new_segment(store, topic)
     if what == "roll":
         store.segments.open(lease, segment)
     if what == "seal":
-        mine, attempt = claimed(store, topic)
+        waiting, attempt = claimed(store, topic)
     with broken_link(database_url, open_store) as broken:
-        there = broken.store
+        remote = broken.store
         calls: dict[str, Callable[[], object]] = {
-            "open": lambda: there.segments.open(lease, segment),
-            "roll": lambda: there.segments.roll(lease, segment.ledger_id, content(segment, 4)),
-            "seal": lambda: there.sealing.seal(attempt, ledger_of(mine, attempt)),
-            "trim": lambda: there.trimming.trim(topic.id, 5, [raw.ledger_id], force=False),
-            "begin later": lambda: there.trimming.trim(topic.id, 5, [], force=False),
+            "open": lambda: remote.segments.open(lease, segment),
+            "roll": lambda: remote.segments.roll(lease, segment.ledger_id, content(segment, 4)),
+            "seal": lambda: remote.sealing.seal(attempt, ledger_of(waiting, attempt)),
+            "trim": lambda: remote.trimming.trim(topic.id, 5, [raw.ledger_id], force=False),
+            "begin later": lambda: remote.trimming.trim(topic.id, 5, [], force=False),
         }
         before = state(store, topic)
         broken.link.cut(cut)
@@ -97,7 +97,7 @@ def test_of_two_that_open_one_wins(open_stores: OpenStores, topic: TopicRecord, 
         for _ in range(4):
             new = [new_segment(store, topic) for store in stores]
             results = at_once(
-                *(partial(one.segments.open, lease, segment) for one, segment in zip(stores, new, strict=True))
+                *(partial(store.segments.open, lease, segment) for store, segment in zip(stores, new, strict=True))
             )
             won = [segment for segment, result in zip(new, results, strict=True) if result is None]
             assert len(won) == 1
@@ -115,8 +115,8 @@ def test_of_two_that_roll_one_wins(open_stores: OpenStores, topic: TopicRecord) 
             held = [content(segment, count) for count in (3, 4)]
             results = at_once(
                 *(
-                    partial(one.segments.roll, lease, segment.ledger_id, mine)
-                    for one, mine in zip(stores, held, strict=True)
+                    partial(store.segments.roll, lease, segment.ledger_id, candidate)
+                    for store, candidate in zip(stores, held, strict=True)
                 )
             )
             assert sorted(type(result).__name__ for result in results) == ["AssertionError", "SegmentRecord"]
@@ -134,7 +134,7 @@ def test_sealers_never_claim_the_same_segment(open_stores: OpenStores, topic: To
     assert len({segment.ledger_id for segment, _ in taken}) == len(taken) == 4
     assert results.count(None) == 2
     sealed = at_once(
-        *(partial(one.sealing.seal, pair[1], ledger_of(*pair)) for one, pair in zip(stores, taken, strict=False))
+        *(partial(store.sealing.seal, pair[1], ledger_of(*pair)) for store, pair in zip(stores, taken, strict=False))
     )
     assert sealed == [None] * 4
     assert [created.first_offset for created in stores[0].ledgers.of_topic(topic.id)] == [0, 1, 2, 3]
@@ -149,11 +149,11 @@ def test_of_two_that_seal_one_segment_one_wins(open_stores: OpenStores, topic: T
         clock.advance(TTL)
 
         def overtake() -> LedgerRecord | None:
-            found = stores[1].sealing.claim(topic.id, "quick", LOG_UID, TTL)
-            if found is None:
+            pair = stores[1].sealing.claim(topic.id, "quick", LOG_UID, TTL)
+            if pair is None:
                 return None
-            created = ledger_of(*found)
-            stores[1].sealing.seal(found[1], created)
+            created = ledger_of(*pair)
+            stores[1].sealing.seal(pair[1], created)
             return created
 
         first, second = at_once(partial(stores[0].sealing.seal, slow, ledger_of(segment, slow)), overtake)

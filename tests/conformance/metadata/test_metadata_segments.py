@@ -44,14 +44,14 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     assert store.topics.get(topic.name).next_offset == 7
 
     clock.advance(5)
-    mine, attempt = claimed(store, topic)
-    assert mine == replace(closed, sealing_attempt_id=attempt.attempt_id, sealing_tries=1)
+    claimed_segment, attempt = claimed(store, topic)
+    assert claimed_segment == replace(closed, sealing_attempt_id=attempt.attempt_id, sealing_tries=1)
     assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
-    created = ledger_of(mine, attempt)
+    created = ledger_of(claimed_segment, attempt)
     store.sealing.seal(attempt, created)
     after = store.snapshot(topic.id)
     assert (after.ledgers, after.segments, after.topic.next_offset) == ((created,), (), 7)
-    sealed = replace(mine, state=SegmentState.SEALED, sealed_at=clock.now_ms())
+    sealed = replace(claimed_segment, state=SegmentState.SEALED, sealed_at=clock.now_ms())
     assert store.segments.of_topic(topic.id) == [sealed]
     assert finished_at(store, attempt.attempt_id) == clock.now_ms()
 
@@ -248,7 +248,7 @@ def test_topics_by_the_states_of_their_segments(store: MetadataStore, topic: Top
         opened(store, lease, third)
 
     def names(*states: SegmentState) -> list[str]:
-        return [found.name.topic for found in store.segments.topics_with(states)]
+        return [topic.name.topic for topic in store.segments.topics_with(states)]
 
     assert names(SegmentState.OPEN) == ["a"]
     assert names(SegmentState.ROLLED) == ["b", "orders"]

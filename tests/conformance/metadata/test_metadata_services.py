@@ -59,14 +59,14 @@ def test_a_service_that_ends_without_leaving_is_lost_until_it_is_purged(
 def test_of_many_candidates_one_leads(open_stores: OpenStores, clock: ManualClock) -> None:
     stores = open_stores(4)
     names = [f"host:{number}:x" for number in range(4)]
-    tokens = at_once(*(partial(one.services.lead, name, TTL_MS) for one, name in zip(stores, names, strict=True)))
+    tokens = at_once(*(partial(store.services.lead, name, TTL_MS) for store, name in zip(stores, names, strict=True)))
     (token,) = [item for item in tokens if item is not None]
     assert token == 1
     leader = names[tokens.index(token)]
     assert stores[0].services.leader() == leader
     clock.advance(TTL_MS)
     stores[0].services.renew(1, TTL_MS)
-    assert stores[0].services.leader() == leader, "late, but nobody took it"
+    assert stores[0].services.leader() == leader, "late, but no other service took it"
     stores[0].services.resign(7)
     assert stores[0].services.leader() == leader
     stores[0].services.resign(1)

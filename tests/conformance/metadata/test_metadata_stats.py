@@ -1,29 +1,30 @@
-"""What stats ask of SQL: sums, what is behind each cursor, the last runs; in as many statements for any topic."""
+"""The statements of stats: sums, what is after each cursor, the last runs; as many for any topic."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import event
 
-from storage.errors import TopicNotFound
+from storage.errors import ErrorText, TopicNotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.stats import TopicStatsRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import BIG, append, claim, end_of, publish_all
+from tests.cursors import merge
 
 
 def test_a_topic_without_messages(store: MetadataStore, topic: TopicRecord) -> None:
-    found = store.stats.of(topic.name, lines=True)
-    assert (found.topic, found.segments, found.cursors, found.lines) == (topic, (), (), ())
-    assert (found.sums.ledgers, found.sums.messages, found.sums.first_offset, found.sums.last_offset) == (
+    stats = store.stats.of(topic.name, lines=True)
+    assert (stats.topic, stats.segments, stats.cursors, stats.lines) == (topic, (), (), ())
+    assert (stats.sums.ledgers, stats.sums.messages, stats.sums.first_offset, stats.sums.last_offset) == (
         0,
         0,
         None,
         None,
     )
-    assert (found.compacted, found.succeeded, found.failed) == (None, None, None)
+    assert (stats.compacted, stats.succeeded, stats.failed) == (None, None, None)
 
 
 def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
@@ -36,11 +37,11 @@ def test_sums_and_lines_are_those_of_the_topic_alone(
 ) -> None:
     append(store, other, 1000)
     created = append(store, topic, 5, 7)
-    found = store.stats.of(topic.name, lines=True)
-    assert (found.sums.ledgers, found.sums.messages, found.sums.entries, found.sums.logical_bytes) == (2, 12, 12, 1200)
-    assert (found.sums.first_offset, found.sums.last_offset) == (0, 11)
-    assert (found.sums.max_publish_time, found.sums.newest_at) == (BIG + 1, BIG + 4)
-    assert [(line.ledger_id, line.entries, line.last_message_id) for line in found.lines] == [
+    stats = store.stats.of(topic.name, lines=True)
+    assert (stats.sums.ledgers, stats.sums.messages, stats.sums.entries, stats.sums.logical_bytes) == (2, 12, 12, 1200)
+    assert (stats.sums.first_offset, stats.sums.last_offset) == (0, 11)
+    assert (stats.sums.max_publish_time, stats.sums.newest_at) == (BIG + 1, BIG + 4)
+    assert [(line.ledger_id, line.entries, line.last_message_id) for line in stats.lines] == [
         (item.ledger_id, item.entries, item.last_message_id) for item in created
     ]
     assert store.stats.of(topic.name).lines == ()
@@ -50,14 +51,14 @@ def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) 
     first, second = append(store, topic, 5, 7)
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
         store.cursors.create(topic.id, name, mark, {"who": name})
-    found = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
-    assert {name: (one.record.mark, one.sealed_bytes) for name, one in found.items()} == {
+    cursors = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
+    assert {name: (cursor.record.mark, cursor.sealed_bytes) for name, cursor in cursors.items()} == {
         "at-start": (-1, 1200),
         "in-between": (4, 700),
         "at-end": (11, 0),
     }
-    assert [found[name].oldest_publish_time for name in ("at-start", "in-between", "at-end")] == [BIG, BIG, 0]
-    assert found["at-start"].record.properties == {"who": "at-start"}
+    assert [cursors[name].oldest_publish_time for name in ("at-start", "in-between", "at-end")] == [BIG, BIG, 0]
+    assert cursors["at-start"].record.properties == {"who": "at-start"}
 
 
 def test_single_acknowledgements_are_counted(store: MetadataStore, topic: TopicRecord) -> None:
@@ -66,7 +67,7 @@ def test_single_acknowledgements_are_counted(store: MetadataStore, topic: TopicR
     append(store, topic, 10)
     store.cursors.create(topic.id, "s", None, {})
     life = store.cursors.load(topic.id, "s", 1 << 20).incarnation
-    store.cursors.merge(topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    merge(store, topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
     (cursor,) = store.stats.of(topic.name).cursors
     assert (cursor.acknowledged, cursor.ranges) == (3, 2)
 
@@ -75,15 +76,15 @@ def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: Topi
     append(store, topic, 5)
     published = publish_all(store, topic)
     clock.advance(1000)
-    failed = store.runs.fail(claim(store, topic), "the workers are away")
+    failed = store.runs.fail(claim(store, topic), ErrorText("the workers are away"))
     clock.advance(1000)
     cancelled = store.runs.cancel(claim(store, topic).run_id, "not now")
-    found = store.stats.of(topic.name)
-    assert (found.succeeded, found.failed) == (published, cancelled)
+    stats = store.stats.of(topic.name)
+    assert (stats.succeeded, stats.failed) == (published, cancelled)
     assert failed.run_id < cancelled.run_id
-    assert found.compacted is not None
-    assert found.compacted.ledger_id == published.compacted_ledger_id
-    assert [cursor.record.name for cursor in found.cursors] == [COMPACTION_CURSOR]
+    assert stats.compacted is not None
+    assert stats.compacted.ledger_id == published.compacted_ledger_id
+    assert [cursor.record.name for cursor in stats.cursors] == [COMPACTION_CURSOR]
     running = claim(store, topic)
     assert running.run_id > cancelled.run_id
     assert store.stats.of(topic.name).failed == cancelled
@@ -93,7 +94,7 @@ def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: Topi
     append(store, topic, 5)
     published = publish_all(store, topic)
     for _ in range(3):
-        store.runs.fail(claim(store, topic), "again")
+        store.runs.fail(claim(store, topic), ErrorText("again"))
     assert store.stats.of(topic.name).succeeded == published
 
 
@@ -105,10 +106,10 @@ def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], To
 
     event.listen(store.database.engine, "before_cursor_execute", before)
     try:
-        found = store.stats.of(topic.name, lines=True)
+        stats = store.stats.of(topic.name, lines=True)
     finally:
         event.remove(store.database.engine, "before_cursor_execute", before)
-    return [item for item in seen if item.startswith("SELECT")], found
+    return [item for item in seen if item.startswith("SELECT")], stats
 
 
 def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: MetadataStore, topic: TopicRecord) -> None:
@@ -120,7 +121,7 @@ def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: Metadata
         publish_all(store, topic)
     for number in range(5):
         store.cursors.ensure(topic.id, f"s{number}")
-    many, found = _statements(store, topic)
-    assert found.sums.ledgers == 10
+    many, stats = _statements(store, topic)
+    assert stats.sums.ledgers == 10
     assert len(many) == len(few) <= 8
     assert not any("index_directory" in item for item in many)

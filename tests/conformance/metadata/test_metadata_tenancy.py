@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import URL, Connection, text
 
-from storage.errors import Conflict, InvalidInput, InvalidTopicName, LeaseHeld, NotFound, TopicNotFound
+from storage.errors import Conflict, ErrorText, InvalidInput, InvalidTopicName, LeaseHeld, NotFound, TopicNotFound
 from storage.metadata import attempts
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import NamespaceRecord, PartitionedTopic, TenantRecord, TopicRecord
@@ -132,10 +132,10 @@ def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, 
     tenancy.permit(shop, "app", ["produce", "consume"])
     tenancy.permit(shop, "app", ["consume"])
     tenancy.permit(shop, "other", ["produce"])
-    assert [tenancy.revoke(shop, role) for role in ("other", "nobody")] == [True, False]
+    assert [tenancy.revoke(shop, role) for role in ("other", "stranger")] == [True, False]
     assert tenancy.tenant("acme").permissions == {"boss": ("admin",)}
     assert tenancy.namespace(shop).permissions == {"app": ("consume",)}
-    store.policies.set(namespace_scope(shop), "retention.ms", 5)
+    store.policies.change([namespace_scope(shop)], {"retention.ms": 5})
     tenancy.delete_namespace(shop)
     tenancy.create_namespace(shop)
     assert tenancy.namespace(shop).permissions == {}
@@ -213,9 +213,9 @@ def test_names_of_partitioned_topics_are_taken(store: MetadataStore, shop: str) 
     store.tenancy.ensure_topic(TopicName("acme", "shop", "pt-partition-1"))
     with pytest.raises(Conflict, match="is no partition of"):
         store.partitions.update(PT, 3)
-    found = store.partitions.find(PT)
-    assert found is not None
-    assert found.partitions == 1, "all or nothing"
+    record = store.partitions.find(PT)
+    assert record is not None
+    assert record.partitions == 1, "all or nothing"
     assert "pt-partition-2" not in names(store.topics.in_namespace(shop))
 
 
@@ -243,7 +243,7 @@ def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: Metadat
     store.partitions.create(PT, 2, {})
     first, second = store.topics.in_namespace(shop)
     store.tenancy.delete_topic(first.id)
-    store.policies.set(namespace_scope(shop), "compaction.threshold.bytes", 1)
+    store.policies.change([namespace_scope(shop)], {"compaction.threshold.bytes": 1})
     store.partitions.update(PT, 2)
     again, _ = store.topics.in_namespace(shop)
     assert again.id > second.id
@@ -257,14 +257,14 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
     """A heartbeat locks attempts in the order of their ids, whatever their topics'; so does who changes several."""
     if database_url.get_backend_name() != "postgresql":
         pytest.skip("SQLite has one lock for everything")
-    one, other = open_stores(2)
+    store, other = open_stores(2)
     parent = TopicName.parse("p")
-    one.partitions.create(parent, 2, {})
-    partitions = [one.topics.get(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
-    runs = [claim(one, topic) for topic in partitions]
+    store.partitions.create(parent, 2, {})
+    partitions = [store.topics.get(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
+    runs = [claim(store, topic) for topic in partitions]
     while runs[1].attempt_id > runs[0].attempt_id:
-        one.runs.fail(runs[1], "another one")
-        runs[1] = claim(one, partitions[1])
+        store.runs.fail(runs[1], ErrorText("another one"))
+        runs[1] = claim(store, partitions[1])
     began, real = threading.Event(), attempts.lock_open
     waiting = text(
         "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
@@ -275,11 +275,11 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
         if began.is_set():  # not the heartbeat
             return real(connection, attempt_ids)
         first, second = sorted(attempt_ids)
-        found = real(connection, [first])
+        open_ids = real(connection, [first])
         began.set()
         while not connection.execute(waiting).scalar_one():
             pass
-        return found + real(connection, [second])
+        return open_ids + real(connection, [second])
 
     monkeypatch.setattr(attempts, "lock_open", one_by_one)
     with ThreadPoolExecutor(1) as pool:
@@ -287,9 +287,9 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
         assert began.wait(60)
         ids = [topic.id for topic in partitions]
         if change == "delete":
-            assert len(one.partitions.delete(parent, True)) == 2
+            assert len(store.partitions.delete(parent, True)) == 2
         else:
-            assert len(getattr(one.compaction_control, change)(ids)) == 2
+            assert len(getattr(store.compaction_control, change)(ids)) == 2
         assert beaten.result() == []
 
 
@@ -307,22 +307,22 @@ def test_racing_for_one_name(open_stores: OpenStores) -> None:
     failures = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(failures) == 3
     assert {type(failure) for failure in failures} <= {Conflict, NotFound}
-    there = stores[0].topics.in_namespace("acme/shop")
+    topics = stores[0].topics.in_namespace("acme/shop")
     if isinstance(answers[1], PartitionedTopic):
-        assert names(there) == ["pt-partition-0", "pt-partition-1"]
+        assert names(topics) == ["pt-partition-0", "pt-partition-1"]
     elif answers[3] is None:
-        assert there == []
+        assert topics == []
         assert stores[0].tenancy.namespaces("acme") == []
     else:
-        assert names(there) == ["pt"]
+        assert names(topics) == ["pt"]
 
 
 def test_racing_first_imports_make_one_namespace(open_stores: OpenStores) -> None:
     stores = open_stores(4)
     answers = at_once(
         *(
-            lambda item=one, n=n: item.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}"))
-            for n, one in enumerate(stores)
+            lambda item=store, n=n: item.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}"))
+            for n, store in enumerate(stores)
         )
     )
     assert all(isinstance(answer, TopicRecord) for answer in answers), answers

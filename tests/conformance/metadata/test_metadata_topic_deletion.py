@@ -1,4 +1,4 @@
-"""The end of a topic (S8): every row is gone in one transaction, and nobody who was at work gets anything in."""
+"""The end of a topic (S8): every row is gone in one transaction, and work in progress adds no row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap
 from sqlalchemy import URL, inspect, text
 
-from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
+from storage.errors import CompactorError, ErrorText, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.failpoints import Failpoint
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, SegmentState, TopicRecord
@@ -18,6 +18,7 @@ from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, ledger, publish_all
 from tests.conformance.metadata.conftest import OpenStore, OpenStores
 from tests.conformance.metadata.log_builders import LOG_UID, broken_link, check_all_or_nothing, content, leased, opened
+from tests.cursors import merge
 from tests.servers.cut_link import Cut
 
 
@@ -29,11 +30,11 @@ def filled(store: MetadataStore, name: str) -> TopicRecord:
     store.pins.take(topic.id, "reader", TTL)
     store.cursors.create(topic.id, "mine", None, {})
     life = store.cursors.load(topic.id, "mine", 99).incarnation
-    store.cursors.merge(topic.id, "mine", life, None, {0: BitMap([1])})
+    merge(store, topic.id, "mine", life, None, {0: BitMap([1])})
     with leased(store, topic) as lease:
         store.segments.roll(lease, (segment := opened(store, lease, topic)).ledger_id, content(segment, 2))
         opened(store, lease, topic)
-    store.policies.set(topic_scope(topic), "retention.ms", 5)
+    store.policies.change([topic_scope(topic)], {"retention.ms": 5})
     store.topics.set_properties(topic.id, {"a": "b"})
     store.compaction_control.request(topic.id, "manual", "me")
     return store.topics.get(topic.name)
@@ -52,7 +53,7 @@ def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -
     kept = filled(store, "kept")
     before = rows(store)
     topic = filled(store, "gone")
-    assert len([table for table, found in rows(store).items() if found != before[table]]) >= 12
+    assert len([table for table, current in rows(store).items() if current != before[table]]) >= 12
     clock.advance(7)
     deleted = store.tenancy.delete_topic(topic.id)
     assert deleted == DeletedTopic(topic.uid, topic.name, clock.now_ms()) == store.tenancy.deleted_topic(topic.uid)
@@ -79,7 +80,7 @@ def test_one_made_again_shares_nothing(store: MetadataStore) -> None:
 
 @pytest.fixture
 def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], object]]:
-    """What those who were at work when the topic was deleted may do next, by what it is."""
+    """Return the next steps of all work that was in progress when the topic was deleted, by name."""
     append(store, topic, 3)
     publish_all(store, topic)
     run = claim(store, topic)
@@ -103,12 +104,12 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
         "publish": lambda: store.publishing.publish(run, generation, result, {}),
         "progress": lambda: store.runs.update(run, phase="phase one"),
         "finish": lambda: store.runs.finish(run, {}),
-        "fail": lambda: store.runs.fail(run, "why"),
+        "fail": lambda: store.runs.fail(run, ErrorText("why")),
         "claim": lambda: claim(store, topic),
         "renew a pin": lambda: store.pins.renew(pin, TTL),
         "pin": lambda: store.pins.take(topic.id, "reader", TTL),
         "look": lambda: store.snapshot(topic.id),
-        "acknowledge": lambda: store.cursors.merge(topic.id, "mine", life, None, {0: BitMap([2])}),
+        "acknowledge": lambda: merge(store, topic.id, "mine", life, None, {0: BitMap([2])}),
         "make a cursor": lambda: store.cursors.ensure(topic.id, COMPACTION_CURSOR),
         "renew the lease": lambda: store.leases.renew(lease, TTL),
         "take the lease": lambda: store.leases.acquire(topic.id, "other", TTL),
@@ -122,18 +123,18 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
         "begin": lambda: store.attempts.begin(topic.id, AttemptKind.IMPORT, "late"),
         "trim": lambda: store.trimming.trim(topic.id, 1, [], force=True),
         "truncate": lambda: store.trimming.truncate([topic.id]),
-        "set a policy": lambda: store.policies.set(topic_scope(topic), "retention.ms", 5),
+        "set a policy": lambda: store.policies.change([topic_scope(topic)], {"retention.ms": 5}),
         "set a property": lambda: store.topics.set_properties(topic.id, {"a": "b"}),
         "heartbeat": lambda: _raise_fenced(store.runs.heartbeat([run]), run.run_id),
     }
 
 
 def _raise_fenced(fenced: list[int], run_id: int) -> None:
-    assert fenced == [run_id], "the run must be told to stop"
-    raise Fenced("as it was told", "stop")
+    assert fenced == [run_id], "the run must be fenced"
+    raise Fenced("as reported", "stop")
 
 
-def test_whoever_was_at_work_is_told(
+def test_work_in_progress_is_refused(
     store: MetadataStore, topic: TopicRecord, at_work: dict[str, Callable[[], object]]
 ) -> None:
     store.tenancy.delete_topic(topic.id)
@@ -149,7 +150,7 @@ def test_whoever_was_at_work_is_told(
 
 
 def test_what_gives_back_says_nothing(store: MetadataStore, topic: TopicRecord) -> None:
-    """Where work ends, its own error counts, and not that there is nothing to give back."""
+    """At the end of work its own error counts, not the absence of what it returns."""
     lease = store.leases.acquire(topic.id, "writer", TTL)
     attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "import")
     store.tenancy.delete_topic(topic.id)
@@ -199,29 +200,29 @@ def test_an_answer_that_is_lost_is_found_out(database_url: URL, open_store: Open
 
 @pytest.mark.parametrize("seed", range(3))
 def test_racing_with_everybody_at_work(open_stores: OpenStores, seed: int) -> None:
-    """Each either happened before the end, and went with it, or is told; nothing is left, and nobody waits forever."""
+    """A call either ended before the deletion and went with it, or is refused. Nothing remains, and no call hangs."""
     stores = open_stores(2)
     before = rows(stores[0])
     topic = filled(stores[0], f"t{seed}")
     run = claim(stores[0], topic)
     life = stores[0].cursors.load(topic.id, "mine", 99).incarnation
-    one, other = stores
+    store, other = stores
     calls: list[Callable[[], object]] = [
-        lambda: one.attempts.begin(topic.id, AttemptKind.IMPORT, "import"),
-        lambda: one.cursors.merge(topic.id, "mine", life, None, {0: BitMap([2]), 1: BitMap([3])}),
-        lambda: one.runs.heartbeat([run]),
-        lambda: one.pins.take(topic.id, "reader", TTL),
-        lambda: one.cursors.ensure(topic.id, "new"),
-        lambda: one.policies.set(topic_scope(topic), "retention.ms", 7),
-        lambda: one.runs.expire_attempts(topic.id, 10**9),
-        lambda: one.leases.acquire(topic.id, "other", TTL),
+        lambda: store.attempts.begin(topic.id, AttemptKind.IMPORT, "import"),
+        lambda: merge(store, topic.id, "mine", life, None, {0: BitMap([2]), 1: BitMap([3])}),
+        lambda: store.runs.heartbeat([run]),
+        lambda: store.pins.take(topic.id, "reader", TTL),
+        lambda: store.cursors.ensure(topic.id, "new"),
+        lambda: store.policies.change([topic_scope(topic)], {"retention.ms": 7}),
+        lambda: store.runs.expire_attempts(topic.id, 10**9),
+        lambda: store.leases.acquire(topic.id, "other", TTL),
     ]
     calls.insert(seed * 4, lambda: other.tenancy.delete_topic(topic.id))
     answers = at_once(*calls)
     for answer in answers:
         assert not isinstance(answer, Exception) or isinstance(answer, (TopicNotFound, Fenced)), repr(answer)
     assert isinstance(answers[seed * 4], DeletedTopic)
-    assert rows(one) | {"deleted_topics": []} == before
+    assert rows(store) | {"deleted_topics": []} == before
 
 
 def test_a_segment_of_a_deleted_topic_is_nobodys(store: MetadataStore, topic: TopicRecord) -> None:

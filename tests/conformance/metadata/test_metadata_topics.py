@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import URL, event
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import Fenced, InvalidInput, TopicNotFound
+from storage.errors import ErrorText, Fenced, InvalidInput, TopicNotFound
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
@@ -80,15 +80,15 @@ def test_topics_of_a_namespace(store: MetadataStore) -> None:
     for text in ("acme/eu/b", "acme/eu/a-partition-1", "acme/EU/c", "acme/eu2/d", "acme2/eu/e", "a_me/eu/f", "g"):
         store.tenancy.ensure_topic(TopicName.parse(text))
 
-    def found(namespace: str) -> list[str]:
+    def names(namespace: str) -> list[str]:
         return [topic.name.topic for topic in store.topics.in_namespace(namespace)]
 
-    assert found("acme/eu") == ["a-partition-1", "b"]
-    assert found("acme/EU") == ["c"]
-    assert found("public/default") == ["g"]
+    assert names("acme/eu") == ["a-partition-1", "b"]
+    assert names("acme/EU") == ["c"]
+    assert names("public/default") == ["g"]
     # Not a wildcard.
-    assert found("a_me/eu") == ["f"]
-    assert found("acme/%") == found("nobody/here") == []
+    assert names("a_me/eu") == ["f"]
+    assert names("acme/%") == names("no/where") == []
     assert store.topics.in_namespace("acme/eu2") == [store.topics.get(TopicName.parse("acme/eu2/d"))]
     for wrong in ("", "acme", "acme/", "/eu", "acme/eu/b", "persistent://acme/eu"):
         with pytest.raises(InvalidInput, match="not a namespace"):
@@ -176,7 +176,7 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     append(store, topic, 3, 4)
     publish_all(store, topic)
     store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
-    failed = store.runs.fail(claim(store, topic), "disk on fire")
+    failed = store.runs.fail(claim(store, topic), ErrorText("disk on fire"))
     lease = store.leases.acquire(topic.id, "me", 1)
     before = (
         store.snapshot(topic.id),

@@ -63,10 +63,10 @@ def test_a_topic_that_lost_all_goes_on_at_its_end(store: MetadataStore, topic: T
 def test_other_topics_keep_theirs(
     store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
 ) -> None:
-    mine, theirs = append(store, topic, 3), append(store, other, 3)
+    own, theirs = append(store, topic, 3), append(store, other, 3)
     with pytest.raises(Conflict, match=f"ledger {theirs[0].ledger_id} of .*orders was trimmed already"):
         store.trimming.trim(topic.id, 3, ids(theirs), force=False)
-    store.trimming.trim(topic.id, 3, ids(mine), force=False)
+    store.trimming.trim(topic.id, 3, ids(own), force=False)
     store.trimming.trim(other.id, 3, ids(theirs), force=False)
     assert store.trimming.purge(topic.id, clock.now_ms()) == 1
     assert ids(store.trimming.trimmed(other.id)) == ids(theirs)
@@ -270,7 +270,7 @@ def test_all_raw_is_gone(store: MetadataStore, topic: TopicRecord) -> None:
 
 
 def test_raw_is_gone_beyond_the_horizon(store: MetadataStore, topic: TopicRecord) -> None:
-    """What was forced away after the horizon is in no compacted ledger either."""
+    """Messages that were trimmed by force after the horizon are in no compacted ledger either."""
     created = append(store, topic, 3, 4)
     compact_up_to(store, topic, end_of(created[0]))
     store.trimming.trim(topic.id, 7, ids(created), force=True)
@@ -325,9 +325,9 @@ def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, to
 def test_of_two_that_trim_one_wins(open_stores: OpenStores, topic: TopicRecord) -> None:
     stores = open_stores(2)
     for _ in range(6):
-        made = append(stores[0], topic, 2)
-        end = made[0].last_offset + 1
-        results = at_once(*(partial(store.trimming.trim, topic.id, end, ids(made), force=False) for store in stores))
+        ledgers = append(stores[0], topic, 2)
+        end = ledgers[0].last_offset + 1
+        results = at_once(*(partial(store.trimming.trim, topic.id, end, ids(ledgers), force=False) for store in stores))
         assert sorted(type(result).__name__ for result in results) == ["Conflict", "NoneType"]
         assert stores[0].topics.get(topic.name).start_offset == end
 
@@ -337,17 +337,17 @@ def test_trim_against_publish(open_stores: OpenStores, topic: TopicRecord) -> No
     stores = open_stores(2)
     stores[0].cursors.ensure(topic.id, COMPACTION_CURSOR)
     for generation in range(8):
-        made = append(stores[0], topic, 2)
+        ledgers = append(stores[0], topic, 2)
         run = claim(stores[0], topic)
-        new: CompactedLedgerRecord = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        new: CompactedLedgerRecord = compacted(stores[0], run, generation + 1, end_of(ledgers[0]))
         keep_start = generation % 2 == 0
         published, trimmed = at_once(
             partial(stores[0].publishing.publish, run, generation, new, {}),
             partial(
                 stores[1].trimming.trim,
                 topic.id,
-                made[0].last_offset + 1,
-                ids(made),
+                ledgers[0].last_offset + 1,
+                ids(ledgers),
                 force=False,
                 keep_start=keep_start,
             ),
@@ -359,8 +359,8 @@ def test_trim_against_publish(open_stores: OpenStores, topic: TopicRecord) -> No
             assert after.ledgers == ()
         else:
             assert isinstance(trimmed, Conflict)
-            assert after.ledgers == tuple(made)
-            stores[0].trimming.trim(topic.id, made[0].last_offset + 1, ids(made), force=False)
+            assert after.ledgers == tuple(ledgers)
+            stores[0].trimming.trim(topic.id, ledgers[0].last_offset + 1, ids(ledgers), force=False)
 
 
 def test_trim_against_a_reset_of_a_cursor(open_stores: OpenStores, topic: TopicRecord) -> None:
@@ -368,17 +368,17 @@ def test_trim_against_a_reset_of_a_cursor(open_stores: OpenStores, topic: TopicR
     stores = open_stores(2)
     stores[0].cursors.ensure(topic.id, "reader")
     for _ in range(8):
-        made = append(stores[0], topic, 2, 2)
-        stores[0].cursors.reset(topic.id, "reader", end_of(made[1]))
+        ledgers = append(stores[0], topic, 2, 2)
+        stores[0].cursors.reset(topic.id, "reader", end_of(ledgers[1]))
         reset, trimmed = at_once(
-            lambda made=made: stores[0].cursors.reset(topic.id, "reader", end_of(made[0])),
-            partial(stores[1].trimming.trim, topic.id, made[1].last_offset + 1, ids(made), force=False),
+            lambda ledgers=ledgers: stores[0].cursors.reset(topic.id, "reader", end_of(ledgers[0])),
+            partial(stores[1].trimming.trim, topic.id, ledgers[1].last_offset + 1, ids(ledgers), force=False),
         )
         assert not isinstance(reset, Exception)
         if trimmed is not None:
             assert isinstance(trimmed, Conflict)
-            assert stores[0].ledgers.of_topic(topic.id) == tuple(made)
-            stores[0].trimming.trim(topic.id, made[1].last_offset + 1, ids(made), force=True)
+            assert stores[0].ledgers.of_topic(topic.id) == tuple(ledgers)
+            stores[0].trimming.trim(topic.id, ledgers[1].last_offset + 1, ids(ledgers), force=True)
         assert stores[0].ledgers.of_topic(topic.id) == ()
 
 

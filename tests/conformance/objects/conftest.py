@@ -9,7 +9,7 @@ import pytest
 
 from storage.objects.interface import ObjectStore, StoreLocation
 from storage.objects.local import LocalStore
-from storage.objects.s3 import S3Store
+from storage.objects.s3 import S3Requests, S3Store
 from tests.servers.fixtures_s3 import S3Server, moto_server, use_credentials, versitygw
 
 __all__ = ["moto_server", "versitygw"]
@@ -25,9 +25,7 @@ def s3_store(server: S3Server, bucket: str, *, attempts: int = 3) -> S3Store:
     """A store with prefix on the server, whose large objects are small enough for tests."""
     return S3Store(
         StoreLocation(f"s3://{bucket}/some/prefix", server.endpoint, "us-east-1"),
-        multipart_threshold=THRESHOLD_BYTES,
-        part_bytes=PART_BYTES,
-        attempts=attempts,
+        S3Requests(THRESHOLD_BYTES, PART_BYTES, attempts),
     )
 
 

@@ -13,7 +13,7 @@ from storage.errors import Misconfigured, ObjectExists, Unavailable
 from storage.objects.capability_check import LARGE_BODY_BYTES, PROBE_PREFIX, check_capabilities
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter
 from storage.objects.local import LocalStore
-from storage.objects.s3 import S3Store
+from storage.objects.s3 import S3Requests, S3Store
 from tests.conformance.objects.conftest import s3_store
 from tests.servers.fixtures_s3 import S3Server, use_credentials
 
@@ -57,7 +57,7 @@ class IgnoresRanges(LocalStore):
 
 class ListsByFolder(LocalStore):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return iter(sorted(super().list(prefix), key=lambda found: found.name.split("/")[::-1]))
+        return iter(sorted(super().list(prefix), key=lambda info: info.name.split("/")[::-1]))
 
 
 class ListsLate(LocalStore):
@@ -111,11 +111,11 @@ def test_an_s3_server_that_takes_no_notice_of_conditions_is_found(
 
     use_credentials(monkeypatch, versitygw)
     store = s3_store(versitygw, versitygw.make_bucket())
-    streamed = S3Store(store.location, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES, attempts=1)
+    streamed = S3Store(store.location, S3Requests(0, LARGE_BODY_BYTES, attempts=1))
     for each in (store, streamed):
         each.client.meta.events.register(f"before-sign.s3.{operation}", forget_condition)
     report = check_capabilities(store, streamed=streamed, rounds=1, racers=3)
-    assert [(found.name, found.finding) for found in report.capabilities if not found.held] == [
+    assert [(capability.name, capability.finding) for capability in report.capabilities if not capability.held] == [
         (broken, "3 of 3 racing writers won round 1")
     ]
     assert list(store.list()) == []
@@ -148,5 +148,5 @@ def test_listing_is_complete_beyond_one_page(store: ObjectStore) -> None:
     created = [f"ledgers/{number:05}/data" for number in range(1010)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: store.put(name, b"x"), reversed(created)))
-    assert [found.name for found in store.list()] == created
-    assert [found.name for found in store.list("ledgers/0100")] == created[1000:1010]
+    assert [info.name for info in store.list()] == created
+    assert [info.name for info in store.list("ledgers/0100")] == created[1000:1010]

@@ -102,7 +102,7 @@ def test_an_object_whose_folder_cannot_be_made_durable_is_taken_back(
     monkeypatch.setattr(os, "fsync", fail_second)
     with pytest.raises(Unavailable, match=r"cannot write object a .*broken disk"):
         store.put("a", b"data")
-    assert [found.name for found in store.list()] == ["there"]
+    assert [info.name for info in store.list()] == ["there"]
 
 
 def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_name_is_not_an_object_and_a_folder(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"cannot write object {name} in") as caught:
             store.put(name, b"x")
         assert "folder of other objects" in caught.value.remedy
-    assert [found.name for found in store.list()] == ["a/b"]
+    assert [info.name for info in store.list()] == ["a/b"]
 
 
 def test_a_folder_that_was_taken_away_is_made_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every object store keeps: the promises of storage/objects/interface.py, one after the other."""
+"""The promises of storage/objects/interface.py, which every object store keeps, one after the other."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LARGE_BYTES = 12 << 20
 
 
 def names(store: ObjectStore, prefix: str = "") -> list[str]:
-    return [found.name for found in store.list(prefix)]
+    return [info.name for info in store.list(prefix)]
 
 
 def race(store: ObjectStore, name: str, bodies: list[bytes], *, streamed: bool) -> list[int]:
-    """Let one thread a body make the object; which of them were told that they did."""
+    """Let one thread for each body create the object. Return the threads whose call succeeded."""
     together = threading.Barrier(len(bodies))
 
     def write(body: bytes) -> bool:
@@ -49,9 +49,9 @@ def test_what_was_put_is_got_sized_and_listed(store: ObjectStore) -> None:
     store.put("ledgers/1/data", b"0123456789")
     assert store.get("ledgers/1/data") == b"0123456789"
     assert store.size("ledgers/1/data") == 10
-    (found,) = store.list()
-    assert (found.name, found.size) == ("ledgers/1/data", 10)
-    assert 1_600_000_000_000 < found.modified_ms < 4_000_000_000_000
+    (info,) = store.list()
+    assert (info.name, info.size) == ("ledgers/1/data", 10)
+    assert 1_600_000_000_000 < info.modified_ms < 4_000_000_000_000
 
 
 @pytest.mark.parametrize("data", [b"", bytearray(b"abc"), memoryview(b"abcdef")[1:4], pa.py_buffer(b"xyz")])

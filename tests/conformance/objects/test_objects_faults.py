@@ -1,4 +1,4 @@
-"""S3 that fails: lost answers, conflicts, refusals and absences, and what the user is told of each."""
+"""S3 that fails: lost answers, conflicts, refusals and absences, and the error that the user gets for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from botocore.exceptions import ConnectionClosedError
 
 from storage.errors import CompactorError, Misconfigured, ObjectExists, ObjectMissing, StorageFull, Unavailable
 from storage.objects.interface import StoreLocation
-from storage.objects.s3 import S3Store
+from storage.objects.s3 import S3Requests, S3Store
 from tests.conformance.objects.conftest import PART_BYTES, THRESHOLD_BYTES, s3_store
 from tests.servers.fixtures_s3 import S3Server, use_credentials
 
@@ -97,9 +97,9 @@ def uploads_left(store: S3Store) -> list[Any]:
 
 @pytest.fixture(params=["moto_server", "versitygw"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    found: S3Server = request.getfixturevalue(request.param)
-    use_credentials(monkeypatch, found)
-    return found
+    instance: S3Server = request.getfixturevalue(request.param)
+    use_credentials(monkeypatch, instance)
+    return instance
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def store(server: S3Server) -> Iterator[S3Store]:
     ("operation", "size"), [("PutObject", 1000), ("CompleteMultipartUpload", THRESHOLD_BYTES)], ids=["put", "large"]
 )
 class TestLostAnswers:
-    """A write that took effect and whose answer was lost is a success, whoever retried it."""
+    """A write that took effect and whose answer was lost is a success, whichever layer retried it."""
 
     def test_retry_is_not_refused_by_our_own_object(self, store: S3Store, operation: str, size: int) -> None:
         remaining = on_send(store, operation, [lose_answer(store)])
@@ -130,7 +130,7 @@ class TestLostAnswers:
 
     def test_another_writers_object_is_still_another_writers(self, store: S3Store, operation: str, size: int) -> None:
         def other_is_first(request: Any) -> Any:
-            s3 = S3Store(store.location, attempts=1)
+            s3 = S3Store(store.location, S3Requests(attempts=1))
             s3.put("a", b"o" * size)
             s3.close()
             return lose_request(request)
@@ -150,9 +150,7 @@ class TestLostAnswers:
 
     def test_a_conflict_is_tried_again_after_a_wait(self, store: S3Store, operation: str, size: int) -> None:
         clock = HandClock()
-        waiting = S3Store(
-            store.location, multipart_threshold=THRESHOLD_BYTES, part_bytes=PART_BYTES, attempts=2, clock=clock
-        )
+        waiting = S3Store(store.location, S3Requests(THRESHOLD_BYTES, PART_BYTES, attempts=2), clock)
         remaining = on_send(waiting, operation, [lambda request: answer(409, "ConditionalRequestConflict")])
         waiting.put("a", b"o" * size)
         assert remaining == []
@@ -182,6 +180,16 @@ class TestLostAnswers:
         assert code in caught.value.message
         assert caught.value.remedy
         assert uploads_left(store) == []
+
+
+def test_an_object_that_may_be_the_own_one_is_unavailable(store: S3Store) -> None:
+    """The retry of a write that took effect is refused, and no answer says which call created the object."""
+    on_send(store, "PutObject", [lose_answer(store)])
+    remaining = on_send(store, "HeadObject", [lose_request] * 2)
+    with pytest.raises(Unavailable, match="cannot write object a"):
+        store.put("a", b"o")
+    assert remaining == []
+    assert store.get("a") == b"o"
 
 
 def test_an_abandoned_large_writer_leaves_no_parts(store: S3Store) -> None:
@@ -254,9 +262,7 @@ def test_unreachable_endpoint(moto_server: S3Server, monkeypatch: pytest.MonkeyP
     use_credentials(monkeypatch, moto_server)
     nowhere = S3Store(
         StoreLocation("s3://bucket", "http://127.0.0.1:9", "us-east-1"),
-        multipart_threshold=THRESHOLD_BYTES,
-        part_bytes=PART_BYTES,
-        attempts=1,
+        S3Requests(THRESHOLD_BYTES, PART_BYTES, attempts=1),
     )
     with pytest.raises(Unavailable, match="an/object") as caught:
         call(nowhere)
@@ -282,12 +288,12 @@ def test_a_store_is_not_pickled_and_a_forked_child_makes_its_own_client(
 ) -> None:
     with pytest.raises(TypeError, match="send its location"):
         pickle.dumps(store)
-    ours = store.client
-    assert store.client is ours
+    client = store.client
+    assert store.client is client
     with monkeypatch.context() as child:
         child.setattr("storage.objects.s3.os.getpid", lambda: -1)
-        assert store.client is not ours
-    ours.close()
+        assert store.client is not client
+    client.close()
 
 
 def test_prefixes_of_one_bucket_do_not_see_each_other(store: S3Store) -> None:

@@ -13,15 +13,9 @@ import pytest
 from fastapi import HTTPException, Request
 from starlette.responses import Response
 
-from api.broker.refusals import ConsumerBusy
-from api.broker.serving.connected_clients import (
-    ConsumerStats,
-    LiveSubscriptionState,
-    LiveTopicState,
-    ProducerStats,
-    SubscriptionClients,
-    TopicClients,
-)
+from api.broker.refusals import SubscriptionHasConsumers
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
+from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
 from api.broker.threads import WaitsFor
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -54,6 +48,8 @@ class Scene:
     arrival: threading.Event = field(default_factory=threading.Event)
     ending: threading.Event = field(default_factory=threading.Event)
     waiting: list[Future[Any]] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    """The pools whose threads are held."""
 
     def begin(self) -> None:
         self.client = self.served.client
@@ -116,7 +112,9 @@ def claim(scene: Scene, topic: str) -> None:
 
 def fail(scene: Scene, topic: str) -> None:
     """Let a run of a topic fail with an error that names a host."""
-    error = errors.recorded(errors.Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
+    error = errors.ErrorText.of(
+        errors.Unavailable("cannot read object x of bucket acme at minio.internal", "try again")
+    )
     topic_id = scene.topic(topic).id
     scene.metadata.runs.fail(scene.metadata.runs.claim(topic_id, "worker:4711:cafe", {}, 60_000), error)
     scene.metadata.compaction_control.record_failure(topic_id, error, 0)
@@ -192,11 +190,11 @@ def clients(scene: Scene, subscription: str) -> None:
     class Live:
         def end(self, force: bool) -> None:
             if not force:
-                raise ConsumerBusy("the subscription has 1 consumer", "end it, or force it")
+                raise SubscriptionHasConsumers("the subscription has 1 consumer", "end it, or force it")
 
-    consumer = SubscriptionClients(type="Shared", msg_rate_out=2.5, consumers=(ConsumerStats(consumer_name="c"),))
+    consumer = SubscriptionStats(type="Shared", msg_rate_out=2.5, consumers=(ConsumerStats(consumer_name="c"),))
     connected = LiveTopicState(
-        TopicClients(msg_rate_in=1.5, publishers=(ProducerStats(producer_id=1, producer_name="p"),)),
+        TopicStats(msg_rate_in=1.5, publishers=(ProducerStats(producer_id=1, producer_name="p"),)),
         {subscription: LiveSubscriptionState(consumer, 1)},
     )
     live = scene.served.broker.clients
@@ -220,8 +218,9 @@ def hold(scene: Scene, kind: str, waiting: str = "0") -> None:
         threads.release()
         scene.ending.wait(60)
 
+    scene.held.append(pool)
     for _ in range(pool.size):
-        scene.client.portal.start_task_soon(pool.run_to_end, wait)
+        scene.waiting.append(scene.client.portal.start_task_soon(pool.run_to_end, wait))
     for _ in range(pool.size):
         assert threads.acquire(timeout=60)
     for _ in range(int(waiting)):
@@ -234,6 +233,9 @@ def release(scene: Scene) -> None:
     for future in scene.waiting:
         future.result(60)
     scene.waiting.clear()
+    for pool in scene.held:  # a thread takes this call after it has ended the last one
+        scene.client.portal.start_task_soon(pool.finish, lambda: None).result(60)
+    scene.held.clear()
     scene.ending = threading.Event()
 
 
@@ -291,8 +293,9 @@ def _raised() -> dict[str, Exception]:
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
     raised: dict[str, Exception] = {}
+    with_fields = errors.CursorNotFound, errors.CursorExists, errors.CompactionCursorProtected  # calls raise these
     for kind in kinds:
-        if kind.__module__ != errors.__name__:
+        if kind.__module__ != errors.__name__ or kind in with_fields:
             continue
         raised[kind.__name__] = kind("something happened to /some/path", "do this")
         raised[f"{kind.__name__}-public"] = kind("something happened to a topic", "do this", is_public=True)
