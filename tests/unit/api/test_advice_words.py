@@ -5,37 +5,43 @@ from __future__ import annotations
 import pytest
 
 from api.cli.kit.failures import describe
-from api.http.problems import HTTP_WORDS, public_reason
-from api.observability.error_text import OPERATOR_WORDS
+from api.http.problems import HTTP_WORDS
+from api.observability.error_text import ADMIN, ADMIN_WORDS, OPERATOR_WORDS, WORDS_HEADER
 from api.pulsar.errors import refusal
 from storage.advice import Advice, AdviceKind
 from storage.errors import Conflict
+from tests.asgi import TestClient, application
 
-ARGUMENTS = {"run_id": 7, "ledger_id": 3, "topic": "persistent://public/default/t"}
+ARGUMENTS = {"meant": "did you mean a.b? ", "run_id": 7, "ledger_id": 3, "topic": "persistent://public/default/t"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "command", "route"),
+    ("kind", "command", "admin", "route"),
     [
         (
             AdviceKind.LIST_TOPICS,
             "see `compactor topics list`",
+            "see `compactor-admin topics list TENANT/NAMESPACE`",
             "see GET /admin/v2/persistent/{tenant}/{namespace}",
         ),
         (
             AdviceKind.LIST_RUNS,
             "`compactor compactions list` shows those that do",
+            "`compactor-admin compactions list` shows those that do",
             "GET …/{topic}/compactions shows those that do",
         ),
         (
             AdviceKind.WATCH_OR_CANCEL_RUN,
             "wait for it to finish; `compactor compactions show 7` shows its progress, `compactor compactions cancel "
             "7` ends it",
+            "wait for it to finish; `compactor-admin compactions watch 7` shows its progress, `compactor-admin "
+            "compactions cancel 7` ends it",
             "wait for it to finish; GET /admin/v2/compactions/7 shows its progress, DELETE /admin/v2/compactions/7 "
             "ends it",
         ),
         (
             AdviceKind.TRIM_COMPACTED,
+            "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
             "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
             "set cleanup.policy to compact,delete, or leave out `before` to trim what is compacted",
         ),
@@ -43,14 +49,23 @@ ARGUMENTS = {"run_id": 7, "ledger_id": 3, "topic": "persistent://public/default/
             AdviceKind.RESUME_COMPACTION,
             "resume it, as often as it was paused: `compactor-admin compactions resume`",
             "resume it, as often as it was paused: `compactor-admin compactions resume`",
+            "resume it, as often as it was paused: `compactor-admin compactions resume`",
         ),
     ],
     ids=str,
 )
-def test_each_door_has_its_own_words(kind: AdviceKind, command: str, route: str) -> None:
+def test_each_door_has_its_own_words(kind: AdviceKind, command: str, admin: str, route: str) -> None:
     error = Conflict("it failed", Advice(kind, ARGUMENTS))
     assert describe(error) == f"compactor: it failed: {command}"
-    assert public_reason(error) == f"it failed: {route}"
+    app = application()
+
+    @app.get("/failing")
+    def fail() -> None:
+        raise error
+
+    client = TestClient(app)
+    assert client.get("/failing").json() == {"reason": f"it failed: {route}"}
+    assert client.get("/failing", headers={WORDS_HEADER: ADMIN}).json() == {"reason": f"it failed: {admin}"}
 
 
 @pytest.mark.parametrize("kind", AdviceKind)
@@ -58,5 +73,6 @@ def test_no_advice_is_without_words_and_pulsars_clients_get_no_command_and_no_ro
     error = Conflict("it failed", Advice(kind, ARGUMENTS))
     assert kind in OPERATOR_WORDS
     assert kind in HTTP_WORDS
+    assert "/admin" not in error.worded(ADMIN_WORDS)
     assert "{" not in error.worded(OPERATOR_WORDS)
     assert [part for part in ("`", "/admin", "--") if part in refusal(error).message] == []

@@ -1,4 +1,4 @@
-"""What a service refuses before it serves: exposure without access control, certificates, ports that are taken."""
+"""Refusals of a service before it serves: exposure without access control, certificates, ports that are taken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_everything_else_does(host: str) -> None:
 
 
 def test_superusers_without_a_key_are_a_mistake() -> None:
-    """Whoever names superusers believes that access control is on."""
+    """An operator who names superusers believes that access control is on."""
     with pytest.raises(Misconfigured, match="no key"):
         check_exposure(Settings(auth_superuser_roles=("ops",)))
     check_exposure(Settings(auth_superuser_roles=("ops",), auth_enabled=False))
@@ -65,7 +65,7 @@ def test_parts_that_cannot_work_are_told_before_anything_starts(tmp_path: Path) 
         assert refused.value.remedy
     for advertised in ("", "localhost", "lb.example:81", "https://lb.example", "[::1]", "::1"):
         check_parts(Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised))
-    check_parts(Settings(data=str(tmp_path), spark_master="spark://nobody-yet:7077"))
+    check_parts(Settings(data=str(tmp_path), spark_master="spark://not-started:7077"))
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:

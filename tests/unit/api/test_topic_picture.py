@@ -1,51 +1,70 @@
-"""The picture of a topic: boxes and marks where their offsets are, with their numbers for those who cannot see them."""
+"""The picture of a topic: messages raw and compacted over their offsets, in one scale, with their numbers."""
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
-from api.dashboard.topic_picture import Extent, Mark, draw
+import pytest
+
+from api.dashboard.topic_picture import GARBAGE, LIVE, SEALED, UNSEALED, Extent, Mark, draw, slices
 
 
-def parsed(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text)
+def heights(svg: str, kind: str) -> dict[int, float]:
+    """Return the heights of a kind's columns, by slice."""
+    (path,) = (item for item in ElementTree.fromstring(svg).iter("path") if item.get("class") == kind)
+    return {int(x): float(height) for x, height in re.findall(r"M(\d+) [\d.]+v-([\d.]+)", path.get("d", ""))}
 
 
-def boxes(picture: ElementTree.Element, kind: str) -> list[tuple[float, float]]:
-    """Left edge and width."""
-    found = [box for box in picture.iter("rect") if box.get("class") == kind]
-    return [(float(box.get("x", "")), float(box.get("width", ""))) for box in found]
+def titles(svg: str) -> list[str]:
+    return [str(item.text) for item in ElementTree.fromstring(svg).iter("title")]
 
 
-def test_boxes_are_as_wide_as_their_offsets() -> None:
-    raw = [Extent("ledger", 0, 249, "a"), Extent("ledger", 250, 499, "b"), Extent("open", 500, 999, "c")]
-    picture = parsed(draw(raw, [Extent("part", 0, 499, "d", garbage=0.25)], [], 1000))
-    (first, second), (opened,) = boxes(picture, "ledger"), boxes(picture, "open")
-    assert first == (90, 225)
-    assert second == (315, 225)
-    assert opened == (540, 450)
-    assert boxes(picture, "part") == [(90, 450)]
-    garbage = next(box for box in picture.iter("rect") if box.get("class") == "garbage")
-    assert float(garbage.get("height", "")) == 8.5
+def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
+    extents = [Extent(SEALED, 0, 23_999, 24_000), Extent(LIVE, 0, 19_999, 5_000), Extent(GARBAGE, 0, 19_999, 1_000)]
+    picture = draw(extents, [], 24_000)
+    raw, live, garbage = (heights(picture.svg, kind) for kind in (SEALED, LIVE, GARBAGE))
+    assert picture.slices == len(raw) == 200
+    assert set(raw.values()) == {100}
+    assert (live[0], garbage[0]) == (25, 5)
+    assert 166 in live
+    assert 167 not in live
+    assert titles(picture.svg)[0] == "Offsets 0 to 119: 120 sealed, 30 live, 6 garbage"
+    assert titles(picture.svg)[199] == "Offsets 23,880 to 23,999: 120 sealed"
 
 
-def test_marks_are_at_their_offsets_and_say_what_they_are() -> None:
-    picture = parsed(draw([Extent("ledger", 0, 99, "x")], [], [Mark("horizon", 50, "the <horizon> & more")], 100))
-    line = next(item for item in picture.iter("line"))
-    assert (line.get("class"), float(line.get("x1", ""))) == ("horizon", 540)
-    assert [item.text for item in picture.iter("title")] == ["x", "the <horizon> & more"]
-    assert all(item.get("tabindex") == "0" and item.get("aria-label") for item in picture.iter("g"))
+@pytest.mark.parametrize("end", [1, 7, 199, 200, 201, 12_345])
+def test_slices_have_each_message_once(end: int) -> None:
+    extents = [Extent(SEALED, 0, end // 2, end // 2 + 1), Extent(UNSEALED, end // 2 + 1, end - 1, end - end // 2 - 1)]
+    divided = slices([item for item in extents if item.messages], [], 0, end)
+    assert len(divided) == min(end, 200)
+    assert [item.first for item in divided[1:]] == [item.last + 1 for item in divided[:-1]]
+    assert (divided[0].first, divided[-1].last) == (0, end - 1)
+    assert sum(sum(item.messages.values()) for item in divided) == pytest.approx(end)
+
+
+def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None:
+    picture = draw(
+        [Extent(SEALED, 0, 99, 100)], [Mark("horizon", 50, "the <horizon> & more"), Mark("x", 100, "y")], 100
+    )
+    lines = list(ElementTree.fromstring(picture.svg).iter("line"))
+    assert [(line.get("class"), float(line.get("x1", ""))) for line in lines] == [("horizon", 50), ("x", 100)]
+    assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more"
+    assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y"
 
 
 def test_a_trimmed_topic_begins_where_its_messages_do() -> None:
-    picture = parsed(draw([Extent("ledger", 5_000, 5_999, "x")], [], [Mark("start", 5_000, "s")], 6_000))
-    assert boxes(picture, "ledger") == [(90, 900)]
+    picture = draw([Extent(SEALED, 5_000, 5_999, 1_000)], [Mark("start", 5_000, "s")], 6_000)
+    assert (picture.first, picture.end) == (5_000, 6_000)
+    assert len(heights(picture.svg, SEALED)) == 200
 
 
 def test_an_empty_topic_has_a_picture() -> None:
-    assert "0 raw ledgers" in str(parsed(draw([], [], [], 0)).get("aria-label"))
+    picture = draw([], [], 0)
+    assert picture.slices == 1
+    assert "no messages" in str(ElementTree.fromstring(picture.svg).get("aria-label"))
 
 
-def test_a_small_ledger_beside_large_ones_can_be_seen() -> None:
-    picture = parsed(draw([Extent("ledger", 0, 0, "x"), Extent("ledger", 1, 9_999_999, "y")], [], [], 10_000_000))
-    assert boxes(picture, "ledger")[0][1] == 1.5
+def test_few_messages_among_many_offsets_can_be_seen() -> None:
+    extents = [Extent(SEALED, 0, 9_999_999, 10_000_000), Extent(LIVE, 0, 9_999_999, 2)]
+    assert set(heights(draw(extents, [], 10_000_000).svg, LIVE).values()) == {1}

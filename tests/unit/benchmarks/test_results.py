@@ -37,11 +37,11 @@ def test_a_page_gets_the_table_of_its_mark() -> None:
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_benchmark_is_recorded_if_it_succeeds(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
     benchmark = ModuleType("benchmarks.topics")
 
     def main(arguments: list[str]) -> int:
-        asked.append(arguments)
+        calls.append(arguments)
         sys.stdout.write(TABLE)
         return code
 
@@ -55,6 +55,6 @@ def test_a_benchmark_is_recorded_if_it_succeeds(code: int, tmp_path: Path, monke
 
     monkeypatch.setattr(results, "record", record)
     assert program.main(["topics", "--rounds", "2", "--record", "many"]) == code
-    assert asked == [["--rounds", "2"]]
+    assert calls == [["--rounds", "2"]]
     assert recorded == ([] if code else [("many", TABLE, "topics --rounds 2")])
     assert program.main(["topics", "--record"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import BatchRunner, Job, Outcome, StallDetector, TaskSet, _together
-from compactor.engines.engine import InProcessEngine, SilentProgress, TaskInputs
-from compactor.run.plan import RunPolicies, Sizing
-from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
+from compactor.batch import BatchRunner, Job, Outcome, StallDetector, TaskSet, together
+from compactor.engines.engine import InProcessEngine, SilentProgress
+from compactor.run.plan import Sizing
+from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.topic import Topic
@@ -48,13 +49,11 @@ def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcessEngine
 
 
 def beating_batch(
-    bench: Workbench, some: Sequence[Topic], engine: InProcessEngine, stall_detector: StallDetector | None = None
+    bench: Workbench, some: Sequence[Topic], engine: InProcessEngine, stalled_ms: float = math.inf
 ) -> Callable[[], list[Outcome]]:
     """Compacts the topics with each call, as one batch whose runs' heartbeats come every 15 ms."""
-    compactor = replace(bench, engine=engine).compactor()
-    batch = BatchRunner(bench.metadata, engine, SilentProgress(), heartbeat_ms=15, stall_detector=stall_detector)
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, requested=RunPolicies())
-    return lambda: list(batch.run([topic.name for topic in some], claim, 10))
+    compactor = replace(replace(bench, engine=engine).compactor(), heartbeat_ms=15, stalled_ms=stalled_ms)
+    return lambda: list(compactor.compact_all([topic.name for topic in some]))
 
 
 def last_run(topic: Topic) -> RunRecord:
@@ -70,7 +69,7 @@ def cancel(bench: Workbench, *some: Topic) -> None:
 
 def state(topic: Topic) -> tuple[RunState, str]:
     last = last_run(topic)
-    return last.state, last.error
+    return last.state, str(last.error)
 
 
 def assert_published(topic: Topic) -> None:
@@ -167,7 +166,7 @@ def test_a_defect_in_a_run_fails_it_alone(bench: Workbench, monkeypatch: pytest.
     monkeypatch.setattr(bench.metadata.runs, "update", broken)
     outcomes = compact_all(bench, some)
     assert isinstance(outcomes[0].error, ZeroDivisionError)
-    assert (state(some[0])[0], full_part(state(some[0])[1])) == (RunState.ERROR, "a defect")
+    assert (state(some[0])[0], state(some[0])[1]) == (RunState.ERROR, "a defect")
     assert_published(some[1])
 
 
@@ -329,7 +328,7 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
         def cancel(self) -> None:
             self.cancelled.set()
 
-    compact = beating_batch(bench, some, Stalls(), StallDetector(clock, 1000))
+    compact = beating_batch(bench, some, Stalls(), 1000)
     outcomes = compact()
     assert [type(outcome.error) for outcome in outcomes] == [Unavailable, Unavailable]
     assert stalls == [False], "no run is asked again alone: each would be still as long"
@@ -379,7 +378,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
             return [number * number for number in range(count)]
 
     def steps(name: str) -> Any:
-        answers = yield TaskSet(f"phase of {name}", abs, [100.0, 300.0], 7)
+        answers = yield TaskSet(f"phase of {name}", abs, range(2), [100.0, 300.0], 7)
         return answers
 
     def claim(name: TopicName) -> Job:
@@ -395,11 +394,11 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
 
 
 def test_tasks_of_several_works_travel_as_one_sequence() -> None:
-    """A plain task is called with its numbers, a divided one with its inputs."""
+    """Each task is called with its own inputs."""
     works = [
-        TaskSet("one", partial(pow, 2), [1.0] * 3, 0),
-        TaskSet("none", partial(pow, 3), [], 0),
-        TaskSet("two", TaskInputs(partial(pow, 5), [7, 1]), [1.0] * 2, 0),
+        TaskSet("one", partial(pow, 2), range(3), [1.0] * 3, 0),
+        TaskSet("none", partial(pow, 3), (), [], 0),
+        TaskSet("two", partial(pow, 5), [7, 1], [1.0] * 2, 0),
     ]
-    travelled = pickle.loads(pickle.dumps(_together(works)))
+    travelled = pickle.loads(pickle.dumps(together(works)))
     assert [travelled(number) for number in range(5)] == [1, 2, 4, 5**7, 5]

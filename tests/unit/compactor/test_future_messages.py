@@ -28,7 +28,7 @@ def rows_at(*times: int) -> pa.Table:
 def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Topic) -> None:
     limit = NOW + HOUR
     assert TopicPolicies().message_timestamp_after_max_ms == HOUR
-    bench.metadata.policies.set(BROKER, "message.timestamp.after.max.ms", HOUR)
+    bench.metadata.policies.change([BROKER], {"message.timestamp.after.max.ms": HOUR})
     refused = r"the publish time \d+ of a message is 3600001 ms in the future, and at most 3600000 ms are allowed"
     for first in (True, False):
         with topic.append_log() as log:
@@ -76,11 +76,11 @@ def test_they_keep_nothing_from_being_trimmed(bench: Workbench, topic: Topic, st
     assert len(stored) == 3
     bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     retention = Retention(bench)
-    assert retention.apply(topic.record).plan.candidates == ()
+    assert retention.trim(topic.record).plan.candidates == ()
     bench.advance(HOUR + 1)
-    retention.apply(topic.record)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
+    retention.trim(topic.record)
     assert [m.key for m in raw(topic)] == [b"r"], "sealed a moment ago"
     bench.advance(HOUR + 1)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
     assert raw(topic) == []

@@ -56,11 +56,11 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
 
 def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTaskResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
-    found = sorted(located(results).items())
-    named = read_offsets(store, [row_sets for _, row_sets in found])
+    by_source = sorted(located(results).items())
+    named = read_offsets(store, [row_sets for _, row_sets in by_source])
     return [
         int(offset) + plan.sources[number].first_offset
-        for (number, _), offsets in zip(found, named, strict=True)
+        for (number, _), offsets in zip(by_source, named, strict=True)
         for offset in offsets
     ]
 
@@ -193,8 +193,8 @@ def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
         ]
         seen: dict[tuple[int, int], int] = {}
         for level in records:
-            for found in level:
-                for hi, lo, offset in zip(found.hi.tolist(), found.lo.tolist(), found.offset.tolist(), strict=True):
+            for part in level:
+                for hi, lo, offset in zip(part.hi.tolist(), part.lo.tolist(), part.offset.tolist(), strict=True):
                     seen.setdefault((hi, lo), offset)
         visible = [offset & int(OFFSET_MASK) for offset in seen.values() if not offset & int(MARKER)]
         assert sorted(visible) == live

@@ -1,4 +1,4 @@
-"""What an incremental run asks of the store at scale: 8,192 parts, 1,000 dirty ledgers, every request counted.
+"""The requests of an incremental run to the store at scale: 8,192 parts, 1,000 dirty ledgers, every request counted.
 
 The parts are objects without a meaning: a run that opened one that it does not write again would fail.
 """
@@ -69,7 +69,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Manifest:
-    """As a run would have left it, without what is in its parts, and without the raw ledger below the horizon."""
+    """Publish what a run leaves, without the contents of its parts and without the raw ledger below the horizon."""
     record, metadata, count = topic.record, bench.metadata, PARTS * ROWS
     ledger_id = metadata.ledgers.allocate_ids(1)
     end = LogPosition(count - 1, MessageId(ledger_id, count - 1))
@@ -129,8 +129,8 @@ def write_level(bench: Workbench, topic: Topic, attempt_id: str, newer: bool) ->
     records = IndexRecords(hi[order], lo[order], np.array(alive, dtype=np.uint64)[order])
     level = []
     for prefix in range(2):
-        mine = HashRange(prefix, 1)
-        data, directory = key_index.encode_index(records.take(mine.narrow(records.hi)), mine)
+        hash_range = HashRange(prefix, 1)
+        data, directory = key_index.encode_index(records.take(hash_range.narrow(records.hi)), hash_range)
         name = names.compacted_index(topic.record.uid, attempt_id, prefix)
         bench.store.put(name, data)
         level.append(IndexLocation(name, 0, len(data), directory.encode()))

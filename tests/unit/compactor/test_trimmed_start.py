@@ -89,7 +89,7 @@ def the_cursor_is_gone_and_raw_with_it(bench: Workbench, topic: Topic) -> None:
 def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     bench.set_policies(topic, **{"cleanup.policy": "compact"})
-    Retention(bench).apply(topic.record)
+    Retention(bench).trim(topic.record)
     assert topic.snapshot().ledgers == ()
     ten(bench, topic)
 
@@ -154,10 +154,10 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     topic = bench.topic()
     rows = [*whole("u", b"u", b"1", b"2"), chunk("v", 0, 2, b"v", b"1"), chunk("w", 0, 2, b"w", b"0")]
     rows += [chunk("v", 1, 2, b"v", b"2"), *whole("w", b"w", b"1", b"2"), message(b"a", b"3")]
-    given = append_rows(bench, topic, rows)
+    history = append_rows(bench, topic, rows)
     trim(bench, topic, 4)
     bench.compact(topic)
-    expected = reference.run(reference.ReferenceLedger(), given, RunPolicies(), NOW, raw_from=4)
+    expected = reference.run(reference.ReferenceLedger(), history, RunPolicies(), NOW, raw_from=4)
     assert [item.offset for item in expected.messages] == [4, 5, 6, 7]
     manifest = bench.manifest(topic)
     assert manifest.messages == 4
@@ -195,7 +195,7 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
     at(bench, topic, (b"other", None, NOW + 1))
     assert compact() == []
     bench.set_policies(topic, **{"cleanup.policy": "compact"})
-    Retention(bench).apply(topic.record)
+    Retention(bench).trim(topic.record)
     assert raw(topic) == []
     with pytest.raises(Conflict, match="what it remembers of deleted keys"):
         bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
@@ -285,7 +285,7 @@ def reading_all(store: StoreLocation, snapshot: TopicSnapshot, *rest: Any) -> Ru
     ids=["by offset", "by event time"],
 )
 def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: RunPolicies) -> None:
-    """As a run did before this was mended: it read below the start, and says that it did not."""
+    """The run has an old bug: it reads below the start, and records that it did not."""
     topic = bench.topic()
     at(bench, topic, (b"a", b"0", 1), (None, b"1", 1), (b"b", b"2", 1))
     trim(bench, topic, 2)

@@ -21,20 +21,20 @@ from tests.workbench import Workbench, content
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> LogDirectory:
+def local_log(tmp_path: Path) -> LogDirectory:
     """The log directory of a machine that lives."""
     directory = LogDirectory(tmp_path / "here")
     directory.uid  # noqa: B018  something was written to it
     return directory
 
 
-def there(bench: Workbench, topic: Topic, log: LogDirectory) -> Topic:
+def seen_from(bench: Workbench, topic: Topic, log: LogDirectory) -> Topic:
     """The topic as a process on the machine with that log directory sees it."""
     return Topic(Environment(bench.metadata, bench.store, bench.clock, log), topic.record)
 
 
 @pytest.fixture
-def away(bench: Workbench, here: LogDirectory) -> Topic:
+def away(bench: Workbench, local_log: LogDirectory) -> Topic:
     """Offsets 0-2 compacted, 3-4 sealed, 5 in a rolled segment on the machine that is away."""
     topic = bench.topic()
     bench.append(topic, [content(*((b"k%d" % number, b"1") for number in range(3)))])
@@ -42,7 +42,7 @@ def away(bench: Workbench, here: LogDirectory) -> Topic:
     bench.append(topic, [content((b"k0", b"2"), (b"k3", b"1"))])
     produce(topic, [one(b"k1", b"2")])
     topic.log_manager().roll(topic.record)
-    return there(bench, topic, here)
+    return seen_from(bench, topic, local_log)
 
 
 NAMED = r"from offset 5 to 5 are not sealed yet: the segment \d+ is in the log directory [0-9a-f]{32}"
@@ -78,7 +78,9 @@ def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
     assert away.get(b"none", sealed_only=True) is None
 
 
-def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away: Topic, here: LogDirectory) -> None:
+def test_what_comes_behind_the_segment_is_read_without_it(
+    bench: Workbench, away: Topic, local_log: LogDirectory
+) -> None:
     """The topic continues on another machine: rolled there, open here, and then sealed here."""
     produce(away, [one(b"k0", b"3")])
     for _ in range(2):
@@ -94,9 +96,11 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
     assert list(away.messages(LATEST)) == []
 
 
-def test_a_compaction_takes_what_is_sealed_before_it_at_once(bench: Workbench, away: Topic, here: LogDirectory) -> None:
+def test_a_compaction_takes_what_is_sealed_before_it_at_once(
+    bench: Workbench, away: Topic, local_log: LogDirectory
+) -> None:
     started = bench.clock.now_ms()
-    replace(bench, log=here).compact(away)
+    replace(bench, log=local_log).compact(away)
     horizon = away.snapshot().horizon
     assert horizon is not None
     assert horizon.offset == 4

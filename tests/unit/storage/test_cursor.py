@@ -14,11 +14,11 @@ import pytest
 from pyroaring import BitMap
 
 from storage.ack_ranges import RANGE_OFFSETS, bitmap_of, mask_of
-from storage.cursor import Cursor, CursorSettings, flush_together
+from storage.cursor import Cursor, flush_together
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import LogPosition
-from tests.cursors import MANUAL, World, at, to_deliver
+from tests.cursors import World, at, to_deliver
 from tests.entries import one
 from tests.workbench import Workbench
 
@@ -101,9 +101,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     with topic.append_log() as log:
         first, second = (log.append(one(b"k", b"%d" % number)).first for number in range(2))
     bench.metadata.cursors.ensure(topic.record.id, "s")
-    cursor = Cursor(
-        bench.metadata, bench.clock, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end, MANUAL
-    )
+    cursor = Cursor(bench.metadata, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end)
     cursor.acknowledge_cumulative(second)
     assert cursor.mark_delete == second
     with pytest.raises(InvalidInput, match="ends before offset 2"):
@@ -116,11 +114,11 @@ def test_the_end_is_asked_for_only_behind_what_is_known(world: World) -> None:
     cursor = world.open()
     for offset in range(10):
         cursor.acknowledge(at(offset))
-    assert world.asked == 1
+    assert world.end_calls == 1
     world.end = 12
     for offset in (10, 11):
         cursor.acknowledge(at(offset))
-    assert world.asked == 2
+    assert world.end_calls == 2
 
 
 def test_cumulative(world: World) -> None:
@@ -149,27 +147,17 @@ def test_offsets_that_hold_nothing_for_a_reader_are_no_holes(world: World) -> No
             cursor.acknowledge(at(last), first=first)
 
 
-def test_a_flush_is_due_by_number_or_by_time(world: World) -> None:
-    cursor = world.open(CursorSettings(flush_acknowledgements=3, flush_ms=100))
+def test_known_acknowledgements_are_not_written_again(world: World) -> None:
+    cursor = world.open()
     cursor.acknowledge(at(0))
-    cursor.acknowledge(at(1))
-    assert (world.stored(), cursor.due) == (None, False)
-    cursor.acknowledge(at(2))
-    assert world.stored() == at(2)
-    cursor.acknowledge(at(3))
-    world.clock.advance(99)
-    assert (cursor.flush_due(), world.stored()) == (False, at(2))
-    world.clock.advance(1)
-    assert cursor.due
-    assert (cursor.flush_due(), world.stored()) == (True, at(3))
-    assert (cursor.due, cursor.flush_due()) == (False, False)
-    cursor.acknowledge(at(4))
-    world.clock.advance(100)
-    cursor.acknowledge(at(5))
-    assert world.stored() == at(5)
+    assert world.stored() is None, "only a flush writes"
+    cursor.flush()
+    assert world.stored() == at(0)
     for _ in range(3):
-        cursor.acknowledge(at(5))
-    assert not cursor.due, "what is known already is not written again"
+        cursor.acknowledge(at(0))
+    seen = world.statements()
+    cursor.flush()
+    assert seen == []
 
 
 def test_an_id_whose_message_is_gone_does_not_move_mark_delete(world: World) -> None:
@@ -182,7 +170,6 @@ def test_an_id_whose_message_is_gone_does_not_move_mark_delete(world: World) -> 
     cursor.acknowledge(at(0))
     cursor.flush()
     assert world.stored() == at(0)
-    assert not cursor.due
     seen = world.statements()
     cursor.flush()
     assert (world.located, seen) == ([4], []), "it is not asked again and again"
@@ -232,19 +219,18 @@ def test_two_owners_lose_nothing_of_each_other(world: World) -> None:
     assert world.stored() == behind.mark_delete == at(30), "mark-delete does not go back"
 
 
-def test_a_hole_that_another_owner_closed_makes_a_flush_due(world: World) -> None:
-    settings = CursorSettings(flush_acknowledgements=None, flush_ms=10)
-    one, other = world.open(settings), world.open()
+def test_a_hole_that_another_owner_closed_moves_mark_delete_with_the_next_flush(world: World) -> None:
+    first, other = world.open(), world.open()
     other.acknowledge(at(1))
     other.flush()
-    one.acknowledge(at(0))
-    world.clock.advance(10)
-    assert (one.flush_due(), world.stored()) == (True, at(0))
-    assert one.is_acknowledged(1)
-    world.clock.advance(10)
-    assert (one.flush_due(), world.stored()) == (True, at(1))
-    world.clock.advance(10)
-    assert not one.due
+    first.acknowledge(at(0))
+    first.flush()
+    assert (first.is_acknowledged(1), world.stored()) == (True, at(0))
+    first.flush()
+    assert world.stored() == at(1)
+    seen = world.statements()
+    first.flush()
+    assert seen == []
 
 
 def test_a_reset_fences_the_owners_from_before(world: World) -> None:
@@ -259,7 +245,7 @@ def test_a_reset_fences_the_owners_from_before(world: World) -> None:
     for _ in range(2):
         with pytest.raises(Fenced, match=r"'s' of persistent://public/default/orders was reset"):
             old.flush()
-    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.flush_due):
+    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.locate_mark):
         with pytest.raises(Fenced):
             call()
     resetting.acknowledge(at(10))
@@ -287,7 +273,7 @@ def test_a_deleted_cursor_does_not_come_back(world: World) -> None:
 def test_the_compaction_cursor_is_nobodys(world: World) -> None:
     """A4."""
     world.metadata.cursors.ensure(world.topic.id, COMPACTION_CURSOR)
-    with pytest.raises(InvalidInput, match="compaction horizon"):
+    with pytest.raises(InvalidInput, match=r"cannot acknowledge: .*: compact the topic to move it on$"):
         world.open(name=COMPACTION_CURSOR)
     with pytest.raises(NotFound, match="no cursor 'other'"):
         world.open(name="other")
@@ -327,7 +313,7 @@ def test_what_is_trimmed_is_not_skipped(world: World) -> None:
 
 
 def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    cursor = world.open(CursorSettings(flush_acknowledgements=2, flush_ms=None))
+    cursor = world.open()
     merge = world.metadata.cursors.merge
     happens = [False, True]
 
@@ -339,20 +325,24 @@ def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch:
     cursor.acknowledge(at(1))
     monkeypatch.setattr(world.metadata.cursors, "merge", failing)
     for _ in range(2):
+        cursor.acknowledge(at(3))
         with pytest.raises(Unavailable):
-            cursor.acknowledge(at(3))
+            cursor.flush()
     monkeypatch.undo()
     cursor.acknowledge(at(5))
+    cursor.flush()
     assert to_deliver(world.open(), 6) == [0, 2, 4]
 
 
 def test_acknowledgements_from_several_threads(world: World) -> None:
-    cursor = world.open(CursorSettings(flush_acknowledgements=50, flush_ms=None))
+    cursor = world.open()
 
     def acknowledging(start: int) -> Callable[[], None]:
         def work() -> None:
-            for offset in range(start, 2000, 4):
+            for number, offset in enumerate(range(start, 2000, 4)):
                 cursor.acknowledge(at(offset))
+                if number % 12 == start:
+                    cursor.flush()
 
         return work
 
@@ -422,21 +412,18 @@ def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) ->
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
 
 
-def test_a_mark_that_is_being_located_holds_up_no_flush_and_undoes_no_reset(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_that_is_being_located_holds_up_no_flush_and_undoes_no_reset(world: World) -> None:
     """An object that hangs must not keep acknowledgements from being written."""
-    world.metadata.cursors.create(world.topic.id, "a", None, {})
-    cursor = world.open(name="a")
-    for offset in (2, 3, 9, 1, 0):
-        cursor.acknowledge(at(offset))
     during: list[Callable[[], object]] = []
 
     def locating(offset: int) -> LogPosition:
         during.pop()()
         return at(offset)
 
-    monkeypatch.setattr(cursor, "_locate", locating)
+    world.metadata.cursors.create(world.topic.id, "a", None, {})
+    cursor = Cursor(world.metadata, world.topic, "a", locating, world.ends)
+    for offset in (2, 3, 9, 1, 0):
+        cursor.acknowledge(at(offset))
     during.append(lambda: flush_together(world.metadata, [cursor]) == {} or pytest.fail("it waits"))
     cursor.locate_mark()
     assert world.open(name="a").is_acknowledged(9)
@@ -452,7 +439,7 @@ def test_a_group_that_cannot_be_written_is_written_later(world: World, monkeypat
     cursor = world.open(name="a")
     cursor.acknowledge(at(5))
     with monkeypatch.context() as patch:
-        patch.setattr(world.metadata.cursors, "merge_all", raising(Unavailable("down", "wait")))
+        patch.setattr(world.metadata.cursors, "merge", raising(Unavailable("down", "wait")))
         with pytest.raises(Unavailable):
             flush_together(world.metadata, [cursor])
     assert flush_together(world.metadata, [cursor]) == {}

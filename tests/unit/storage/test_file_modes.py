@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from api.components import ensure_topic, open_environment
+from api.components import open_environment
 from api.server import check_parts, exposed_folders
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.entries import one, produce
+from tests.workbench import ensure_topic
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def filled(settings: Settings) -> None:
 
 
 def modes(folder: Path) -> dict[str, str]:
-    """By path, of all there is."""
+    """Return the modes of all files and folders by path."""
     return {str(path.relative_to(folder)): oct(path.stat().st_mode & 0o777) for path in sorted(folder.rglob("*"))} | {
         ".": oct(folder.stat().st_mode & 0o777)
     }
@@ -45,11 +46,11 @@ def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     settings = Settings(data=str(tmp_path / "deep" / "data"), spark_master="in-process")
     filled(settings)
-    found = modes(settings.data_directory)
-    folders = {name for name in found if (settings.data_directory / name).is_dir()}
-    assert {found[name] for name in folders} == {"0o700"}
-    assert {found[name] for name in found.keys() - folders} == {"0o600"}, found
-    assert {"metadata.db", "log/log.uid", "objects/a/b"} <= found.keys()
+    modes_by_path = modes(settings.data_directory)
+    folders = {name for name in modes_by_path if (settings.data_directory / name).is_dir()}
+    assert {modes_by_path[name] for name in folders} == {"0o700"}
+    assert {modes_by_path[name] for name in modes_by_path.keys() - folders} == {"0o600"}, modes_by_path
+    assert {"metadata.db", "log/log.uid", "objects/a/b"} <= modes_by_path.keys()
     assert exposed_folders(settings) == []
     assert (tmp_path / "deep").stat().st_mode & 0o777 == 0o755, "no folder of ours"
 
@@ -57,8 +58,8 @@ def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_write_ahead_log_of_the_database_is_private_too(tmp_path: Path) -> None:
     with open_environment(Settings(data=str(tmp_path / "data"))) as environment:
         ensure_topic(environment, TopicName.parse("t"))
-        found = modes(tmp_path / "data")
-    of_database = {name: mode for name, mode in found.items() if name.startswith("metadata.db")}
+        modes_by_path = modes(tmp_path / "data")
+    of_database = {name: mode for name, mode in modes_by_path.items() if name.startswith("metadata.db")}
     assert of_database.keys() >= {"metadata.db", "metadata.db-shm", "metadata.db-wal"}
     assert set(of_database.values()) == {"0o600"}
 
@@ -67,7 +68,7 @@ def test_the_write_ahead_log_of_the_database_is_private_too(tmp_path: Path) -> N
 def test_a_folder_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_like_it(
     tmp_path: Path, mode: int, file: str, exposed: bool
 ) -> None:
-    """As an older version made it, or as an operator who shares it with a group did."""
+    """The folder may be of an older version, or of an operator who shares it with a group."""
     settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
     folders = [settings.data_directory / name for name in ("", "log", "objects")]
     for folder in folders:
@@ -75,10 +76,10 @@ def test_a_folder_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_like_it
         folder.chmod(mode)
     filled(settings)
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {mode}
-    found = modes(settings.data_directory)
-    assert found["objects/a"] == oct(mode & ~0o022)
-    assert {found["log/log.uid"], found["objects/a/b"]} == {file}
-    assert found["metadata.db"] == "0o600"
+    modes_by_path = modes(settings.data_directory)
+    assert modes_by_path["objects/a"] == oct(mode & ~0o022)
+    assert {modes_by_path["log/log.uid"], modes_by_path["objects/a/b"]} == {file}
+    assert modes_by_path["metadata.db"] == "0o600"
     answer = exposed_folders(settings)
     assert ([f"chmod 700 {folder}" in line for folder, line in zip(sorted(folders), answer, strict=False)]) == (
         [True] * 3 if exposed else []

@@ -112,8 +112,8 @@ def test_a_message_id_is_read_back_whole(ledger: int, entry: int, partition: int
     ],
 )
 def test_a_message_id_has_two_to_four_numbers(text: str, parts: tuple[int, int, int, int]) -> None:
-    found = MessageId.parse(text)
-    assert (found.ledger_id, found.entry_id, found.partition, found.batch_index) == parts
+    message_id = MessageId.parse(text)
+    assert (message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index) == parts
 
 
 @pytest.mark.parametrize(

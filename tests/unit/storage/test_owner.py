@@ -1,4 +1,4 @@
-"""Who owns something: one text, made and taken apart in one place; processes told apart, dead ones known."""
+"""Owners: their text and its parser, processes with equal names, and dead processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from storage import owner
 from storage.owner import Owner, is_dead, owner_name, same_process
 
 PROC = Path("/proc/self/stat").exists()
 
 
 def test_a_text_is_an_owner_and_back() -> None:
-    one = Owner.current()
-    assert Owner.parse(str(one)) == one
+    owner = Owner.current()
+    assert Owner.parse(str(owner)) == owner
     assert owner_name() != owner_name()
     assert same_process(owner_name(), owner_name())
 
@@ -34,23 +33,29 @@ def test_texts_of_older_versions_still_parse() -> None:
 
 
 def test_containers_with_one_host_name_and_pid_are_two_processes() -> None:
-    one = Owner("container", 1, "aa", "0a0a0a0a", "1f")
-    assert one.same_process(replace(one, nonce="bb"))
-    assert not one.same_process(replace(one, machine="0b0b0b0b"))
-    assert not one.same_process(replace(one, start="2f"))
-    assert not one.same_process(replace(one, machine="", start=""))
+    owner = Owner("container", 1, "aa", "0a0a0a0a", "1f")
+    assert owner.same_process(replace(owner, nonce="bb"))
+    assert not owner.same_process(replace(owner, machine="0b0b0b0b"))
+    assert not owner.same_process(replace(owner, start="2f"))
+    assert not owner.same_process(replace(owner, machine="", start=""))
 
 
-def test_without_proc_processes_are_told_apart_and_none_is_known_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_stat", lambda pid: None)
-    owner._process.cache_clear()
-    try:
-        one = Owner.current()
-        owner._process.cache_clear()
-        assert not Owner.current().same_process(one)
-        assert not replace(one, pid=999_999_999).is_dead
-    finally:
-        owner._process.cache_clear()
+def test_without_proc_processes_are_distinguished_and_none_is_known_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reports nothing about these process ids, which are larger than any that it assigns."""
+
+    def current(pid: int) -> Owner:
+        monkeypatch.setattr(os, "getpid", lambda: pid)
+        return Owner.current()
+
+    first, second = current(999_999_997), current(999_999_998)
+    assert not replace(first, pid=second.pid).same_process(second)
+    assert not replace(first, pid=999_999_999).is_dead
+
+
+def start_of(pid: int) -> str:
+    """Return the start of a process as /proc states it, in the form that a text has."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return f"{int(fields[19]):x}"
 
 
 @pytest.mark.skipif(not PROC, reason="the system does not tell when a process started")
@@ -58,12 +63,11 @@ def test_a_dead_process_of_this_machine_is_known() -> None:
     """One subprocess: a process that ended, first as a zombie. Costs a fork."""
     alive = Owner.current()
     assert not alive.is_dead
+    assert alive.start == start_of(alive.pid)
     assert replace(alive, start="0").is_dead, "its pid was given to another process since"
     assert not replace(alive, start="0", machine="0a0a0a0a").is_dead, "of another machine nothing is known"
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    found = owner._stat(child.pid)
-    assert found is not None
-    other = replace(alive, pid=child.pid, start=found[1])
+    other = replace(alive, pid=child.pid, start=start_of(child.pid))
     assert not other.is_dead
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -23,7 +23,7 @@ from tests.workbench import Workbench, content, raw
 
 
 def database(folder: Path, name: str = "metadata") -> MetadataStore:
-    """As another process opens it."""
+    """Open the database as another process does."""
     metadata = MetadataStore(f"sqlite:///{folder / name}.db", ManualClock())
     metadata.upgrade()
     return metadata
@@ -45,17 +45,17 @@ def wrong(bench: Workbench, tmp_path: Path) -> Workbench:
 
 def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workbench) -> None:
     """And nothing acknowledged is lost: its segment stays where it is (e20)."""
-    topic, there = bench.topic(), wrong.topic()
+    topic, wrong_topic = bench.topic(), wrong.topic()
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     before = bench.metadata.snapshot(topic.record.id)
     for write in (
-        lambda: there.log_manager().roll_and_seal(there.record),
-        lambda: list(there.log_manager().seal_damaged(there.record)),
-        lambda: there.bulk_append().append([content((b"b", b"1"))]),
-        lambda: wrong.compact(there),
-        lambda: wrong.compactor().dry_run(there.name),
-        lambda: GarbageCollector(wrong).collect(there.record),
+        lambda: wrong_topic.log_manager().roll_and_seal(wrong_topic.record),
+        lambda: list(wrong_topic.log_manager().seal_damaged(wrong_topic.record)),
+        lambda: wrong_topic.bulk_append().append([content((b"b", b"1"))]),
+        lambda: wrong.compact(wrong_topic),
+        lambda: wrong.compactor().dry_run(wrong_topic.name),
+        lambda: GarbageCollector(wrong).collect(wrong_topic.record),
         lambda: list(GarbageCollector(wrong).collect_all(dry_run=True)),
     ):
         with pytest.raises(WrongStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
@@ -69,8 +69,8 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
 @pytest.mark.parametrize("before", [True, False])
 def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: bool) -> None:
     """The other one binds the two while this one looks: right before, or right after its first check the store."""
-    there = database(tmp_path, "fresh")
-    other = StoreIdentity(there, store_at(tmp_path, "new"))
+    fresh = database(tmp_path, "fresh")
+    other = StoreIdentity(fresh, store_at(tmp_path, "new"))
 
     class Watched(LocalStore):
         looks = 0
@@ -87,7 +87,7 @@ def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: 
 
     metadata = database(tmp_path, "fresh")
     StoreIdentity(metadata, Watched(tmp_path / "new")).require()
-    assert metadata.store_binding.find() == there.store_binding.find()
+    assert metadata.store_binding.find() == fresh.store_binding.find()
     assert metadata.store_binding.verified
 
 
@@ -185,7 +185,16 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     assert begun is not None
     assert not begun.confirmed
     again = database(tmp_path)
-    StoreIdentity(again, store)._put(begun.uid)  # it was, before the answer was lost
+    put = LocalStore.put
+
+    def put_without_answer(local: LocalStore, name: str, data: bytes) -> None:
+        put(local, name, data)
+        raise Unavailable("away", "wait")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "put", put_without_answer)
+        with pytest.raises(Unavailable):
+            StoreIdentity(again, store).require()
     StoreIdentity(again, store).check()
     StoreIdentity(again, store).require()
     finished = again.store_binding.find()
@@ -220,10 +229,10 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
         identity.adopt()
     for info in bench.store.list("topics/"):
         moved.put(info.name, bench.store.get(info.name))
-    found = identity.adoption()
-    assert (found.store_uid, found.has_object, found.is_bound) == (None, True, False)
+    adoption = identity.adoption()
+    assert (adoption.store_uid, adoption.has_object, adoption.is_bound) == (None, True, False)
     assert STORE_UID not in names(moved)
-    assert identity.adopt() == found
+    assert identity.adopt() == adoption
     StoreIdentity(database(tmp_path), moved).require()
     with pytest.raises(WrongStore, match="is another one"):
         StoreIdentity(database(tmp_path), bench.store).check()
@@ -239,7 +248,7 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
 
 
 def forget(bench: Workbench) -> None:
-    """What an older version left: neither database nor store knows of the other."""
+    """Restore the state of an older version: neither database nor store knows of the other."""
     bench.store.delete(STORE_UID)
     with bench.metadata.database.write() as connection:
         connection.exec_driver_sql("DELETE FROM store_bindings")

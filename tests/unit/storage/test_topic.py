@@ -42,6 +42,7 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 from tests import chunked
+from tests.segments import NO_LOG
 from tests.workbench import TINY, Workbench, compacted_only, content, half_compacted, ids, raw, view
 
 
@@ -96,11 +97,11 @@ def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Wo
     trimmed = replace(snapshot, ledgers=snapshot.ledgers[1:])
     compacted = snapshot.compacted
     assert compacted is not None
-    reader = SnapshotReader(bench.store, trimmed)
+    reader = SnapshotReader(bench.store, trimmed, NO_LOG)
     assert all_offsets(reader.compacted(IdBound(EARLIEST), reader.manifest(compacted))) == [1, 2, 3]
     assert all_offsets(reader.raw(IdBound(EARLIEST), compacted.horizon.offset)) == [4, 5, 6]
     assert all_offsets(reader.raw(IdBound(EARLIEST))) == [4, 5, 6]
-    bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()))
+    bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()), NO_LOG)
     assert all_offsets(bare.compacted(IdBound(EARLIEST), bare.manifest(compacted))) == [1, 2, 3]
     assert all_offsets(bare.raw(IdBound(EARLIEST), compacted.horizon.offset)) == []
     hasher = Xxh3KeyHasher(topic.record.hash_seed)
@@ -131,8 +132,8 @@ def test_a_chunked_message_counts_as_one(bench: Workbench, read_compacted: bool)
     topic = bench.topic("chunked")
     chunked.append(bench, topic, [*chunked.whole("u", b"a", b"1", b"2", b"3"), chunked.message(b"b", b"x")])
     bench.compact(topic)
-    found = [list(topic.messages(EARLIEST, read_compacted, limit)) for limit in range(4)]
-    assert [[item.payload for item in some] for some in found] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
+    pages = [list(topic.messages(EARLIEST, read_compacted, limit)) for limit in range(4)]
+    assert [[item.payload for item in some] for some in pages] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
 
 
 def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:
@@ -257,11 +258,11 @@ def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, 
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
     roomy.compact(topic)
     assert view(compacted_only(topic)) == view(raw(topic))
-    assert shown(topic.get(keys[0])) == b"2"
+    assert payload_of(topic.get(keys[0])) == b"2"
     assert topic.get(keys[2]) is None
 
 
-def shown(message: Message | None) -> bytes | None:
+def payload_of(message: Message | None) -> bytes | None:
     return message.payload if message else None
 
 
@@ -285,8 +286,8 @@ def test_get_is_the_newest_value_run_after_run(bench: Workbench, by_event: bool)
         if turn in (0, 1, 2, 4):
             bench.compactor().compact(topic.name, RunPolicies(event_time_order=by_event))
         if turn:  # before the first run it is offset order
-            assert {key: shown(topic.get(key)) for key in keys} == {key: winners[key][1] for key in keys}
-    assert topic.get(b"nobody") is None
+            assert {key: payload_of(topic.get(key)) for key in keys} == {key: winners[key][1] for key in keys}
+    assert topic.get(b"missing") is None
 
 
 def test_a_lost_raw_ledger_is_named(bench: Workbench, topic: Topic) -> None:

@@ -1,7 +1,8 @@
-"""tools/prose.py and tools/commit_subjects.py see what they are for."""
+"""The scripts of tools/ that `make check` runs: each reports the violations of its rule."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +52,7 @@ def test_a_violation_is_counted_by_kind(
 
 
 def test_phrases_of_pages_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert violations(monkeypatch, tmp_path, f"Found {chr(97)}t hand.\n", "page.md") == [("words", "at hand")]
+    assert violations(monkeypatch, tmp_path, f"Found {chr(97)}t hand.\n", "page.md") == [("words", f"{chr(97)}t hand")]
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,26 @@ def test_phrases_of_pages_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path:
 )
 def test_subjects_have_an_area_and_a_length(subject: str, count: int) -> None:
     assert len(tool("commit_subjects").faults(subject)) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("log._writer.flush()", ["_writer"]),
+        ("from storage.log import _frame", ["_frame"]),
+        ('monkeypatch.setattr(log, "_writer", None)', ["_writer"]),
+        ('mock.patch("storage.log.Log._writer")', ["_writer"]),
+        ("self._writer = super()._writer", []),
+        ("from attrs import _frame", []),
+        ('log.__exit__(None); print("_writer")', []),
+    ],
+)
+def test_uses_of_private_names_are_reported(text: str, names: list[str]) -> None:
+    private_members = tool("private_members")
+    assert [name for _, name in private_members.used(ast.parse(text))] == names
+    assert bool(names) <= bool(private_members.USE.search(text))
+
+
+def test_the_private_names_of_the_product_are_its_own() -> None:
+    text = "def _frame(): ...\nself._writer = session._java\nif _DAYS: ...\nclass _Log: ...\n_rest: int = 3"
+    assert tool("private_members").BOUND.findall(text) == ["_frame", "_writer", "_DAYS", "_Log", "_rest"]

@@ -7,12 +7,15 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from api.background.maintenance_loop import MaintenanceLoop
-from api.components import ensure_topic, open_environment, open_topic
+from api.background.sealer_process import BackgroundSealer
+from api.components import open_environment, open_topic
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
 from storage.errors import CompactorError, Misconfigured, Unavailable
@@ -22,6 +25,7 @@ from storage.objects.local import LocalStore
 from storage.store_trial import StoreTrial
 from tests.clocks import ManualClock
 from tests.entries import one
+from tests.workbench import ensure_topic
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +40,14 @@ def eventually(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true in a minute")
 
 
-def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sealers() -> list[BaseProcess]:
+    """The living processes that seal."""
+    return [process for process in active_children() if process.name == "sealer"]
+
+
+def test_what_is_rolled_is_sealed_and_maintenance_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.05)
     settings = Settings(data=str(tmp_path / "data"), maintenance_seal_interval_ms=1, maintenance_interval_ms=1)
     runs: list[str] = []
@@ -60,21 +71,19 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
         def sealed(count: int) -> bool:
             return all(len(topic.snapshot().ledgers) == count for topic in topics)
 
-        append_and_roll()  # left by whoever had the directory before
-        with MaintenanceLoop(settings, environment, lambda: True) as loop:
+        append_and_roll()  # left by the previous owner of the directory
+        with MaintenanceLoop(settings, environment, lambda: True):
             eventually(lambda: sealed(1))
-            process = loop._sealer._process
-            assert process is not None
+            (process,) = sealers()
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
             append_and_roll()
             eventually(lambda: sealed(2))
             eventually(lambda: {"sweep", "retention", "garbage"} <= set(runs))
-            again = loop._sealer._process
-        assert again is not None
+            (again,) = sealers()
         assert not again.is_alive()
-        assert {status.last_error for status in loop.status().values()} == {""}
+        assert [record.message for record in caplog.records if record.name.startswith("compactor.maintenance")] == []
         assert [len(list(topic.messages())) for topic in topics] == [2, 2]
 
 
@@ -85,16 +94,16 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
     monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.05)
     first = Settings(data=str(tmp_path / "first"))
     second = Settings(data=str(tmp_path / "second"), database=first.database_url, store=first.store_url)
-    with open_environment(first) as here, open_environment(second) as there:
-        topic = ensure_topic(here, TopicName.parse("idle"))
+    with open_environment(first) as local, open_environment(second) as remote:
+        topic = ensure_topic(local, TopicName.parse("idle"))
         with topic.append_log() as log:
             log.append(one(b"k", b"v"))
-        other = open_topic(there, topic.name)
+        other = open_topic(remote, topic.name)
         with pytest.raises(Misconfigured, match="is in the log directory"):
             other.log_manager().roll_and_seal(other.record, 60_000)
-        living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
-        monkeypatch.setattr(there.metadata.services, "live", lambda: living)
-        with MaintenanceLoop(first, here, lambda: False):
+        living = [ServiceRecord("first:1:aa", "http://first", local.log.uid, 1, local.clock.now_ms())]
+        monkeypatch.setattr(remote.metadata.services, "live", lambda: living)
+        with MaintenanceLoop(first, local, lambda: False):
             other.log_manager().roll_and_seal(other.record, 60_000)
         assert [ledger.messages for ledger in other.snapshot().ledgers] == [1]
         assert [message.key for message in other.messages()] == [b"k"]
@@ -117,7 +126,7 @@ def test_its_thread_outlives_whatever_goes_wrong(
         monkeypatch.setattr(environment.metadata.segments, "topics_with", fail)
         with MaintenanceLoop(settings, environment, lambda: True) as loop:
             eventually(lambda: len(looks) > 2)
-            monkeypatch.setattr(loop._sealer, "wake", fail)
+            monkeypatch.setattr(BackgroundSealer, "wake", fail)
             loop.wake()
     assert "cannot be started now" in caplog.text
 
@@ -139,10 +148,10 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
         clock = ManualClock()
         loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)
         woken: list[None] = []
-        monkeypatch.setattr(loop._sealer, "wake", lambda: woken.append(None))
+        monkeypatch.setattr(BackgroundSealer, "wake", lambda _: woken.append(None))
         for waited_ms, expected in ((0, 1), (4_999, 1), (1, 2), (59_999, 2), (1, 3), (60_000, 3)):
             clock.advance(waited_ms)
-            loop._try_store()
+            loop.try_store()
             loop.wake()
             assert len(checks) == expected
             assert bool(woken) == (expected == 3), "nothing is sealed into a store that has not passed"

@@ -43,7 +43,7 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
 
 
 @pytest.mark.parametrize(
-    ("alive", "start", "asked"),
+    ("alive", "start", "expected"),
     [
         # first, all live: a read goes where the first messages are that it comes to, another request to the newest
         ("ab", EARLIEST, {"a": "a", "b": "a", "c": "a"}),
@@ -69,20 +69,20 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
     two_logs: TopicRecord,
     alive: str,
     start: StartPosition | None,
-    asked: dict[str, str],
+    expected: dict[str, str],
 ) -> None:
     """And who was asked asks no other."""
     for name in alive:
         bench.metadata.services.heartbeat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
-    found = {}
-    for name in asked:
+    owners = {}
+    for name in expected:
         ownership = TopicOwnership(bench.metadata, bench.clock, logs[name])
         try:
             ownership.check_for_reading(two_logs, start)
-            found[name] = name
+            owners[name] = name
         except NotTheOwner as other:
-            found[name] = other.service.name
-    assert found == asked
+            owners[name] = other.service.name
+    assert owners == expected
 
 
 def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
@@ -90,10 +90,10 @@ def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
 ) -> None:
     """This runs in the threads that wait for the database."""
     assert LogDirectory(logs["a"].path.with_name("new")).known_uid is None
-    here = LogDirectory(logs["b"].path)
-    assert here.known_uid == logs["b"].uid
+    second_log = LogDirectory(logs["b"].path)
+    assert second_log.known_uid == logs["b"].uid
     monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("the disk is asked"))
-    ownership = TopicOwnership(bench.metadata, bench.clock, here)
+    ownership = TopicOwnership(bench.metadata, bench.clock, second_log)
     ownership.check_for_reading(two_logs)
     ownership.check_for_writing(two_logs)
 
@@ -102,11 +102,11 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
     """Containers share a host name, and all run as pid 1."""
     topic = bench.topic().record
     ownership = TopicOwnership(bench.metadata, bench.clock, logs["a"])
-    ours = Owner.current()
-    lease = bench.metadata.leases.acquire(topic.id, str(ours), 15_000)
+    this_process = Owner.current()
+    lease = bench.metadata.leases.acquire(topic.id, str(this_process), 15_000)
     ownership.check_for_writing(topic)
     bench.metadata.leases.release(lease)
-    twin = replace(ours, machine="0a0a0a0a")
+    twin = replace(this_process, machine="0a0a0a0a")
     bench.metadata.leases.acquire(topic.id, str(twin), 15_000)
     with pytest.raises(WriterElsewhere, match="is writing to"):
         ownership.check_for_writing(topic)

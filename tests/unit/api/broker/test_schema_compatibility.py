@@ -1,4 +1,4 @@
-"""Which schema may follow which, by type."""
+"""The schemas that may follow a schema, by type."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ def test_parts_are_joined_and_split() -> None:
 
 def test_types_are_those_of_the_protocol() -> None:
     protocol = {number: name.lower() for name, number in Schema.Type.items() if name != "AutoConsume"}
-    ours = {item.value: item.name.replace("_", "").lower() for item in SchemaType}
-    assert protocol | {0: "none", 5: "boolean", 15: "keyvalue"} == ours
+    names = {item.value: item.name.replace("_", "").lower() for item in SchemaType}
+    assert protocol | {0: "none", 5: "boolean", 15: "keyvalue"} == names

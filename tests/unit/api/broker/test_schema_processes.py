@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 import pytest
@@ -45,18 +47,24 @@ def test_a_child_compares_what_is_large(processes: SchemaProcesses) -> None:
         assert check.explain(Comparison(chain, Definition("AVRO", chain.data + b" "))) == ""
 
 
+def children() -> set[BaseProcess]:
+    """The living processes that compare, of all tests."""
+    return {process for process in active_children() if process.name == "schemas"}
+
+
 def test_a_check_that_takes_too_long_ends_its_process() -> None:
+    before = children()
     pool = SchemaProcesses(seconds=0)
     for _ in range(2):
         with pool.check("t") as check, pytest.raises(TooComplex, match="takes longer than 0 s"):
             check.explain(Comparison(large(), large()))
-        assert not pool._idle
+        assert children() <= before
 
 
 def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a busy machine, or comparisons of other tenants, make a schema too complex."""
     monkeypatch.setattr(schema_processes, "time", SlowStart)
-    monkeypatch.setattr(schema_processes, "_Child", SlowStart)
+    monkeypatch.setattr(schema_processes, "Child", SlowStart)
     pool = SchemaProcesses(seconds=10)
     with pool.check("t") as check:
         assert check.explain(Comparison(large(), large())) == ""
@@ -64,7 +72,7 @@ def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.M
         assert check.seconds_left == 8
 
 
-class SlowStart(schema_processes._Child):
+class SlowStart(schema_processes.Child):
     """A child without a process, and its clock: it takes 50 s to start, and 1 s to compare."""
 
     now = 0.0
@@ -92,18 +100,19 @@ class SlowStart(schema_processes._Child):
 
 
 def test_the_death_of_a_process_is_a_refusal(processes: SchemaProcesses) -> None:
+    before = children()
     with processes.check("t") as check:
         check.explain(Comparison(large()))
-        (child,) = processes._idle
-        child._process.kill()
-        child._process.join()
+        (child,) = children() - before
+        child.kill()
+        child.join()
         with pytest.raises(Unavailable, match="has ended"):
             check.explain(Comparison(large()))
         assert check.explain(Comparison(large())) == ""
 
 
 def test_small_definitions_need_no_process(processes: SchemaProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_processes, "_Child", None)
+    monkeypatch.setattr(schema_processes, "Child", None)
     with processes.check("t") as check:
         assert check.explain(Comparison(Definition("AVRO", b'"int"'), Definition("AVRO", b'"int"'))) == ""
 

@@ -42,19 +42,27 @@ def metadata(tmp_path: Path) -> Iterator[MetadataStore]:
     store.close()
 
 
+class Registry(SchemaRegistry):
+    """A registry, and the metadata that it reads."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        super().__init__(metadata, SchemaProcesses())
+        self.metadata = metadata
+
+
 @pytest.fixture
-def registry(metadata: MetadataStore) -> SchemaRegistry:
-    return SchemaRegistry(metadata, SchemaProcesses())
+def registry(metadata: MetadataStore) -> Registry:
+    return Registry(metadata)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, registry: SchemaRegistry, strategy: str) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, registry: Registry, strategy: str) -> None:
     monkeypatch.setattr(registry, "strategy", lambda topic: strategy)
 
 
-def may_follow(registry: SchemaRegistry, new: SchemaRecord, *before: SchemaRecord) -> bool:
-    registry._metadata.schemas.delete(TOPIC)
+def may_follow(registry: Registry, new: SchemaRecord, *before: SchemaRecord) -> bool:
+    registry.metadata.schemas.delete(TOPIC)
     for version, schema in enumerate(before):
-        registry._metadata.schemas.add(TOPIC, schema, version)
+        registry.metadata.schemas.add(TOPIC, schema, version)
     try:
         registry.check(TOPIC, new)
     except (IncompatibleSchema, InvalidSchema):
@@ -77,7 +85,7 @@ def may_follow(registry: SchemaRegistry, new: SchemaRecord, *before: SchemaRecor
     ],
 )
 def test_each_strategy(
-    registry: SchemaRegistry,
+    registry: Registry,
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
     optional: bool,
@@ -95,19 +103,19 @@ def test_each_strategy(
 
 @pytest.mark.parametrize("strategy", ["FULL", "FORWARD", "BACKWARD"])
 def test_a_record_of_another_name_may_follow(
-    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, strategy: str
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     use(monkeypatch, registry, strategy)
     assert may_follow(registry, avro(name="Customer"), FIRST)
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"type":"array","items":' * 20_000 + b'"int"' + b"}" * 20_000])
-def test_a_malformed_or_deep_definition_is_refused(registry: SchemaRegistry, data: bytes) -> None:
+def test_a_malformed_or_deep_definition_is_refused(registry: Registry, data: bytes) -> None:
     with pytest.raises(InvalidSchema):
         registry.ensure(TOPIC, SchemaRecord(-1, SchemaType.AVRO, "x", data))
 
 
-def test_transitive_strategies_compare_all_versions(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transitive_strategies_compare_all_versions(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = avro({"name": "town", "type": "string", "default": ""})
     oldest = avro({"name": "town", "type": "int"})
     use(monkeypatch, registry, "BACKWARD")
@@ -117,7 +125,7 @@ def test_transitive_strategies_compare_all_versions(registry: SchemaRegistry, mo
 
 
 def test_a_request_loads_no_more_definitions_than_it_needs(
-    registry: SchemaRegistry, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in range(5):
         field = {"name": f"f{version}", "type": ["null", "int"], "default": None}
@@ -139,13 +147,13 @@ def test_a_request_loads_no_more_definitions_than_it_needs(
     assert loaded == [4, 5]
 
 
-def test_a_definition_of_another_layout_is_the_same(registry: SchemaRegistry) -> None:
+def test_a_definition_of_another_layout_is_the_same(registry: Registry) -> None:
     registry.ensure(TOPIC, FIRST)
     registry.ensure(TOPIC, OPTIONAL)
     assert registry.ensure(TOPIC, avro(indent=2)).version == 0
 
 
-def test_bounds_of_a_definition_and_of_a_topic(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_a_definition_and_of_a_topic(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     large = SchemaRecord(-1, SchemaType.STRING, "x", b"x" * (DEFINITION_BYTES + 1))
     with pytest.raises(InvalidSchema, match=f"and {DEFINITION_BYTES} are allowed"):
         registry.ensure(TOPIC, large)
@@ -155,9 +163,7 @@ def test_bounds_of_a_definition_and_of_a_topic(registry: SchemaRegistry, monkeyp
         registry.ensure(TOPIC, OPTIONAL)
 
 
-def test_a_type_without_meaning_is_refused_and_counts_as_absent(
-    registry: SchemaRegistry, metadata: MetadataStore
-) -> None:
+def test_a_type_without_meaning_is_refused_and_counts_as_absent(registry: Registry, metadata: MetadataStore) -> None:
     unknown = SchemaRecord(-1, AUTO_CONSUME, "x", b"")
     with pytest.raises(InvalidSchema, match="type 21 cannot be stored"):
         registry.ensure(TOPIC, unknown)
@@ -169,7 +175,7 @@ def test_a_type_without_meaning_is_refused_and_counts_as_absent(
         registry.ensure(TOPIC, FIRST)
 
 
-def test_a_consumer_reads_the_newest_version(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_reads_the_newest_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.ensure_readable(TOPIC, FIRST)
     registry.ensure_readable(TOPIC, OPTIONAL)
     assert len(registry.outlines(TOPIC)) == 1

@@ -22,7 +22,7 @@ FAR_MS = 60_000
 
 @pytest.fixture
 def leave() -> Iterator[threading.Event]:
-    """What hanging threads wait for."""
+    """An event for which hanging threads wait."""
     event = threading.Event()
     yield event
     event.set()

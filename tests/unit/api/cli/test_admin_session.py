@@ -23,10 +23,10 @@ def test_an_empty_name_is_refused(parts: tuple[str, ...]) -> None:
         topic_path("t", *parts)
 
 
-@pytest.mark.parametrize("given", ["", "a=1,", "a=1,,b=2", "=1", "a"])
-def test_a_mapping_has_a_key_and_a_value_in_each_pair(given: str) -> None:
+@pytest.mark.parametrize("pair", ["", "a=1,", "a=1,,b=2", "=1", "a"])
+def test_a_mapping_has_a_key_and_a_value_in_each_pair(pair: str) -> None:
     with pytest.raises(InvalidInput, match="--property key=value"):
-        key_values("--property", [given])
+        key_values("--property", [pair])
 
 
 def test_pairs_are_given_one_by_one_or_with_commas() -> None:

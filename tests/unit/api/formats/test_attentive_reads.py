@@ -1,4 +1,4 @@
-"""Who waits for a line hears a signal such as Ctrl-C, also one that came right before he began to wait."""
+"""A read that waits for a line reacts to a signal such as Ctrl-C, also to one that came right before the wait."""
 
 from __future__ import annotations
 

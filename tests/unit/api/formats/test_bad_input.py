@@ -46,13 +46,13 @@ LINES = {
 def refused(
     file: Path | str,
     *parts: str,
-    given: InputFormat | None = None,
+    input_format: InputFormat | None = None,
     key: TextEncoding = TextEncoding.UTF8,
     value: TextEncoding = TextEncoding.UTF8,
 ) -> None:
     """Asserts that reading the file is an error with these parts."""
     with pytest.raises(InvalidInput) as error:
-        list(read_messages(str(file), given, key, value))
+        list(read_messages(str(file), input_format, key, value))
     for part in parts:
         assert part in str(error.value)
 
@@ -89,7 +89,10 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
 PARQUET_TABLES = {
     "no value": (pa.table({"key": ["a"]}), "no column value"),
     "neither": (pa.table({"k": ["a"]}), "no column key and no column value"),
-    "one more": (pa.table({"key": ["a"], "value": ["1"], "time": [1]}), "no place for: time"),
+    "one more": (
+        pa.table({"key": ["a"], "value": ["1"], "time": [1]}),
+        "has columns that no field of a message holds: time",
+    ),
     "key twice": (pa.table([["a"], ["b"], ["1"]], names=["key", "key", "value"]), "more than one column key"),
     "numbers as keys": (pa.table({"key": [1], "value": ["1"]}), "column key is int64"),
     "lists as values": (pa.table({"key": ["a"], "value": [["1"]]}), "column value is list"),
@@ -135,7 +138,7 @@ def test_damaged_parquet(tmp_path: Path, damage: str) -> None:
 def test_what_does_not_apply_to_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), tmp_path / "in.parquet")
     refused(tmp_path / "in.parquet", "do not apply to Parquet", value=TextEncoding.BASE64)
-    refused("-", "standard input", "name a file", given=InputFormat.PARQUET)
+    refused("-", "standard input", "name a file", input_format=InputFormat.PARQUET)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

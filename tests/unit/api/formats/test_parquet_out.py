@@ -15,10 +15,10 @@ from tests.workbench import Workbench
 
 
 @pytest.mark.parametrize(
-    ("limit", "found"),
+    ("limit", "keys"),
     [(None, ["x", "123", "y", "45", "z"]), (0, []), (1, ["x"]), (2, ["x", "123"]), (4, ["x", "123", "y", "45"])],
 )
-def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: list[str]) -> None:
+def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, keys: list[str]) -> None:
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     first, second = chunked.whole("u", b"k", b"1", b"2", b"3"), chunked.whole("v", b"k", b"4", b"5")
@@ -27,9 +27,9 @@ def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: l
     chunked.append(bench, topic, [chunked.message(b"k", b"x", properties=properties), first[0], stray])
     chunked.append(bench, topic, [*first[1:], chunked.message(b"k", b"y"), *second, chunked.message(None, b"z")])
     file = tmp_path / "out.parquet"
-    assert write_parquet(str(file), topic.read(), -1, TextEncoding.UTF8, TextEncoding.UTF8, limit) == len(found)
+    assert write_parquet(str(file), topic.read(), -1, TextEncoding.UTF8, TextEncoding.UTF8, limit) == len(keys)
     table = pq.read_table(file)
-    assert table.column("value").to_pylist() == found
+    assert table.column("value").to_pylist() == keys
     expected = list(topic.messages(max_messages=limit))
     assert table.column("message_id").to_pylist() == [str(item.message_id) for item in expected]
     assert table.column("offset").to_pylist() == [item.offset for item in expected]
@@ -40,7 +40,7 @@ def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: l
 
 def test_chunked_messages_are_not_all_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few chunks that were compressed become many bytes: they are written as soon as there are enough."""
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", 5)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 5)
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     chunked.append(bench, topic, [item for uuid in "uvwx" for item in chunked.whole(uuid, b"k", b"12", b"3")])

@@ -23,29 +23,29 @@ def row(number: int, publish_time: int | None = None, size: int = 10) -> InputMe
 
 
 def keys(entries: Iterator[bytes]) -> list[list[bytes]]:
-    """Of each entry its keys."""
+    """Return the keys of each entry."""
     return [unpack([StoredEntry(0, 0, data, inspect(data))], 1).column("key").to_pylist() for data in entries]
 
 
-def made(batch: int, batch_bytes: int = 1000) -> BatchMessageContainer:
+def container(batch: int, batch_bytes: int = 1000) -> BatchMessageContainer:
     return BatchMessageContainer(batch, batch_bytes, CompressionType.LZ4, CLOCK)
 
 
 def test_batches_are_cut_by_number_bytes_and_publish_time() -> None:
     rows = [row(0), row(1), row(2), row(3, 5), row(4, 5), row(5), row(6, size=600), row(7, size=600), row(8, size=2000)]
-    found = keys(made(2).of(rows))
-    assert found == [[b"k0", b"k1"], [b"k2"], [b"k3", b"k4"], [b"k5", b"k6"], [b"k7"], [b"k8"]]
+    batches = keys(container(2).of(rows))
+    assert batches == [[b"k0", b"k1"], [b"k2"], [b"k3", b"k4"], [b"k5", b"k6"], [b"k7"], [b"k8"]]
 
 
 def test_one_message_an_entry_is_no_batch() -> None:
-    data = list(made(1).of([row(0), row(1, 7)]))
+    data = list(container(1).of([row(0), row(1, 7)]))
     assert [inspect(item).batched for item in data] == [False, False]
     assert [inspect(item).publish_time for item in data] == [CLOCK.now_ms(), 7]
     assert [inspect(item).sequence_id for item in data] == [0, 1]
 
 
 def test_what_waits_goes_when_nothing_comes() -> None:
-    assert keys(made(10).of([row(0), None, None, row(1), row(2), None])) == [[b"k0"], [b"k1", b"k2"]]
+    assert keys(container(10).of([row(0), None, None, row(1), row(2), None])) == [[b"k0"], [b"k1", b"k2"]]
 
 
 @pytest.mark.parametrize("end", [InvalidRecord("line 3 is bad", "correct it"), KeyboardInterrupt()])
@@ -55,20 +55,20 @@ def test_what_was_read_goes_before_what_ends_it(end: BaseException) -> None:
         yield row(1)
         raise end
 
-    entries = made(10)
-    given = []
+    entries = container(10)
+    added = []
     with pytest.raises(type(end)):
-        given.extend(entries.of(rows()))
-    assert keys(iter(given)) == [[b"k0", b"k1"]]
+        added.extend(entries.of(rows()))
+    assert keys(iter(added)) == [[b"k0", b"k1"]]
     assert entries.naming_lines("no entry's fault") == "no entry's fault"
 
 
 def test_an_entry_is_named_by_its_lines() -> None:
-    entries = made(2)
-    found = entries.of([row(0), row(1), row(2)])
-    next(found)
+    entries = container(2)
+    batches = entries.of([row(0), row(1), row(2)])
+    next(batches)
     assert entries.naming_lines("too large") == "lines 1 to 2: too large"
-    next(found)
+    next(batches)
     assert entries.naming_lines("too large") == "line 3: too large"
 
 
@@ -81,10 +81,10 @@ def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
         yield row(1)
         raise InvalidRecord("bad", "correct it")
 
-    found = lingering(rows(), 0.001)
-    assert next(found) == row(0)
-    assert next(found) is None
+    lingering_rows = lingering(rows(), 0.001)
+    assert next(lingering_rows) == row(0)
+    assert next(lingering_rows) is None
     paused.set()
     with pytest.raises(InvalidRecord):
-        assert [item for item in found if item is not None] == [row(1)]
+        assert [item for item in lingering_rows if item is not None] == [row(1)]
     assert list(lingering(iter([row(0), row(1)]), 60)) == [row(0), row(1)]

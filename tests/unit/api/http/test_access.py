@@ -1,4 +1,4 @@
-"""Who may do what: every action for every way of having a permission, through an application of routes like ours."""
+"""Permissions: every action with every source of a permission, through an application of routes like the service's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_to_all() -> str:
 
 @dataclass
 class Grants:
-    """What tenants and namespaces grant; the part of TenancyStore that is asked."""
+    """The grants of tenants and namespaces: the part of TenancyStore that access control reads."""
 
     admins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tenants: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -215,7 +215,7 @@ def test_the_scheme_is_compared_without_capitals(client: TestClient) -> None:
 
 
 def test_encoded_slashes_do_not_move_what_is_asked_for(client: TestClient) -> None:
-    """`t%2Fn` as a tenant is a tenant of that name, which nobody may do anything in."""
+    """`t%2Fn` as a tenant is a tenant of that name, in which no role has a permission."""
     assert client.get("/admin/t%2Fn/x", headers=bearing("chief")).status_code == 403
     assert client.get("/admin/t/n%2Fx/y", headers=bearing("chief")).status_code == 403
     assert client.get("/admin/t/n/x%2Fy", headers=bearing("chief")).status_code == 200

@@ -1,4 +1,4 @@
-"""Who changed what: a line for each change, refused ones too, an id in every answer, and no secret in any line."""
+"""The audit log: a line for each change and each refusal, an id in every answer, and no secret in any line."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def client() -> Iterator[TestClient]:
 
 
 def lines(event: str | None = None) -> list[dict[str, Any]]:
-    """What was logged; each line is JSON."""
-    found = [json.loads(line) for line in OUTPUT.getvalue().splitlines()]
-    return [item for item in found if event in (None, item["event"])]
+    """Return the logged lines; each is JSON."""
+    logged = [json.loads(line) for line in OUTPUT.getvalue().splitlines()]
+    return [item for item in logged if event in (None, item["event"])]
 
 
 def test_a_change_is_one_line_that_says_who_what_and_how_it_ended(client: TestClient) -> None:

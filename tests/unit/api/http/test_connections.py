@@ -1,11 +1,9 @@
-"""Connections that come too many, or say too slowly what they want; on loopback, in this process."""
+"""Deadlines of HTTP connections: requests that arrive too slowly, answers that are not received; on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +14,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.http import connections
-from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections
+from api.http.connections import deadline_protocol, refusals
+from api.http.listener import Listener
 from api.observability.logs import SELDOM_MS, LogThrottle
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
@@ -34,142 +33,19 @@ def seldom_of(clock: ManualClock) -> LogThrottle:
     return LogThrottle(clock, logging.getLogger("test"))
 
 
-def listening(most: int, *, plain: bool = True) -> Listener:
-    listener = Listener(socket.AF_INET, socket.SOCK_STREAM, 0)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    listener.limit(most, seldom_of(ManualClock()), plain=plain)
-    return listener
-
-
-class AcceptedTransport(asyncio.BaseTransport):
-    """The transport of an accepted socket."""
-
-    def __init__(self, accepted: socket.socket) -> None:
-        super().__init__({"socket": accepted})
-
-
-def everything(client: socket.socket) -> bytes:
-    found = b""
-    while part := client.recv(4096):
-        found += part
-    return found
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
-    plain: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    with listening(2, plain=plain) as listener:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
-        first, second = (listener.accept()[0] for _ in range(2))
-        for item in (first, second):
-            listener.mark_busy(AcceptedTransport(item))
-        for client in clients[2:4]:
-            with pytest.raises(ConnectionAbortedError):
-                listener.accept()
-            assert everything(client).startswith(b"HTTP/1.1 503 " if plain else b"")
-        first.close()
-        third, _ = listener.accept()
-        assert third.fileno() >= 0
-        for item in (*clients, second, third):
-            item.close()
-    assert [record.message.split(":")[0] for record in caplog.records] == ["2 connections are open, as many as may"], (
-        "once, not once a connection"
-    )
-
-
-@in_event_loop
-async def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def none_left(_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    loop = asyncio.get_running_loop()
-    handle = loop_errors(seldom_of(ManualClock()))
-    loop.set_exception_handler(handle)
-    with listening(2) as listener, socket.create_connection(listener.getsockname()):
-        server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=1000)
-        monkeypatch.setattr(Listener, "_accept", none_left, raising=False)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        server.close()
-    handle(loop, {"message": "socket.accept() out of system resource"})
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)"
-    ]
-
-
 def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     log_throttle = seldom_of(clock)
     for _ in range(3):
-        log_throttle.warn("this")
+        log_throttle.warn("this of %s", "a")
     log_throttle.warn("that")
     clock.advance(SELDOM_MS)
-    log_throttle.warn("this")
+    log_throttle.warn("this of %s", "b")
     assert [record.message for record in caplog.records] == [
-        "this",
+        "this of a",
         "that",
-        "this (2 times more since this was logged last)",
+        "this of b (2 times more since this was logged last)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("limit", "most"), [(10_000, 1024), (200, 50), (1, 1), (resource.RLIM_INFINITY, 1024)], ids=str
-)
-def test_connections_of_a_protocol_take_a_quarter_of_the_descriptors(
-    limit: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (limit, limit))
-    assert most_connections(Settings().limits_connections) == most
-    assert most_connections(1_000_000, 2) == (1_000_000 if limit == resource.RLIM_INFINITY else max(1, limit // 8))
-
-
-def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
-    with listening(3) as listener:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(4)]
-        accepted = [listener.accept()[0] for _ in range(3)]
-        listener.mark_busy(AcceptedTransport(accepted[0]))
-        listener.mark_busy(AcceptedTransport(accepted[1]))
-        listener.mark_idle(AcceptedTransport(accepted[1]))
-        with pytest.raises(ConnectionAbortedError):
-            listener.accept()
-        assert accepted[2].recv(1) == everything(clients[2]) == b"", "its transport reads the end"
-        accepted[2].close()
-        fourth, _ = listener.accept()
-        fifth = socket.create_connection(listener.getsockname())
-        with pytest.raises(ConnectionAbortedError):
-            listener.accept()
-        assert accepted[1].recv(1) == b""
-        for item in (*clients, fifth, fourth, *accepted):
-            item.close()
-
-
-def test_a_connection_whose_request_has_arrived_does_not_make_room() -> None:
-    with listening(2) as listener:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
-        accepted = [listener.accept()[0] for _ in range(2)]
-        clients[0].sendall(b"GET")
-        with pytest.raises(ConnectionAbortedError):
-            listener.accept()
-        assert accepted[1].recv(1) == b""
-        assert accepted[0].recv(3) == b"GET"
-        for item in (*clients, *accepted):
-            item.close()
-
-
-def test_busy_connections_make_no_room() -> None:
-    with listening(1) as listener:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
-        first, _ = listener.accept()
-        listener.mark_busy(AcceptedTransport(first))
-        with pytest.raises(ConnectionAbortedError):
-            listener.accept()
-        assert everything(clients[1]).startswith(b"HTTP/1.1 503 ")
-        for item in (*clients, first):
-            item.close()
 
 
 @in_event_loop
@@ -218,15 +94,15 @@ async def served(
     )
     config.load()
     state = ServerState()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
-        "127.0.0.1",
-        0,
-    )
-    async with server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        seconds = settings.limits_header_timeout_ms / 1000
+        server = Listener(listening, 10, "limits.connections", seconds, log_throttle, refusals(settings))
+        server.start(lambda: config.http_protocol_class(config=config, server_state=state, app_state={}))  # type: ignore[call-arg]
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
         yield reader, writer
         writer.close()
+        server.close()
 
 
 @pytest.mark.parametrize(
@@ -249,6 +125,18 @@ async def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_cl
     assert answer.rpartition("HTTP/1.1")[2].startswith(" 408 ")
     assert setting in answer
     assert setting in caplog.text
+
+
+@in_event_loop
+async def test_each_time_out_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log_throttle = seldom_of(ManualClock())
+    settings = Settings(limits_header_timeout_ms=300, limits_body_timeout_ms=300)
+    for sent in (b"", HEAD):
+        async with served(settings, log_throttle) as (reader, writer):
+            writer.write(sent)
+            await reader.read()
+    assert ["header-timeout" in item for item in caplog.messages] == [True, False]
+    assert ["body-timeout" in item for item in caplog.messages] == [False, True]
 
 
 @in_event_loop

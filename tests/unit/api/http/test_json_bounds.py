@@ -12,24 +12,25 @@ from api.http.json_bounds import JsonBoundsError, check_bounds, load
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
 )
 
 
 def begun(value: object, depth: int = 0) -> dict[int, int]:
-    """How many arrays and objects of a value begin at each depth."""
+    """Return the number of arrays and objects of a value that begin at each depth."""
     if not isinstance(value, list | dict):
         return {}
-    found = {depth: 1}
+    counts = {depth: 1}
     for item in value.values() if isinstance(value, dict) else value:
         for at, count in begun(item, depth + 1).items():
-            found[at] = found.get(at, 0) + count
-    return found
+            counts[at] = counts.get(at, 0) + count
+    return counts
 
 
 @given(VALUES, st.booleans())
 def test_what_begins_at_each_depth_is_counted(value: object, ascii_only: bool) -> None:
-    found = check_bounds(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))
-    assert {depth: count for depth, count in enumerate(found) if count} == begun(value)
+    counts = check_bounds(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))
+    assert {depth: count for depth, count in enumerate(counts) if count} == begun(value)
 
 
 @pytest.mark.parametrize("text", [b"[[[[1]]]]", b'[{"a":[{}]}]', b'["\\\\",[["\\"",[]]]]'])

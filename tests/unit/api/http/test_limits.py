@@ -151,7 +151,7 @@ def test_headers_are_no_larger_than_the_limit_however_they_arrive() -> None:
 
 @pytest.mark.parametrize("path", ["/whole", "/livez"])
 def test_a_body_is_framed_in_one_way(path: str) -> None:
-    """What one server takes for the end of a body is the next request to another."""
+    """Two servers that disagree about the end of a body disagree about the next request."""
     client = limited(ManualClock())
     answer = client.post(path, content=b"x", headers={"Content-Length": "1", "Transfer-Encoding": "chunked"})
     assert (answer.status_code, answer.headers["Connection"]) == (400, "close")
@@ -236,7 +236,9 @@ class UnderWay:
         self.statuses: list[int] = []
         self.leave = asyncio.Event()
         """Set: the application answers."""
-        self._limits = RequestLimiter(lambda *given: answering(self, *given), Settings(**settings), ManualClock())
+        self._limits = RequestLimiter(
+            lambda *arguments: answering(self, *arguments), Settings(**settings), ManualClock()
+        )
         self._body = body
 
     async def ask(self, role: str = "", path: str = "/") -> None:
@@ -263,7 +265,7 @@ class UnderWay:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def holding(self, scope: Message, receive: Any, send: Any) -> None:
-        """As `slow`, with the body in memory."""
+        """Answer as `slow` does, with the body in memory."""
         try:
             await receive()
         except RestException as refusal:

@@ -24,7 +24,7 @@ def part(size: int, *, more: bool = False) -> dict[str, Any]:
 
 
 def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[Any]]:
-    """Of these messages, and then of nothing more."""
+    """Return a receiver of these messages, which waits forever afterwards."""
     rest = list(messages)
 
     async def receive() -> Any:

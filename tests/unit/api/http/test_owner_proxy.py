@@ -15,11 +15,13 @@ import httpx
 import pytest
 from starlette.requests import Request
 
+from api.broker.refusals import NotTheOwner
 from api.http.owner_proxy import OwnerProxy
 from api.http.paths import segment
-from storage.metadata.records import ServiceRecord
+from api.http.problems import RestException
+from storage.metadata.records import ServiceRecord, TopicRecord
+from storage.model import TopicName
 from tests.certificates import certificate
-from tests.event_loop import in_event_loop
 
 
 class Answer(httpx.AsyncByteStream):
@@ -42,7 +44,7 @@ def test_an_answer_that_nobody_takes_is_closed() -> None:
     forwarding = OwnerProxy(1_000, transport)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
 
-    async def gone() -> dict[str, Any]:
+    async def disconnected() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
     async def send(_: Any) -> None:
@@ -50,47 +52,39 @@ def test_an_answer_that_nobody_takes_is_closed() -> None:
         await asyncio.sleep(0)
 
     async def forwarded() -> None:
-        response = await forwarding.forward(Request(scope, gone), ServiceRecord("n", "http://other", None, 0, 0))
-        await response(scope, gone, send)
+        response = await forwarding.forward(
+            Request(scope, disconnected), ServiceRecord("n", "http://other", None, 0, 0)
+        )
+        await response(scope, disconnected, send)
         assert created.closed
         await forwarding.close()
 
     asyncio.run(forwarded())
 
 
-@in_event_loop
-async def test_what_goes_between_services_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It carries the callers' tokens."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    forwarding = OwnerProxy(1_000)
-    client = await forwarding._of_this_loop()
-    await forwarding.close()
-    assert not client.trust_env
-
-
-def forwarded(url: str, target: str = "/x", **options: Any) -> tuple[int, str]:
-    """Status and body of what comes of a request that is forwarded there."""
+async def exchanged(forwarding: OwnerProxy, url: str, target: str = "/x") -> tuple[int, str]:
+    """Forward a request to a service. Return status and body of the answer."""
     path, _, query = target.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}
 
     async def never() -> Any:
         await asyncio.Event().wait()
 
-    async def scenario() -> tuple[int, str]:
-        forwarding = OwnerProxy(5_000, **options)
-        request = Request({**scope, "headers": []}, never)
-        response = await forwarding.forward(request, ServiceRecord("n", url, None, 0, 0))
-        parts: list[bytes] = []
+    request = Request({**scope, "headers": []}, never)
+    response = await forwarding.forward(request, ServiceRecord("n", url, None, 0, 0))
+    parts: list[bytes] = []
 
-        async def send(message: Any) -> None:
-            parts.append(message.get("body", b""))
+    async def send(message: Any) -> None:
+        parts.append(message.get("body", b""))
 
-        await response(request.scope, never, send)
-        await forwarding.close()
-        return response.status_code, b"".join(parts).decode()
+    await response(request.scope, never, send)
+    await forwarding.close()
+    return response.status_code, b"".join(parts).decode()
 
-    return asyncio.run(scenario())
+
+def forwarded(url: str, target: str = "/x", **options: Any) -> tuple[int, str]:
+    """Forward a request through a proxy of its own. Return status and body of the answer."""
+    return asyncio.run(exchanged(OwnerProxy(5_000, **options), url, target))
 
 
 @pytest.fixture
@@ -126,6 +120,16 @@ def test_a_service_of_a_private_authority_is_trusted_if_that_is_named(secure: tu
     assert forwarded(url, ca_file=authority) == (200, "there")
 
 
+def test_requests_between_services_use_no_proxy(secure: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They carry the callers' tokens."""
+    url, authority = secure
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert forwarded(url, ca_file=authority) == (200, "there")
+
+
 def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,12 +145,9 @@ def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
     forwarding = OwnerProxy(1_000, ca_file=str(chain))
     chain.unlink()  # another one is being put in its place
 
-    async def scenario(forwarding: OwnerProxy) -> None:
-        await forwarding._of_this_loop()
-        await forwarding.close()
-
-    asyncio.run(scenario(forwarding))
-    asyncio.run(scenario(OwnerProxy(1_000)))
+    for proxy in (forwarding, OwnerProxy(1_000)):
+        status, _ = asyncio.run(exchanged(proxy, "http://127.0.0.1:1"))
+        assert status == 503
     at_the_start, later = made_by
     assert at_the_start is threading.main_thread()
     assert later is not threading.main_thread()
@@ -162,15 +163,15 @@ def test_why_another_service_gives_no_answer_is_told() -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "%2E", "a.b"])
 def test_a_name_of_dots_changes_no_path_on_its_way(name: str) -> None:
-    asked: list[bytes] = []
+    targets: list[bytes] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.raw_path)
+        targets.append(request.url.raw_path)
         return httpx.Response(200, stream=Answer())
 
     target = f"/admin/v2/persistent/t/n/{name}/subscription/{name}?force=true"
     assert forwarded("http://other", target, transport=httpx.MockTransport(answer))[0] == 200
-    (path,) = asked
+    (path,) = targets
     assert len(path.split(b"/")) == 9
     assert unquote(path.decode()) == unquote(target)
 
@@ -183,3 +184,21 @@ def test_names_of_dots_are_segments_of_a_path() -> None:
         "a.b",
         "a%2Fb",
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [('{"reason": "wait for it"}', "wait for it"), ("[1]", "[1]"), ("a proxy", "a proxy")]
+)
+def test_an_owners_refusal_keeps_its_reason_and_its_time_to_wait(content: str, reason: str) -> None:
+    answer = httpx.Response(503, text=content, headers={"Retry-After": "7"})
+    sending = OwnerProxy(1_000, httpx.MockTransport(lambda _: answer))
+    request = Request({"type": "http", "method": "DELETE", "path": "/x", "query_string": b"", "headers": []})
+    owner = NotTheOwner(
+        ServiceRecord("n", "http://other", None, 0, 0), TopicRecord(1, "0" * 32, TopicName.parse("t"), 0, 0, 0, 0, 0)
+    )
+
+    with pytest.raises(RestException) as raised:
+        asyncio.run(sending.send_to_owner(request, owner, "GET", "stats"))
+
+    assert (raised.value.status_code, raised.value.headers) == (503, {"Retry-After": "7"})
+    assert raised.value.detail == f"{owner.topic.name}: {reason}"

@@ -1,4 +1,4 @@
-"""What leaves the service when something is wrong: no secret and no place of its parts, and one line of the log."""
+"""Answers about failures hold no secret and no place of the service's parts, and the log has one line for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from api.http.problems import RestException
 from api.reports import shown_error
 from storage.errors import (
     CompactorError,
+    ErrorText,
     InvalidInput,
     Misconfigured,
     ObjectMissing,
     StorageFull,
     Unavailable,
-    recorded,
 )
 from tests.asgi import TestClient, application
 
@@ -98,20 +98,22 @@ def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
 
 
 def test_errors_in_documents_hold_no_secret() -> None:
-    assert shown_error(Unavailable("http://me:hunter2@x failed", "try again")) == "http://me:***@x failed: try again"
-    assert shown_error("") is None
+    error = ErrorText.of(Unavailable("http://me:hunter2@x failed", "try again"))
+    assert shown_error(error) == "http://me:***@x failed: try again"
+    assert shown_error(ErrorText()) is None
 
 
 def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
-    kept = recorded(Unavailable(f"cannot read object x of bucket acme, {ENDPOINT}", "try again"))
+    kept = ErrorText.of(Unavailable(f"cannot read object x of bucket acme, {ENDPOINT}", "try again"))
     assert (
         shown_error(kept) == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
-    answer = shown_error(kept, in_full=False) or ""
+    answer = shown_error(kept, words=None) or ""
     assert answer.endswith("does not answer now: try again; see the log of the service")
-    kept = recorded(ZeroDivisionError("in /srv/x"))
-    assert shown_error(kept, in_full=False) == "unexpected ZeroDivisionError: see the log of the service"
-    assert recorded(KeyboardInterrupt()) == "interrupted"
-    kept = recorded(InvalidInput("'x' is no topic", "give one"))
-    assert shown_error(kept) == shown_error(kept, in_full=False) == "'x' is no topic: give one"
-    assert shown_error("of an older version, in s3://acme/x: try", in_full=False) == "of an older version, in …: try"
+    kept = ErrorText.of(ZeroDivisionError("in /srv/x"))
+    assert shown_error(kept, words=None) == "unexpected ZeroDivisionError: see the log of the service"
+    assert ErrorText.of(KeyboardInterrupt()) == ErrorText("interrupted")
+    kept = ErrorText.of(InvalidInput("'x' is no topic", "give one"))
+    assert shown_error(kept) == shown_error(kept, words=None) == "'x' is no topic: give one"
+    kept = ErrorText("of an older version, in s3://acme/x: try")
+    assert shown_error(kept, words=None) == "of an older version, in …: try"

@@ -1,4 +1,4 @@
-"""How requests go through routes: permission before the body, bodies within bounds, threads by what is waited for."""
+"""The way of a request through a route: permission before the body, a bounded body, a pool for each kind of wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 
 @router.put("/things", AuthAction.SUPERUSER)
 def put_things(things: Annotated[dict[str, Any], Body()]) -> int:
-    """How many there are."""
+    """Return their number."""
     return len(things)
 
 
@@ -80,16 +80,16 @@ def test_a_body_that_produces_nothing_is_small(client: TestClient, path: str) ->
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep"),
         (b'{"a":[' + b"1," * 30_000 + b"1]}", "more than 20000 values"),
         (b'{"a":', "no JSON"),
     ],
 )
-def test_a_body_has_few_values_none_of_them_deep(client: TestClient, body: bytes, said: str) -> None:
+def test_a_body_has_few_values_none_of_them_deep(client: TestClient, body: bytes, reason: str) -> None:
     answer = client.put("/things", content=body, headers=bearing("ops"))
-    assert (answer.status_code, said in answer.json()["reason"]) == (400, True), answer.text
+    assert (answer.status_code, reason in answer.json()["reason"]) == (400, True), answer.text
     assert client.put("/things", content=b'{"a":[[1,2]]}', headers=bearing("ops")).json() == 1
     many = b"{" + b",".join(b'"%d":1' % number for number in range(9_000)) + b"}"
     assert client.put("/things", content=many, headers=bearing("ops")).json() == 9_000
@@ -108,18 +108,18 @@ def dependencies(dependant: Dependant) -> Iterator[Any]:
 
 def test_no_dependency_of_a_route_is_called_by_threads_beside_the_pools() -> None:
     """Starlette's threads have no bounds of ours."""
-    found = {
+    statuses = {
         dependency for router in ROUTERS for route in router.routes for dependency in dependencies(route.dependant)
     }
-    assert found
-    functions = {item if inspect.isroutine(item) else type(item).__call__ for item in found}
+    assert statuses
+    functions = {item if inspect.isroutine(item) else type(item).__call__ for item in statuses}
     assert {function.__name__ for function in functions if not inspect.iscoroutinefunction(function)} == set()
 
 
 def test_a_route_is_named_by_its_operation() -> None:
     """The audit log shows the name."""
-    shown = [route for item in ROUTERS for route in item.routes if route.include_in_schema]
-    assert len({route.operation_id for route in shown}) == len(shown)
-    names = {route.operation_id: (route.name, route.summary) for route in shown}
+    visible_routes = [route for item in ROUTERS for route in item.routes if route.include_in_schema]
+    assert len({route.operation_id for route in visible_routes}) == len(visible_routes)
+    names = {route.operation_id: (route.name, route.summary) for route in visible_routes}
     assert names["setNamespaceMessageTTL"] == ("set_namespace_message_ttl", "Set Namespace Message Ttl")
     assert names["createTopic"] == ("create_topic", "Create a topic without partitions")

@@ -42,9 +42,9 @@ async def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told
     def fail() -> int:
         raise LookupError("nothing there")
 
-    gone, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
+    cancelled, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
     await asyncio.sleep(0)
-    gone.cancel()
+    cancelled.cancel()
     for item in rest:
         with pytest.raises(LookupError, match="nothing there"):
             await item

@@ -190,11 +190,11 @@ def test_a_secret_key_in_base64_that_pulsar_took_as_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "given", ["file:///nowhere/key", "data:;base64,", "data:,abc", "no base64!", inline(b"short"), "data:;base64,%%"]
+    "secret", ["file:///nowhere/key", "data:;base64,", "data:,abc", "no base64!", inline(b"short"), "data:;base64,%%"]
 )
-def test_secret_keys_that_cannot_be_used(given: str) -> None:
+def test_secret_keys_that_cannot_be_used(secret: str) -> None:
     with pytest.raises(Misconfigured) as refused:
-        verifier(auth_token_secret_key=given)
+        verifier(auth_token_secret_key=secret)
     assert "auth.token-secret-key" in refused.value.message
     assert "c2hvcnQ" not in str(refused.value)
 

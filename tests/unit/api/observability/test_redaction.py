@@ -88,10 +88,10 @@ def test_a_long_text_is_gone_through_once(unit: str) -> None:
 def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() -> None:
     password = "p" * 700
     text = f"what happened {'x' * 200} http://me:{password}@host {'://x' * 10_000} {TOKEN * 10}: what to do"
-    found = excerpt(text)
-    assert (len(found), found[:13], found[-10:]) == (1000, "what happened", "what to do")
-    assert "ppp" not in found
-    assert TOKEN[-20:] not in found
+    shortened = excerpt(text)
+    assert (len(shortened), shortened[:13], shortened[-10:]) == (1000, "what happened", "what to do")
+    assert "ppp" not in shortened
+    assert TOKEN[-20:] not in shortened
     assert excerpt("short") == "short"
 
 

@@ -25,20 +25,20 @@ STATISTICS = {"messages_in": 100, "messages_before": 20, "messages_out": 50, "by
 def run(run_id: int, topic_id: int, state: RunState = RunState.SUCCESS, **statistics: int) -> RunSummary:
     """A run of two seconds, that ended a second ago."""
     finished = None if state is RunState.RUNNING else NOW - 1000
-    given = {**STATISTICS, "logical_bytes_out": 700, **statistics}
-    return RunSummary(run_id, topic_id, state, NOW - 3000, NOW, finished, given)
+    counters = {**STATISTICS, "logical_bytes_out": 700, **statistics}
+    return RunSummary(run_id, topic_id, state, NOW - 3000, NOW, finished, counters)
 
 
 @dataclass
 class History:
-    """What SQL would say."""
+    """The answers of SQL."""
 
     rows: list[RunSummary] = field(default_factory=list)
     names: dict[int, TopicName] = field(default_factory=dict)
     away: bool = False
     looks: int = 0
     run_dead_ms: int = 30_000
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     def counts(self) -> TopicCounts:
         if self.away:
@@ -50,23 +50,27 @@ class History:
         return dict(self.names)
 
     def runs(self, after: int, again: list[int]) -> list[RunSummary]:
-        self.asked = again
+        self.requested = again
         return [row for row in self.rows if row.run_id > after or row.run_id in again]
 
 
-def metrics(history: History, most: int = 10, sources: MetricSources = MetricSources()) -> tuple[Metrics, ManualClock]:  # noqa: B008
+def metrics(
+    history: History,
+    max_topics: int = 10,
+    sources: MetricSources = MetricSources(),  # noqa: B008
+) -> tuple[Metrics, ManualClock]:
     clock = ManualClock()
-    return Metrics(cast(MetricsQueries, history), clock, most, sources), clock
+    return Metrics(cast(MetricsQueries, history), clock, max_topics, sources), clock
 
 
-def values(made: Metrics) -> dict[str, float]:
-    """By name, and by name and topic or state."""
-    found = {}
-    for family in text_string_to_metric_families(made.exposition().decode()):
+def values(collected: Metrics) -> dict[str, float]:
+    """Return values by name, and by name and topic or state."""
+    samples = {}
+    for family in text_string_to_metric_families(collected.exposition().decode()):
         for sample in family.samples:
             label = sample.labels.get("topic") or sample.labels.get("state")
-            found[f"{sample.name} {label}" if label else sample.name] = sample.value
-    return found
+            samples[f"{sample.name} {label}" if label else sample.name] = sample.value
+    return samples
 
 
 def topics(*locals_: str) -> dict[int, TopicName]:
@@ -75,8 +79,8 @@ def topics(*locals_: str) -> dict[int, TopicName]:
 
 def test_a_topics_runs_are_summed_as_a_broker_does() -> None:
     rows = [run(1, 1), run(2, 1, RunState.ERROR), run(3, 1, messages_out=30), run(4, 1, RunState.CANCELLED)]
-    found = values(metrics(History(rows, topics("a")))[0])
-    of_topic = {name.split()[0]: value for name, value in found.items() if name.endswith(" persistent://t/n/a")}
+    samples = values(metrics(History(rows, topics("a")))[0])
+    of_topic = {name.split()[0]: value for name, value in samples.items() if name.endswith(" persistent://t/n/a")}
     assert of_topic == {
         "pulsar_compaction_removed_event_count": 70 + 90,
         "pulsar_compaction_succeed_count": 2,
@@ -87,12 +91,12 @@ def test_a_topics_runs_are_summed_as_a_broker_does() -> None:
         "pulsar_compaction_compacted_entries_count": 30,
         "pulsar_compaction_compacted_entries_size": 700,
     }
-    assert found["compactor_runs SUCCESS"] == 2
-    assert found["compactor_runs ERROR"] == 1
-    assert found["compactor_runs CANCELLED"] == 1
-    assert found["compactor_recopy_ratio"] == 0.25
-    assert found["compactor_max_clean_time_seconds"] == 2
-    assert found["compactor_time_since_last_run_seconds"] == 1
+    assert samples["compactor_runs SUCCESS"] == 2
+    assert samples["compactor_runs ERROR"] == 1
+    assert samples["compactor_runs CANCELLED"] == 1
+    assert samples["compactor_recopy_ratio"] == 0.25
+    assert samples["compactor_max_clean_time_seconds"] == 2
+    assert samples["compactor_time_since_last_run_seconds"] == 1
 
 
 def test_labels_are_a_brokers() -> None:
@@ -108,13 +112,13 @@ def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
     assert values(created)["pulsar_compaction_succeed_count persistent://t/n/a"] == 1
     history.rows = [run(1, 1), run(2, 1), run(3, 1)]
     clock.advance(REFRESH_MS)
-    found = values(created)
-    assert found["pulsar_compaction_succeed_count persistent://t/n/a"] == 3
-    assert found["compactor_runs_running"] == 0
+    samples = values(created)
+    assert samples["pulsar_compaction_succeed_count persistent://t/n/a"] == 3
+    assert samples["compactor_runs_running"] == 0
 
 
 def test_a_run_that_is_committed_after_a_later_one_is_counted() -> None:
-    """PostgreSQL gives ids before it commits; ids that nobody ever has are not asked for forever."""
+    """PostgreSQL gives ids before it commits; an id that no row ever gets is not queried forever."""
     history = History([run(1, 1), run(4, 1)], topics("a"))
     created, clock = metrics(history)
     count = "pulsar_compaction_succeed_count persistent://t/n/a"
@@ -126,7 +130,7 @@ def test_a_run_that_is_committed_after_a_later_one_is_counted() -> None:
     for _ in range(LATE_LOOKS + 1):
         clock.advance(REFRESH_MS)
         assert values(created)[count] == 3
-    assert history.asked == []
+    assert history.requested == []
 
 
 def test_a_run_whose_worker_died_is_not_running() -> None:
@@ -137,10 +141,10 @@ def test_a_run_whose_worker_died_is_not_running() -> None:
 
 def test_topics_with_series_are_bounded_to_those_that_ran_last_and_sums_are_of_all() -> None:
     history = History([run(1, 3), run(2, 1), run(3, 2)], topics("a", "b", "c"))
-    found = values(metrics(history, most=2)[0])
-    named = {name.split("/")[-1] for name in found if name.startswith("pulsar_compaction_succeed_count ")}
+    samples = values(metrics(history, max_topics=2)[0])
+    named = {name.split("/")[-1] for name in samples if name.startswith("pulsar_compaction_succeed_count ")}
     assert named == {"a", "b"}
-    assert found["compactor_runs SUCCESS"] == 3
+    assert samples["compactor_runs SUCCESS"] == 3
 
 
 def test_a_deleted_topic_is_forgotten() -> None:
@@ -149,9 +153,9 @@ def test_a_deleted_topic_is_forgotten() -> None:
     assert values(created)["compactor_runs SUCCESS"] == 2
     del history.names[1]
     clock.advance(REFRESH_MS)
-    found = values(created)
-    assert found["compactor_runs SUCCESS"] == 1
-    assert "pulsar_compaction_succeed_count persistent://t/n/a" not in found
+    samples = values(created)
+    assert samples["compactor_runs SUCCESS"] == 1
+    assert "pulsar_compaction_succeed_count persistent://t/n/a" not in samples
 
 
 def test_the_database_is_asked_at_most_so_often() -> None:
@@ -174,20 +178,20 @@ def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
     assert values(created)["compactor_up"] == 1
     history.away = True
     clock.advance(REFRESH_MS)
-    found = values(created)
-    assert found["compactor_up"] == 0
-    assert "compactor_topics" not in found
-    assert (found["compactor_log_appended_entries_total"], found["compactor_log_open_topics"]) == (7, 9)
+    samples = values(created)
+    assert samples["compactor_up"] == 0
+    assert "compactor_topics" not in samples
+    assert (samples["compactor_log_appended_entries_total"], samples["compactor_log_open_topics"]) == (7, 9)
     history.away = False
     assert values(created)["compactor_up"] == 1, "the next scrape tries again"
 
 
 def test_what_waits_is_paused_or_fails() -> None:
-    found = values(metrics(History(names=topics("a")))[0])
+    samples = values(metrics(History(names=topics("a")))[0])
     names = ("queue_topics", "queue_oldest_seconds", "paused_topics", "failing_topics", "log_segments OPEN")
-    assert [found[f"compactor_{name}"] for name in names] == [2, 5, 1, 3, 4]
-    assert found["compactor_log_segments SEALED"] == 0
-    assert "compactor_time_since_last_run_seconds" not in found, "there was none"
+    assert [samples[f"compactor_{name}"] for name in names] == [2, 5, 1, 3, 4]
+    assert samples["compactor_log_segments SEALED"] == 0
+    assert "compactor_time_since_last_run_seconds" not in samples, "there was none"
 
 
 def test_only_the_leader_tells_what_its_last_look_saw() -> None:
@@ -214,12 +218,12 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
 
 @pytest.mark.parametrize(("error", "up"), [(None, None), ("", 1), ("no executors", 0)])
 def test_whether_compactions_can_begin(error: str | None, up: int | None) -> None:
-    found = values(metrics(History(), sources=MetricSources(engine_error=lambda: error))[0])
-    assert found.get("compactor_engine_up") == up
+    samples = values(metrics(History(), sources=MetricSources(engine_error=lambda: error))[0])
+    assert samples.get("compactor_engine_up") == up
 
 
 def test_two_services_in_one_process_do_not_share_a_registry() -> None:
-    one, other = metrics(History())[0], metrics(History())[0]
-    one.http.labels("GET", "/x", "200").observe(1)
-    assert "/x" in one.exposition().decode()
+    first, other = metrics(History())[0], metrics(History())[0]
+    first.http.labels("GET", "/x", "200").observe(1)
+    assert "/x" in first.exposition().decode()
     assert "/x" not in other.exposition().decode()

@@ -1,4 +1,4 @@
-"""What a role may ask for at once: its requests, and the threads that work for them."""
+"""The concurrent requests of a role, and the threads that work for them."""
 
 from __future__ import annotations
 

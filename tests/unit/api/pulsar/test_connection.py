@@ -1,9 +1,10 @@
-"""What a connection allows a client, and what becomes of its producers and consumers when it ends."""
+"""The bounds of a connection, and the end of its producers and consumers with it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from api.pulsar.context import ServerContext
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand
-from api.pulsar.session import SessionProducer
+from api.pulsar.session import ConnectedProducer
+from api.settings.settings import Settings
 from tests.clocks import ManualClock
 from tests.frames import encoded
 from tests.unit.api.pulsar.fairness import Owner, shared_state
@@ -31,7 +33,7 @@ CONNECT = b"".join(
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written, and gives it to nobody while `reads` is cleared."""
+    """A transport that takes all bytes, and delivers none while `reads` is cleared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,17 +80,18 @@ class Peer:
         self.next_turns: list[Callable[[], None]] = []
         context = SimpleNamespace(
             access=SimpleNamespace(verifier=None),
-            settings=SimpleNamespace(
-                max_message_size=MESSAGE_BYTES,
-                keep_alive_ms=KEEP_ALIVE_MS,
-                connect_timeout_ms=CONNECT_TIMEOUT_MS,
-                max_pending_publishes=1_000,
-                max_pending_bytes=1 << 20,
+            settings=replace(
+                Settings(),
+                broker_keep_alive_interval_ms=KEEP_ALIVE_MS,
+                limits_header_timeout_ms=CONNECT_TIMEOUT_MS,
+                broker_max_pending_publishes=1_000,
+                broker_publish_buffer_bytes=1 << 20,
             ),
+            max_message_size=MESSAGE_BYTES,
             clock=self.clock,
             **shared_state(self.clock, call_soon=self.next_turns.append, now=self.now),
             server_version="test",
-            log_throttle=SimpleNamespace(warn=lambda text, _: self.warnings.append(text)),
+            log_throttle=SimpleNamespace(warn=lambda text, *arguments: self.warnings.append(text % arguments)),
         )
         self.context = context
         self.connection = Connection(Owner(), cast(ServerContext, context), HANDLERS)
@@ -211,7 +214,7 @@ def test_its_producers_are_gone_at_once_whatever_its_client_has_not_read() -> No
     peer = Peer().says(CONNECT)
     removed: list[object] = []
     connected = SimpleNamespace(topic=SimpleNamespace(remove_producer=removed.append), producer="producer")
-    peer.connection.session.producers[1] = cast(SessionProducer, connected)
+    peer.connection.session.producers[1] = cast(ConnectedProducer, connected)
     peer.transport.reads = False
     peer.connection.session.pong()
     peer.connection.send(requests.Pong())

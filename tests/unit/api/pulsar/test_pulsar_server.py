@@ -9,9 +9,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.threads import WaitsFor
-from api.pulsar.lookup import LookupResult
 from api.pulsar.server import PulsarServer
-from api.pulsar.settings import PulsarSettings
 from api.settings.settings import Settings
 from storage.errors import Unavailable
 from storage.metadata.policy_store import BROKER
@@ -23,7 +21,7 @@ from tests.workbench import Workbench
 def test_clients_are_announced_the_brokers_limit_of_messages(bench: Workbench, size: int | None) -> None:
     """Also one that is in the database, not in the settings file."""
     if size is not None:
-        bench.metadata.policies.set(BROKER, "max.message.bytes", size)
+        bench.metadata.policies.change([BROKER], {"max.message.bytes": size})
     assert asyncio.run(_announced(bench)) == (size or 5 << 20)
 
 
@@ -37,11 +35,11 @@ async def _announced(bench: Workbench) -> int:
         schemas=None,
         settings=Settings(),
     )
-    server = PulsarServer(broker, cast(Any, None), PulsarSettings.of(Settings()), LookupResult("", ""), [])
+    server = PulsarServer(broker, cast(Any, None), [])
 
     await server.start()
     await server.close()
-    return server.context.settings.max_message_size
+    return server.context.max_message_size
 
 
 def test_a_database_that_is_away_keeps_no_service_from_its_start(

@@ -16,6 +16,7 @@ from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.session import PROTOCOL_VERSION, Session
+from api.settings.settings import Settings
 from tests.asgi import access_of
 from tests.clocks import ManualClock
 from tests.unit.api.pulsar.fairness import shared_state
@@ -60,7 +61,8 @@ def session(access: object = None) -> tuple[Session, RecordingChannel]:
     clock, channel = ManualClock(), RecordingChannel()
     context = SimpleNamespace(
         access=access or SimpleNamespace(verifier=None),
-        settings=SimpleNamespace(max_message_size=1, max_pending_publishes=1, max_pending_bytes=1),
+        settings=Settings(),
+        max_message_size=1,
         server_version="test",
         log_throttle=SimpleNamespace(warn=lambda *_: None),
         **shared_state(clock),

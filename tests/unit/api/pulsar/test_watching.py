@@ -71,7 +71,8 @@ def test_places_are_taken_before_the_first_list_is_made() -> None:
     watchers.reserve(0)
     watchers.remove(1)
     watchers.reserve(MAX_WATCHERS)
-    assert len(watchers) == MAX_WATCHERS
+    with pytest.raises(Refused):
+        watchers.reserve(MAX_WATCHERS + 1)
 
 
 def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:

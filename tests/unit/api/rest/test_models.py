@@ -27,7 +27,7 @@ def test_numbers(body: bytes, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b'"5s"', 'from String "5s": not a valid `long` value'),
         (b'"1_0"', 'from String "1_0"'),
@@ -53,10 +53,10 @@ def test_numbers(body: bytes, number: int) -> None:
         (b"[" * 100_000, "Unrecognized token"),
     ],
 )
-def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, told: str) -> None:
+def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, reported: str) -> None:
     with pytest.raises(UnreadableBody) as refused:
         long_number(body)
-    assert told in refused.value.detail
+    assert reported in refused.value.detail
     assert (refused.value.status_code, refused.value.media_type) == (400, "text/plain")
     assert len(refused.value.detail) < 400
 

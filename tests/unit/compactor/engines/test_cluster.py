@@ -1,4 +1,4 @@
-"""What is known of a cluster before Spark starts: masters, their addresses, the package that travels."""
+"""The settings of a cluster before Spark starts: masters, their addresses, and the package that executors get."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class StoppedDriver(FakeDriver):
 
 
 def wait_for_job(driver: FakeDriver, monitor: DriverMonitor, on_done: Callable[[int], None] = lambda _: None) -> None:
-    """As a thread that waits for its job until the watch has ended it."""
+    """Wait, as the thread of a run does, until the watch has ended the job."""
     with JobWatch(monitor, "job", on_done, poll_seconds=0):
         assert driver.ended.wait(HOLD_SECONDS)
 
@@ -134,15 +134,15 @@ def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[Drive
 
 
 def test_progress_that_cannot_be_shown_ends_nothing() -> None:
-    driver, shown = FakeDriver([FINE]), threading.Event()
+    driver, progress = FakeDriver([FINE]), threading.Event()
 
     def show(_: int) -> None:
-        shown.set()
+        progress.set()
         raise BrokenPipeError
 
     monitor = DriverMonitor(driver)
     with JobWatch(monitor, "job", show, poll_seconds=0):
-        assert shown.wait(HOLD_SECONDS)
+        assert progress.wait(HOLD_SECONDS)
         assert monitor.jobs == 1
     assert (monitor.jobs, monitor.failure, driver.done) == (0, "", [])
 

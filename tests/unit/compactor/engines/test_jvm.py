@@ -1,4 +1,4 @@
-"""A JVM that is given up while it starts: no caller waits for it, and nothing remains. A script stands for Spark's."""
+"""A JVM whose start is abandoned: no caller waits for it, and nothing remains. A script stands for Spark's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which session a service's engines come from: none without executors, another one when it is dead. Spark is a fake."""
+"""The session of a service's engines: none without executors, a new one after a dead one. Spark is a fake."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ import pytest
 from compactor.engines import spark
 from compactor.engines.driver_monitor import DriverDeadlines, DriverMonitor, DriverStatus
 from compactor.engines.shared_session import SparkEngineProvider
-from compactor.engines.spark import SparkSettings
 from storage.errors import Unavailable
 from tests.unit.compactor.engines.test_driver_monitor import ALONE, FINE, FakeDriver, StoppedDriver, Time
+
+DEADLINES = DriverDeadlines()
 
 
 class Sessions:
     """Opens fake sessions, whose drivers were given. What happened, in order: `open 1`, `end 1`, …"""
 
-    def __init__(
-        self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, deadlines: DriverDeadlines | None = None
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, deadlines: DriverDeadlines = DEADLINES) -> None:
         self.happened: list[str] = []
         self.logged: list[str] = []
         self.time = Time()
         self._drivers = list(drivers)
         patch.setattr(spark, "open_session", self._open)
-        patch.setattr(spark, "end_session", self._end)
+        patch.setattr(spark.SparkEngine, "end", lambda engine: self.happened.append(f"end {engine.session}"))
         patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
         patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))
         patch.setattr(
             "compactor.engines.shared_session.DriverMonitor",
-            lambda driver, given: DriverMonitor(driver, given, self.time),
+            lambda driver, limits: DriverMonitor(driver, limits, self.time),
         )
-        settings = SparkSettings(Path("spark.log"), "spark://here:7077")
-        self.engines = SparkEngineProvider(settings, self.logged.append, deadlines)
+        self.engines = SparkEngineProvider(Path, "spark://here:7077", self.logged.append, deadlines)
 
     def open(self) -> str:
-        """What came of it: an engine, or why there is none."""
+        """Open an engine. Return "engine", or the message of the refusal."""
         try:
             self.engines.open()
         except Unavailable as error:
@@ -47,9 +45,6 @@ class Sessions:
         number = sum(item.startswith("open") for item in self.happened) + 1
         self.happened.append(f"open {number}")
         return number
-
-    def _end(self, number: int, _: DriverMonitor) -> None:
-        self.happened.append(f"end {number}")
 
 
 def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +84,12 @@ def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch
 def test_without_executors_there_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a master that may not know the application is asked again, less and less often."""
     sessions = Sessions(monkeypatch, *(FakeDriver([ALONE]) for _ in range(3)), FakeDriver([FINE]))
-    found = []
+    outcomes = []
     for _ in range(5):
-        found.append(sessions.open())
+        outcomes.append(sessions.open())
         sessions.time.now += 59
     assert all(
-        item.startswith("Spark's master spark://here:7077 has given this service no executors") for item in found
+        item.startswith("Spark's master spark://here:7077 has given this service no executors") for item in outcomes
     )
     assert sessions.happened == ["open 1", "end 1", "open 2"]
     sessions.time.now += 200

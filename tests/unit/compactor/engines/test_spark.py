@@ -12,10 +12,10 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from pyspark.java_gateway import launch_gateway
@@ -25,15 +25,7 @@ from api.settings.settings import Settings
 from compactor.engines.driver_monitor import DriverCaller, DriverStatus
 from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers
 from compactor.engines.jvm import Jvm
-from compactor.engines.spark import (
-    JAVA_NAMES,
-    SparkDriver,
-    SparkEngine,
-    SparkSettings,
-    _configuration,
-    _gateway,
-    open_session,
-)
+from compactor.engines.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
 
@@ -88,9 +80,9 @@ def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: En
 
 
 def ended(pid: int) -> bool:
-    """Whether the process is gone, or dead and not yet buried."""
-    found = process(pid)
-    return found is None or found.state == "Z"
+    """Return whether the process has ended: it is absent or a zombie."""
+    status = process(pid)
+    return status is None or status.state == "Z"
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -144,7 +136,7 @@ DRIVER = """
         while True:
             pass
 
-    session = open_session(SparkSettings(folder / "spark.log", "local[1]", "512m"))
+    session = open_session(SparkSettings(folder / "spark.log", "local[1]"))
     (folder / "java").write_text(str(SparkContext._gateway.proc.pid))
     try:
         SparkEngine(session).run(1, loop, lambda ended: None)
@@ -155,16 +147,46 @@ DRIVER = """
 """
 
 
-def test_java_logs_to_the_file_of_the_settings(tmp_path: Path) -> None:
-    options = _configuration(SparkSettings(tmp_path / "spark.log"), tmp_path)["spark.driver.extraJavaOptions"]
-    (named,) = re.findall(r"-D(\S+)=" + re.escape(str(tmp_path / "spark.log")), options)
-    assert f"fileName = ${{sys:{named}}}\n" in (tmp_path / "log4j2.properties").read_text(encoding="utf-8")
+class FakeJvm(Jvm):
+    """A JVM without a process, for a session with fakes of PySpark's classes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.java_options = ""
+        self.log_settings = ""
+        self.gateways: list[Any] = []
+        gateways = self.gateways
+
+        class Context:
+            _gateway = None
+
+            def __init__(self, conf: object, gateway: object) -> None:
+                gateways.append(gateway)
+
+        builder = SimpleNamespace(config=lambda conf: builder, getOrCreate=FakeSpark)
+        monkeypatch.setattr("compactor.engines.spark.SparkContext", Context)
+        monkeypatch.setattr("compactor.engines.spark.SparkSession", SimpleNamespace(builder=builder))
+        monkeypatch.setattr("compactor.engines.spark.ClientServer", lambda **_: SimpleNamespace(jvm=None))
+        monkeypatch.setattr("compactor.engines.spark.java_import", lambda *_: None)
+
+    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
+        self.java_options = dict(options)["spark.driver.extraJavaOptions"]
+        (file,) = re.findall(r"-Dlog4j2.configurationFile=file://(\S+)", self.java_options)
+        self.log_settings = Path(file).read_text(encoding="utf-8")
+        return 1234, "secret"
+
+
+def test_java_logs_to_the_file_of_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jvm = FakeJvm(monkeypatch)
+    open_session(SparkSettings(tmp_path / "spark.log"), jvm=jvm)
+    (named,) = re.findall(r"-D(\S+)=" + re.escape(str(tmp_path / "spark.log")), jvm.java_options)
+    assert f"fileName = ${{sys:{named}}}\n" in jvm.log_settings
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -> None:
-    """As a service manager sends it. SIGTERM is an interrupt, not a Spark that gave up, and even after SIGKILL nothing
+    """A service manager sends it. SIGTERM is an interrupt, not a failure of Spark. Even after SIGKILL nothing
     of Spark is left."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), str(tmp_path)],
@@ -207,10 +229,10 @@ def test_a_master_that_does_not_take_the_driver_is_named_with_what_to_do(
     def refuse(*_: object) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr("compactor.engines.spark._start", lambda *_: FakeSpark())
+    jvm = FakeJvm(monkeypatch)
     monkeypatch.setattr("compactor.engines.cluster.zip_packages", refuse)
     with socket.create_server(("127.0.0.1", 0)) as master, pytest.raises(Misconfigured) as refused:
-        open_session(SparkSettings(tmp_path / "spark.log", f"spark://127.0.0.1:{master.getsockname()[1]}"))
+        open_session(SparkSettings(tmp_path / "spark.log", f"spark://127.0.0.1:{master.getsockname()[1]}"), jvm=jvm)
     assert "Spark could not start with master spark://127.0.0.1" in refused.value.message
     assert "spark.authenticate.secret" in refused.value.remedy
 
@@ -283,7 +305,9 @@ def test_the_gateway_imports_what_pyspark_does() -> None:
     assert tuple(re.findall(r'java_import\(gateway\.jvm, "(.+?)"\)', source)) == JAVA_NAMES
 
 
-def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_and_secret_of_the_gateway_are_never_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A process that is started meanwhile would inherit them; and what was set before stays."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
     seen = []
@@ -293,10 +317,11 @@ def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch
         return SimpleNamespace(jvm=None)
 
     monkeypatch.setattr("pyspark.java_gateway.ClientServer", connected)
-    monkeypatch.setattr("compactor.engines.spark.ClientServer", connected, raising=False)
     monkeypatch.setattr("pyspark.java_gateway.java_import", lambda *_: None)
-    monkeypatch.setattr("compactor.engines.spark.java_import", lambda *_: None, raising=False)
-    gateway = _gateway(1234, "secret", Jvm())
+    jvm = FakeJvm(monkeypatch)
+    monkeypatch.setattr("compactor.engines.spark.ClientServer", connected)
+    open_session(SparkSettings(tmp_path / "spark.log"), jvm=jvm)
+    (gateway,) = jvm.gateways
     assert gateway.proc is None
     assert [*seen, os.environ.get("PYSPARK_GATEWAY_PORT")] == [{"PYSPARK_GATEWAY_PORT": "7"}, "7"]
 

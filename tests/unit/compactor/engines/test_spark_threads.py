@@ -13,14 +13,14 @@ import pytest
 from compactor.engines.engine import Engine
 from compactor.engines.jvm import Jvm
 from compactor.engines.shared_session import SparkEngineProvider
-from compactor.engines.spark import SparkEngine, SparkSettings
+from compactor.engines.spark import SparkEngine
 from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.engines.test_spark import until
 
 
 def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_path: Path) -> None:
     assert isinstance(spark_engine, SparkEngine)
-    first, second = (SparkEngine(spark_engine._session, spark_engine._monitor) for _ in range(2))
+    first, second = (spark_engine.another() for _ in range(2))
     go = tmp_path / "go"
 
     def waits(number: int) -> int:
@@ -56,16 +56,16 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
     def open_it(*_: object) -> object:
         opened.append(threading.current_thread())
         assert isinstance(spark_engine, SparkEngine)
-        return spark_engine._session
+        return spark_engine.session
 
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
-    engines = SparkEngineProvider(SparkSettings(tmp_path / "spark.log"))
+    engines = SparkEngineProvider(lambda: tmp_path, "local[*]")
     with ThreadPoolExecutor(3) as pool:
         created = list(pool.map(lambda _: engines.open(), range(3)))
     assert len(opened) == 1
     assert len({id(engine) for engine in created}) == 3
     assert created[0].run(2, lambda number: number, print) == [0, 1]
-    monkeypatch.setattr(engines, "_session", None)  # which others use
+    monkeypatch.setattr(SparkEngine, "end", lambda _: None)  # others use the session
     engines.close()
     with pytest.raises(Unavailable, match="Spark was stopped"):
         engines.open()
@@ -87,7 +87,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
 
     monkeypatch.setattr("compactor.engines.shared_session.Jvm", Watched)
     monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
-    engines = SparkEngineProvider(SparkSettings(tmp_path / "spark.log"))
+    engines = SparkEngineProvider(lambda: tmp_path, "local[*]")
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(engines.open)
         starting.wait(60)
@@ -104,15 +104,13 @@ def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path
 import os, signal, sys, threading
 from pathlib import Path
 from compactor.engines.driver_monitor import DriverDeadlines
-from compactor.engines.spark import SparkSettings
 from compactor.engines.shared_session import SparkEngineProvider
 from storage.errors import Unavailable
 
 folder = Path(sys.argv[1])
-settings = SparkSettings(folder / "spark.log", "local[1]", "512m")
-engines = SparkEngineProvider(settings, deadlines=DriverDeadlines(answer_seconds=5))
+engines = SparkEngineProvider(lambda: folder, "local[1]", deadlines=DriverDeadlines(answer_seconds=5))
 engine = engines.open()
-java = engine._session.sparkContext._gateway.proc
+java = engine.session.sparkContext._gateway.proc
 
 def task(number):
     (folder / "running").touch()
@@ -145,10 +143,9 @@ def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
-from compactor.engines.spark import SparkSettings
 from compactor.engines.shared_session import SparkEngineProvider
-engines = SparkEngineProvider(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
-session = engines.open()._session
+engines = SparkEngineProvider(lambda: Path(sys.argv[1]), "local[1]")
+session = engines.open().session
 java = session.sparkContext._gateway.proc.pid
 os.kill(java, signal.SIGKILL)
 try:
@@ -159,6 +156,6 @@ except Exception as error:
 print(engines.open().run(3, lambda number: number * 2, lambda _: None))
 engines.close()
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
+    command = [sys.executable, "-c", script, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.stdout.splitlines()[-1:] == ["[0, 2, 4]"], ended.stdout + ended.stderr

@@ -57,7 +57,7 @@ class Limited:
         self.workbench.append(self.topic, [content(*[(b"k", b"v" * size)] * count)])
 
     def apply(self) -> str | None:
-        """What is over its quota, in words; None: messages are taken."""
+        """Return the error of a topic that exceeds its quota. None: messages are accepted."""
         record = self.topic.record
         over = self.limits.apply(record, self.workbench.metadata.policies.effective(record))
         return None if over is None else str(over.error)

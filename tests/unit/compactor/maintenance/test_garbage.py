@@ -82,12 +82,12 @@ def listed(bench: Workbench, topic: Topic) -> set[str]:
 
 
 def referenced(bench: Workbench, topic: Topic) -> set[str]:
-    """What rows and the manifests of all compacted ledgers refer to."""
+    """Return the names of all objects that rows and manifests of compacted ledgers refer to."""
     snapshot = bench.metadata.pins.referenced(topic.record.id)
-    found = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+    objects = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
     for compacted in snapshot.compacted:
-        found |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
-    return found
+        objects |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
+    return objects
 
 
 def leave(bench: Workbench, topic: Topic, holder: str = "elsewhere") -> tuple[str, set[str]]:
@@ -148,7 +148,7 @@ def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic
 
 
 def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench: Workbench, topic: Topic) -> None:
-    """Of three generations the middle one goes first: its successor was published later than its grace time ago."""
+    """The second of three generations goes first: its successor was published later than its grace time ago."""
     serving = compacted_ledger(topic)
     _, pin = bench.metadata.pins.take(topic.record.id, "reader", PIN_TTL_MS)
     assert pin is not None
@@ -332,13 +332,15 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
     bench.store.put_at(old, b"four", now)
     bench.store.put_at(young, b"five!", now + 1)
     bench.advance(GRACE_MS + SKEW_MS + 1)
-    for asked, dry_run in ((False, False), (True, True)):
+    for unknown_topics, dry_run in ((False, False), (True, True)):
         answer: list[str] = []
         (report,) = (
-            item for item in collector(bench, answer).collect_all(dry_run, unknown_topics=asked) if item.topic is None
+            item
+            for item in collector(bench, answer).collect_all(dry_run, unknown_topics=unknown_topics)
+            if item.topic is None
         )
         assert (report.topic_uid, report.deleted, report.total) == (uid, False, ObjectTotals(1, 4))
-        assert (old in answer) is asked
+        assert (old in answer) is unknown_topics
         assert {old, young} <= {info.name for info in bench.store.list()}
     (report,) = (item for item in collector(bench).collect_all(unknown_topics=True) if item.topic is None)
     assert (report.deleted, report.total) == (True, ObjectTotals(1, 4))
@@ -348,7 +350,7 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
 
 
 def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, topic: Topic) -> None:
-    """Attempts of a topic that has no object yet are given up and purged as well."""
+    """Attempts of a topic that has no object yet are abandoned and purged as well."""
     empty = bench.topic("empty")
     bench.metadata.attempts.begin(empty.record.id, AttemptKind.IMPORT, "died early")
     bench.advance(GRACE_MS)
@@ -367,12 +369,12 @@ def test_a_topic_that_is_created_during_the_listing_is_known(
     real, created = bench.metadata.topics.all, []
 
     def topics_as_of_before() -> object:
-        found = real()
+        topics = real()
         if not created:
             created.append(bench.topic("created meanwhile"))
             bench.append(created[0], [content((b"k", b"v"))])
             bench.advance(9 * GRACE_MS)
-        return found
+        return topics
 
     monkeypatch.setattr(bench.metadata.topics, "all", topics_as_of_before)
     reports = {report.topic for report in collector(bench).collect_all(unknown_topics=True)}

@@ -1,4 +1,4 @@
-"""What retention lets go, with which reason, and what holds it back: by pure functions (C1–C3)."""
+"""The pure functions of retention: which ledgers go, for which reason, and what holds them back (C1–C3)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DELETE, COMPACT = frozenset({"delete"}), frozenset({"compact"})
 
 def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionLedger]:
     """Ledgers with that many messages each, one after the other."""
-    found: list[RetentionLedger] = []
+    ledgers: list[RetentionLedger] = []
     for number, length in enumerate(lengths):
-        first = found[-1].last_offset + 1 if found else 0
+        first = ledgers[-1].last_offset + 1 if ledgers else 0
         time = newest[number] if newest else NOW
-        found.append(RetentionLedger(number, first, first + length - 1, length, size, time))
-    return found
+        ledgers.append(RetentionLedger(number, first, first + length - 1, length, size, time))
+    return ledgers
 
 
 def snapshot(start: int = 0, end: int = 10_000, horizon: int | None = None) -> TopicSnapshot:
@@ -53,7 +53,7 @@ def cursor(name: str, offset: int | None) -> CursorRecord:
 
 
 def reasons(plan: TrimPlan) -> list[TrimReason]:
-    return [gone.reason for gone in plan.candidates]
+    return [candidate.reason for candidate in plan.candidates]
 
 
 # --- by time -------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR)
     old = NOW - 2 * HOUR
     plan = plan_policies(snapshot(), extents(2, 2, 2, newest=[old, NOW, old]), [], policies, NOW)
-    assert [gone.extent.ledger_id for gone in plan.candidates] == [0]
+    assert [candidate.extent.ledger_id for candidate in plan.candidates] == [0]
     assert plan.start_offset == 2
 
 
@@ -97,14 +97,14 @@ def test_what_is_not_known_is_not_old() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "going"),
+    ("limit", "count"),
     [(-1, 0), (0, 5), (1, 4), (2 * GB, 3), (3 * GB, 2), (3 * GB + 1, 1), (9 * GB, 0)],
 )
-def test_worked_example_9_retention_by_size(limit: int, going: int) -> None:
+def test_worked_example_9_retention_by_size(limit: int, count: int) -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=-1, retention_bytes=limit)
     plan = plan_policies(snapshot(), extents(1, 1, 1, 1, 1, size=GB), [], policies, NOW)
-    assert reasons(plan) == [TrimReason.SIZE] * going
-    assert plan.start_offset == going
+    assert reasons(plan) == [TrimReason.SIZE] * count
+    assert plan.start_offset == count
 
 
 def test_size_is_of_what_time_leaves() -> None:
@@ -120,14 +120,14 @@ def test_size_is_of_what_time_leaves() -> None:
 def test_worked_example_7_retention_by_start_offset() -> None:
     """Ledgers at 0, 11 and 23; the start offset is moved to 25."""
     plan = plan_before(snapshot(end=40), extents(11, 12, 17), [], TopicPolicies(), 25)
-    assert [gone.extent.first_offset for gone in plan.candidates] == [0, 11]
+    assert [candidate.extent.first_offset for candidate in plan.candidates] == [0, 11]
     assert (plan.start_offset, plan.hold) == (25, None)
 
 
-@pytest.mark.parametrize(("before", "going"), [(0, 0), (10, 0), (11, 1), (22, 1), (23, 2), (24, 2), (40, 3)])
-def test_a_ledger_goes_when_the_next_one_begins_at_or_before_the_start(before: int, going: int) -> None:
+@pytest.mark.parametrize(("before", "count"), [(0, 0), (10, 0), (11, 1), (22, 1), (23, 2), (24, 2), (40, 3)])
+def test_a_ledger_goes_when_the_next_one_begins_at_or_before_the_start(before: int, count: int) -> None:
     plan = plan_before(snapshot(end=40), extents(11, 12, 17), [], TopicPolicies(), before)
-    assert (len(plan.candidates), plan.start_offset) == (going, before)
+    assert (len(plan.candidates), plan.start_offset) == (count, before)
 
 
 def test_the_start_never_goes_back() -> None:
@@ -161,16 +161,16 @@ def test_what_lies_below_the_start_goes_under_any_policy(cleanup: frozenset[str]
 # --- compact, and both ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("horizon", "going"), [(None, 0), (1, 0), (2, 1), (4, 1), (5, 2)])
-def test_compact_lets_raw_at_or_below_the_horizon_go(horizon: int | None, going: int) -> None:
+@pytest.mark.parametrize(("horizon", "count"), [(None, 0), (1, 0), (2, 1), (4, 1), (5, 2)])
+def test_compact_lets_raw_at_or_below_the_horizon_go(horizon: int | None, count: int) -> None:
     policies = TopicPolicies(cleanup_policy=COMPACT)
     plan = plan_policies(
         snapshot(horizon=horizon), extents(3, 3, 3), [cursor(COMPACTION_CURSOR, horizon)], policies, NOW + 10**12
     )
-    assert reasons(plan) == [TrimReason.COMPACTED] * going
+    assert reasons(plan) == [TrimReason.COMPACTED] * count
     assert plan.start_offset == 0, "what survived is in the compacted ledger, which begins where it did"
-    forced = plan_policies(snapshot(horizon=horizon), extents(3, 3, 3), [], policies, NOW, force=True)
-    assert len(forced.candidates) == going, "a ledger that straddles the horizon is not compacted"
+    forced = plan_policies(snapshot(horizon=horizon), extents(3, 3, 3), [], policies, NOW)
+    assert len(forced.candidates) == count, "a ledger that straddles the horizon is not compacted"
 
 
 def test_an_empty_policy_lets_nothing_go() -> None:
@@ -182,14 +182,14 @@ def test_both_policies_at_once() -> None:
     """Time moves the start; what is compacted goes besides, and the start stays in front of it."""
     policies = TopicPolicies(cleanup_policy=DELETE | COMPACT, retention_ms=HOUR, retention_bytes=0)
     old = NOW - 2 * HOUR
-    found = extents(3, 3, 3, newest=[old, NOW, NOW])
-    plan = plan_policies(snapshot(horizon=5), found, [cursor(COMPACTION_CURSOR, 5)], policies, NOW)
+    ledgers = extents(3, 3, 3, newest=[old, NOW, NOW])
+    plan = plan_policies(snapshot(horizon=5), ledgers, [cursor(COMPACTION_CURSOR, 5)], policies, NOW)
     assert reasons(plan) == [TrimReason.TIME, TrimReason.COMPACTED]
     assert plan.start_offset == 3
     assert plan.hold is not None
-    assert plan.hold.cursor == COMPACTION_CURSOR
-    assert plan.held == (TrimCandidate(found[2], TrimReason.SIZE),)
-    forced = plan_policies(snapshot(horizon=5), found, [cursor(COMPACTION_CURSOR, 5)], policies, NOW, force=True)
+    assert plan.hold.name == COMPACTION_CURSOR
+    assert plan.held == (TrimCandidate(ledgers[2], TrimReason.SIZE),)
+    forced = plan_policies(snapshot(horizon=5), ledgers, [], policies, NOW)
     assert reasons(forced) == [TrimReason.TIME, TrimReason.COMPACTED, TrimReason.SIZE]
     assert forced.start_offset == 9
 
@@ -197,23 +197,23 @@ def test_both_policies_at_once() -> None:
 # --- cursors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("marked", "going"), [(None, 0), (1, 0), (2, 1), (4, 1), (5, 2), (9, 3)])
+@pytest.mark.parametrize(("marked", "count"), [(None, 0), (1, 0), (2, 1), (4, 1), (5, 2), (9, 3)])
 @pytest.mark.parametrize("name", ["reader", COMPACTION_CURSOR])
-def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | None, going: int) -> None:
+def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | None, count: int) -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
-    found = extents(3, 3, 3, newest=[0, 0, 0])
+    ledgers = extents(3, 3, 3, newest=[0, 0, 0])
     cursors = [cursor(name, marked), cursor("ahead", 100)]
-    plan = plan_policies(snapshot(), found, cursors, policies, NOW)
-    assert len(plan.candidates) == going
-    assert plan.start_offset == 3 * going
+    plan = plan_policies(snapshot(), ledgers, cursors, policies, NOW)
+    assert len(plan.candidates) == count
+    assert plan.start_offset == 3 * count
     assert plan.requested_start == 9
-    assert len(plan.held) == 3 - going
-    if going < 3:
+    assert len(plan.held) == 3 - count
+    if count < 3:
         assert plan.hold is not None
-        assert (plan.hold.cursor, plan.hold.needs) == (name, 0 if marked is None else marked + 1)
+        assert (plan.hold.name, plan.hold.mark) == (name, -1 if marked is None else marked)
     else:
         assert plan.hold is None
-    assert len(plan_policies(snapshot(), found, cursors, policies, NOW, force=True).candidates) == 3
+    assert len(plan_policies(snapshot(), ledgers, [], policies, NOW).candidates) == 3
 
 
 def test_the_start_moves_as_far_as_the_slowest_cursor() -> None:

@@ -34,7 +34,7 @@ def verified(bench: Workbench, topic: Topic) -> Report:
 
 
 def compact(bench: Workbench, topic: Topic, policies: RunPolicies = RunPolicies()) -> bool:  # noqa: B008
-    """Whether there was a run; its result is verified."""
+    """Compact, and verify the result. Return whether there was a run."""
     ran = bench.compactor().compact(topic.name, policies).run is not None
     assert verified(bench, topic).differences == ()
     return ran
@@ -59,9 +59,9 @@ def test_all_chunks_of_the_newest_value_stay_and_a_reader_gets_one_message(bench
     compact(bench, topic)
     assert offsets(topic) == [1, 2, 3]
     assert values(topic) == [(b"k", b"ABC")]
-    found = topic.get(b"k")
-    assert found is not None
-    assert (found.offset, found.payload) == (3, b"ABC")
+    newest = topic.get(b"k")
+    assert newest is not None
+    assert (newest.offset, newest.payload) == (3, b"ABC")
 
 
 def test_chunks_that_lie_far_apart_are_named_once(bench: Workbench) -> None:
@@ -98,9 +98,9 @@ def test_an_incomplete_message_supersedes_nothing_until_a_later_run_completes_it
     assert values(topic) == [(b"k", b"old")]
     assert not compact(bench, topic)
     append(bench, topic, [chunk("u", 2, 3, b"k", b"C")])
-    found = topic.get(b"k")
-    assert found is not None
-    assert found.payload == b"ABC"
+    newest = topic.get(b"k")
+    assert newest is not None
+    assert newest.payload == b"ABC"
     compact(bench, topic)
     assert offsets(topic) == [1, 2, 3]
     assert values(topic) == [(b"k", b"ABC")]
@@ -277,7 +277,9 @@ def test_verify_finds_a_table_that_is_not_what_the_rows_say(
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"l", b"v")])
     compact(bench, topic)
     genuine = chunk_table.read_tables
-    monkeypatch.setattr(chunk_table, "read_tables", lambda *given: [forgery(item.copy()) for item in genuine(*given)])
+    monkeypatch.setattr(
+        chunk_table, "read_tables", lambda *arguments: [forgery(item.copy()) for item in genuine(*arguments)]
+    )
     assert kind in verified(bench, topic).counts
 
 
@@ -312,10 +314,10 @@ def test_what_a_hash_range_reads_of_tables_is_only_what_may_be_its_own(bench: Wo
     topic = bench.topic()
     append(bench, topic, [row for n in range(20) for row in whole(f"u{n}", b"k%d" % n, b"A", b"B")])
     compact(bench, topic)
-    found = tables(bench, topic)
-    assert len(found) > 1
-    whole_range = chunk_table.read_tables(bench.store, found, HashRange())
+    chunk_tables = tables(bench, topic)
+    assert len(chunk_tables) > 1
+    whole_range = chunk_table.read_tables(bench.store, chunk_tables, HashRange())
     assert sum(map(len, whole_range)) == 40
-    for table in found:
-        (mine,) = chunk_table.read_tables(bench.store, found, table.hash_range)
-        assert len(mine) == table.records
+    for table in chunk_tables:
+        (selected,) = chunk_table.read_tables(bench.store, chunk_tables, table.hash_range)
+        assert len(selected) == table.records

@@ -86,18 +86,20 @@ def plan_of(
 
 
 def scanned(store: ObjectStore, source: Source, scan: ScanTask, floor: int | None = None) -> ScanTaskResult:
-    return run_scan(plan_of(store, source, floor=floor), scan)
+    plan = plan_of(store, source, floor=floor)
+    # a part is indexed again only for event-time order (P9)
+    return run_scan(replace(plan, policies=RunPolicies(event_time_order=scan.reindex)), scan)
 
 
 def offsets(store: ObjectStore, location: IndexLocation | None, flag: int) -> list[int]:
     """Offsets in an index, relative to BASE; each has the flag."""
     if location is None:
         return []
-    found = key_index.read_records(store, location, HashRange(), events=True)
-    assert all(offset & flag == flag for offset in found.offset.tolist())
-    assert found.event_offset is not None
-    assert found.event_offset.tolist() == found.offset.tolist()
-    return sorted((offset & int(key_index.OFFSET_MASK)) - BASE for offset in found.offset.tolist())
+    records = key_index.read_records(store, location, HashRange(), events=True)
+    assert all(offset & flag == flag for offset in records.offset.tolist())
+    assert records.event_offset is not None
+    assert records.event_offset.tolist() == records.offset.tolist()
+    return sorted((offset & int(key_index.OFFSET_MASK)) - BASE for offset in records.offset.tolist())
 
 
 MARK = int(MARKER)
@@ -148,16 +150,16 @@ def test_markers_know_a_tombstone_and_the_event_time(object_store: ObjectStore) 
     content = [Row(b"a", 10, event=77), Row(b"b", 10, retained=5, event=88), Row(b"c", 10)]
     result = scanned(object_store, part_of(object_store, content), ScanTask(0, values_to=10, tombstones_to=5))
     assert result.due is not None
-    found = key_index.read_records(object_store, result.due, HashRange(), events=True)
-    assert found.event_time is not None
-    assert sorted(zip(found.offset.tolist(), found.event_time.tolist(), strict=True)) == [
+    records = key_index.read_records(object_store, result.due, HashRange(), events=True)
+    assert records.event_time is not None
+    assert sorted(zip(records.offset.tolist(), records.event_time.tolist(), strict=True)) == [
         (BASE | MARK, 77),
         (BASE + 2 | MARK, NO_EVENT_TIME),
         (BASE + 1 | MARK | int(TOMBSTONE), 88),
     ]
     hi, lo = Xxh3KeyHasher(SEED)(pa.array([b"a", b"b", b"c"], pa.binary()))
     assert sorted(zip(hi.tolist(), lo.tolist(), strict=True)) == list(
-        zip(found.hi.tolist(), found.lo.tolist(), strict=True)
+        zip(records.hi.tolist(), records.lo.tolist(), strict=True)
     )
 
 
@@ -187,7 +189,7 @@ def test_deleted_rows_are_neither_due_nor_the_oldest(object_store: ObjectStore) 
 def test_row_groups_in_which_nothing_can_be_due_are_not_read(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three groups, the second has a value that is due and the third a tombstone; the first is damaged."""
+    """The second of three groups has a value that is due, and the third a tombstone; the first is damaged."""
     monkeypatch.setattr(rows, "GROUP_ROWS", 2)
     content = [
         Row(b"a", 50),
@@ -236,9 +238,9 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
     result = run_scan(plan, ScanTask(0, reindex=True))
     assert (result.due, result.oldest_value, result.oldest_tombstone) == (None, 3, 8)
     assert result.index is not None
-    found = key_index.read_records(object_store, result.index, HashRange(), events=True)
-    assert found.event_time is not None
-    by_offset = dict(zip(found.offset.tolist(), found.event_time.tolist(), strict=True))
+    records = key_index.read_records(object_store, result.index, HashRange(), events=True)
+    assert records.event_time is not None
+    by_offset = dict(zip(records.offset.tolist(), records.event_time.tolist(), strict=True))
     live = [number for number, row in enumerate(content) if row.keyed and number != 1]
     assert by_offset == {
         BASE + n | (int(TOMBSTONE) if content[n].tombstone else 0): NO_EVENT_TIME
@@ -246,7 +248,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
         else content[n].event
         for n in live
     }
-    hashes = list(zip(found.hi.tolist(), found.lo.tolist(), strict=True))
+    hashes = list(zip(records.hi.tolist(), records.lo.tolist(), strict=True))
     assert hashes == sorted(set(hashes))
     unkeyed = {
         kind: list(key_index.read_unkeyed(object_store, result.index, kind)) for kind in key_index.UNKEYED_CLASSES
@@ -264,7 +266,7 @@ def test_a_part_that_is_indexed_anew_may_have_rows_that_are_due(object_store: Ob
 def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is a value that wins is for phase one to know. Groups that are younger are not read."""
+    """Phase one decides whether such a value wins. Younger groups are not read."""
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
     source = part_of(object_store, MIXED)
     plan = plan_of(object_store, source, old=False)

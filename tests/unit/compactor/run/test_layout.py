@@ -1,4 +1,4 @@
-"""What a run keeps, writes again and cuts: right for any numbers, and logarithmic for steady trickles."""
+"""The layout of a run: what it keeps, rewrites and cuts; right for any numbers, and logarithmic for steady trickles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1,
 
 
 def source(first: int, rows_: int, stored: int, dead: int = 0) -> Source:
-    """Of `rows_` rows `dead` do not count any more."""
+    """Return a source of `rows_` rows, of which `dead` are deleted."""
     deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
     return Source(RowsObject(StoredObject("rows", stored, 0), 1), first, first + rows_ - 1, rows_ - dead, deleted)
 
@@ -45,7 +45,7 @@ def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
     return sources
 
 
-def going(*counts: int) -> dict[int, Located]:
+def one_range(*counts: int) -> dict[int, Located]:
     """One hash range, with that many rows of each source in its row sets."""
     sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
     return located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
@@ -55,9 +55,9 @@ def laid_out(
     sources: list[Source], old_parts: int, counts: list[int], sizing: Sizing
 ) -> tuple[Layout, dict[int, SourceTotals]]:
     """The layout if of old parts that many rows go and of ledgers that many survive."""
-    plan, found = plan_of(sources, old_parts), going(*counts)
-    remaining = expected_totals(plan, found)
-    return lay_out(plan, found, remaining, sizing), remaining
+    plan, by_source = plan_of(sources, old_parts), one_range(*counts)
+    remaining = expected_totals(plan, by_source)
+    return lay_out(plan, by_source, remaining, sizing), remaining
 
 
 def written(layout_: Layout) -> list[list[int]]:
@@ -70,7 +70,7 @@ def written(layout_: Layout) -> list[list[int]]:
 
 @st.composite
 def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeTaskResult]:
-    """What phase one may answer: for each hash range some row sets; some sources have none at all."""
+    """Draw results of phase one: for each hash range some row sets. Some sources have none at all."""
     results = []
     for number in range(draw(st.integers(1, 3))):
         row_sets = []
@@ -90,8 +90,8 @@ def test_parts_tile_every_live_source_once_and_in_order(
     # Not below a 30th of the whole, so that an example has tens of parts and not millions.
     part_bytes = max(part_bytes, sum(item.rows.stored.size for item in sources) // 30)
     sizing = Sizing(parallelism, part_bytes=part_bytes, part_rows=2**40, small_part_bytes=part_bytes)
-    plan, found = plan_of(sources), located(results)
-    parts = lay_out(plan, found, expected_totals(plan, found), sizing).parts
+    plan, by_source = plan_of(sources), located(results)
+    parts = lay_out(plan, by_source, expected_totals(plan, by_source), sizing).parts
     assert [part.number for part in parts] == list(range(len(parts)))
 
     slices = [item for part in parts for item in part.slices]
@@ -103,7 +103,7 @@ def test_parts_tile_every_live_source_once_and_in_order(
             sources[number].last_offset,
         )
         assert all(before.last_offset + 1 == after.first_offset for before, after in pairwise(tiles))
-        assert all(tile.row_sets == found[number] for tile in tiles)
+        assert all(tile.row_sets == by_source[number] for tile in tiles)
     assert {item.source for item in slices} == set(alive)
     assert all(item.first_offset <= item.last_offset for item in slices)
     assert all(before.last_offset < after.first_offset for before, after in pairwise(slices))
@@ -111,14 +111,14 @@ def test_parts_tile_every_live_source_once_and_in_order(
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 40))
-def test_as_many_parts_as_their_size_or_the_cores_ask_for(ledgers: int, parallelism: int, wanted: int) -> None:
+def test_as_many_parts_as_their_size_or_the_cores_ask_for(ledgers: int, parallelism: int, count: int) -> None:
     """Equal ledgers, everything survives, no limit of offsets in the way: the goal is met to a part.
 
     The goal is whole rounds of tasks: no core is idle while a last part is written.
     """
     stored = 1_000_000
     sources = sources_of([(1, 1000, stored)] * ledgers)
-    sizing = Sizing(parallelism, part_bytes=-(-ledgers * stored // wanted), small_part_bytes=1)
+    sizing = Sizing(parallelism, part_bytes=-(-ledgers * stored // count), small_part_bytes=1)
     parts = laid_out(sources, 0, [1000] * ledgers, sizing)[0].parts
     by_size = -(-ledgers * stored // sizing.part_bytes)
     goal = -(-by_size // parallelism) * parallelism
@@ -170,31 +170,31 @@ BIG = Sizing(1, part_bytes=1000)
     [(0, 50, True), (0, 51, False), (20, 30, True), (20, 31, False), (50, 0, True), (0, 0, True)],
 )
 def test_garbage_of_just_the_ratio_stays_and_more_is_written_anew(before: int, goes: int, kept: bool) -> None:
-    found, _ = laid_out([source(0, 100, 1000, dead=before), source(100, 10, 1)], 1, [goes, 1], BIG)
-    assert found.kept == ((0,) if kept else ())
-    assert written(found) == ([[1]] if kept else [[0, 1]])
+    result, _ = laid_out([source(0, 100, 1000, dead=before), source(100, 10, 1)], 1, [goes, 1], BIG)
+    assert result.kept == ((0,) if kept else ())
+    assert written(result) == ([[1]] if kept else [[0, 1]])
 
 
 @pytest.mark.parametrize("before", [0, 60])
 def test_a_part_of_which_nothing_is_left_is_left_out(before: int) -> None:
     sources = [source(0, 100, 1000), source(100, 100, 1000, dead=before), source(200, 100, 1000)]
-    found, remaining = laid_out(sources, 3, [0, 100 - before, 0], BIG)
-    assert (found.kept, found.parts, found.bitmaps) == ((0, 2), (), ())
+    result, remaining = laid_out(sources, 3, [0, 100 - before, 0], BIG)
+    assert (result.kept, result.parts, result.bitmaps) == ((0, 2), (), ())
     assert remaining[1].count == 0
 
 
 def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
     sources = [source(0, 100, 1000), source(100, 100, 1000), source(200, 100, 1000), source(300, 100, 1000)]
-    found, _ = laid_out(sources, 4, [60, 100, 60, 0], BIG)
-    assert (found.kept, written(found)) == ((3,), [[0, 2]])
+    result, _ = laid_out(sources, 4, [60, 100, 60, 0], BIG)
+    assert (result.kept, written(result)) == ((3,), [[0, 2]])
 
 
 def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alone() -> None:
     def merged(*sizes: int, dirty: int) -> list[int]:
         """Old parts that are written together with a dirty ledger of that size."""
         sources = [source(100 * number, 100, size) for number, size in enumerate([*sizes, dirty])]
-        found, _ = laid_out(sources, len(sizes), [0] * len(sizes) + [100], BIG)
-        return [number for number in range(len(sizes)) if number not in found.kept]
+        result, _ = laid_out(sources, len(sizes), [0] * len(sizes) + [100], BIG)
+        return [number for number in range(len(sizes)) if number not in result.kept]
 
     assert merged(400, 200, dirty=100) == []
     assert merged(400, 199, dirty=100) == [0, 1]
@@ -207,14 +207,14 @@ def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alo
 
 def test_two_parts_that_could_stay_are_never_written() -> None:
     sources = [source(100 * number, 100, size) for number, size in enumerate([30, 20, 10])]
-    found, _ = laid_out(sources, 3, [1, 1, 1], BIG)
-    assert (found.kept, found.parts) == ((0, 1, 2), ())
+    result, _ = laid_out(sources, 3, [1, 1, 1], BIG)
+    assert (result.kept, result.parts) == ((0, 1, 2), ())
 
 
 def test_a_small_part_behind_one_that_is_written_anew_joins_it() -> None:
     sources = [source(0, 100, 1000), source(100, 100, 300), source(200, 100, 300)]
-    found, _ = laid_out(sources, 3, [60, 0, 0], BIG)
-    assert (found.kept, written(found)) == ((2,), [[0, 1]])
+    result, _ = laid_out(sources, 3, [60, 0, 0], BIG)
+    assert (result.kept, written(result)) == ((2,), [[0, 1]])
 
 
 # --- bitmaps
@@ -222,22 +222,22 @@ def test_a_small_part_behind_one_that_is_written_anew_joins_it() -> None:
 
 def test_parts_that_lose_rows_and_stay_get_bitmaps() -> None:
     sources = [source(100 * number, 100, 1000) for number in range(5)]
-    found, _ = laid_out(sources, 4, [10, 0, 90, 20, 100], BIG)
-    assert found.kept == (0, 1, 3)
-    (plan,) = found.bitmaps
+    result, _ = laid_out(sources, 4, [10, 0, 90, 20, 100], BIG)
+    assert result.kept == (0, 1, 3)
+    (plan,) = result.bitmaps
     assert [number for number, _ in plan.parts] == [0, 3]
     assert [row_set.count for _, located_ in plan.parts for _, row_set in located_] == [10, 20]
-    assert plan.number == len(found.parts)
+    assert plan.number == len(result.parts)
     assert not plan.find_last
 
 
 def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "BITMAP_ROWS", 50)
     sources = [source(100 * number, 100, 1000) for number in range(6)]
-    found, _ = laid_out(sources, 6, [30, 20, 1, 50, 50, 10], Sizing(1, part_bytes=1, max_garbage_ratio=1))
-    assert [[number for number, _ in plan.parts] for plan in found.bitmaps] == [[0, 1], [2], [3], [4], [5]]
-    assert [plan.number for plan in found.bitmaps] == list(range(5))
-    assert [plan.find_last for plan in found.bitmaps] == [False] * 4 + [True]
+    result, _ = laid_out(sources, 6, [30, 20, 1, 50, 50, 10], Sizing(1, part_bytes=1, max_garbage_ratio=1))
+    assert [[number for number, _ in plan.parts] for plan in result.bitmaps] == [[0, 1], [2], [3], [4], [5]]
+    assert [plan.number for plan in result.bitmaps] == list(range(5))
+    assert [plan.find_last for plan in result.bitmaps] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_a_task_finds_the_last_message_alive(
 ) -> None:
     """R6, where a kept part is the end of the compacted ledger and its last row may not count any more."""
     sources = [source(100 * number, 100, 1000, dead=rows_) for number, rows_ in enumerate([*dead, 0])]
-    found, _ = laid_out(sources[: len(counts)], parts, counts, BIG)
-    found_in = [plan.parts[-1][0] for plan in found.bitmaps if plan.find_last]
+    result, _ = laid_out(sources[: len(counts)], parts, counts, BIG)
+    found_in = [plan.parts[-1][0] for plan in result.bitmaps if plan.find_last]
     assert found_in == ([] if searched is None else [searched])
 
 
@@ -274,7 +274,7 @@ def test_a_task_finds_the_last_message_alive(
 def test_every_live_source_is_kept_or_written_once_and_in_order(
     drawn: list[tuple[int, int, int, int]], old_parts: int, ratio: float, part_bytes: int
 ) -> None:
-    """Of each source: rows, of them dead, stored bytes, and the percentage in the row sets."""
+    """Each source is drawn as its rows, its dead rows, its stored bytes, and the percentage in the row sets."""
     old_parts = min(old_parts, len(drawn))
     sources, counts = [], []
     for number, (count, dead, stored, percent) in enumerate(drawn):
@@ -282,21 +282,21 @@ def test_every_live_source_is_kept_or_written_once_and_in_order(
         sources.append(source(100 * number, count, stored, dead))
         counts.append((count - dead) * percent // 100)
     sizing = Sizing(2, part_bytes=part_bytes, small_part_bytes=1, max_garbage_ratio=ratio)
-    found, remaining = laid_out(sources, old_parts, counts, sizing)
+    result, remaining = laid_out(sources, old_parts, counts, sizing)
 
-    in_parts = [item.source for part in found.parts for item in part.slices]
+    in_parts = [item.source for part in result.parts for item in part.slices]
     assert in_parts == sorted(in_parts)
-    assert found.kept == tuple(sorted(found.kept))
-    assert sorted({*in_parts, *found.kept}) == sorted(number for number, totals in remaining.items() if totals.count)
-    assert not {*in_parts} & {*found.kept}
-    assert all(number < old_parts for number in found.kept)
-    spans = [(part.slices[0].first_offset, part.slices[-1].last_offset) for part in found.parts]
-    spans += [(sources[number].first_offset, sources[number].last_offset) for number in found.kept]
+    assert result.kept == tuple(sorted(result.kept))
+    assert sorted({*in_parts, *result.kept}) == sorted(number for number, totals in remaining.items() if totals.count)
+    assert not {*in_parts} & {*result.kept}
+    assert all(number < old_parts for number in result.kept)
+    spans = [(part.slices[0].first_offset, part.slices[-1].last_offset) for part in result.parts]
+    spans += [(sources[number].first_offset, sources[number].last_offset) for number in result.kept]
     assert all(before[1] < after[0] for before, after in pairwise(sorted(spans)))
-    assert [part.number for part in found.parts] == list(range(len(found.parts)))
-    marked = [number for plan in found.bitmaps for number, located_ in plan.parts if located_]
-    assert marked == [number for number in found.kept if counts[number]]
-    assert len(found.costs(plan_of(sources, old_parts))) == len(found.tasks)
+    assert [part.number for part in result.parts] == list(range(len(result.parts)))
+    marked = [number for plan in result.bitmaps for number, located_ in plan.parts if located_]
+    assert marked == [number for number in result.kept if counts[number]]
+    assert len(result.costs(plan_of(sources, old_parts))) == len(result.tasks)
 
 
 # --- many runs
@@ -313,16 +313,16 @@ class Trickle:
         self.written = 0
 
     def run(self, size: int, superseded: float = 0.0) -> None:
-        """Of every part the share `superseded` of its live rows goes."""
+        """Run once: `size` rows are new, and the share `superseded` of each part's live rows goes."""
         sources = [*self.parts, source(self.end, size, size)]
         counts = [int(superseded * part.messages) for part in self.parts]
-        found, remaining = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
+        result, remaining = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
         after = []
-        for number in found.kept:
+        for number in result.kept:
             dead = sources[number].rows.stored.size - remaining[number].count
             deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
             after.append(replace(sources[number], messages=remaining[number].count, deleted=deleted))
-        for part in found.parts:
+        for part in result.parts:
             share = 0.0
             for item in part.slices:
                 whole = sources[item.source].last_offset - sources[item.source].first_offset + 1

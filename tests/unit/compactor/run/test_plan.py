@@ -80,9 +80,9 @@ def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:
     sources = tuple(Source(ROWS, 10 * number, 10 * number + 9, 10) for number in range(4))
     first = RangeTaskResult("a", (RowSet(0, 0, 2, 2**64 - 1, 0), RowSet(3, 8, 1, 5, 0)), None, HashRangeStatistics())
     second = RangeTaskResult("b", (RowSet(0, 0, 3, 4, 0),), None, HashRangeStatistics())
-    found = located([first, second])
-    assert found == {0: (("a", first.row_sets[0]), ("b", second.row_sets[0])), 3: (("a", first.row_sets[1]),)}
-    assert expected_totals(plan_of(sources), found) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
+    by_source = located([first, second])
+    assert by_source == {0: (("a", first.row_sets[0]), ("b", second.row_sets[0])), 3: (("a", first.row_sets[1]),)}
+    assert expected_totals(plan_of(sources), by_source) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
 
 
 def test_an_old_part_has_left_what_it_had_less_what_goes() -> None:

@@ -1,4 +1,4 @@
-"""Who wins, against dicts: random runs over random levels, every decision and the invariant after each run.
+"""The winner of each key, against dicts: random runs over random levels, with every decision and the invariant checked.
 
 The model knows keys, messages and one record of each key; it knows nothing of levels, flags or hashes.
 """
@@ -6,7 +6,7 @@ The model knows keys, messages and one record of each key; it knows nothing of l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -78,13 +78,13 @@ class Model:
             if is_old and key not in step.due:
                 continue
             self.markers.pop(key, None)
-            gone = is_old or (winner.offset in expired and not winner.tombstone)
-            counted["removed" if winner.tombstone else "expired"] += gone
-            if not gone and winner.tombstone:
+            is_removed = is_old or (winner.offset in expired and not winner.tombstone)
+            counted["removed" if winner.tombstone else "expired"] += is_removed
+            if not is_removed and winner.tombstone:
                 stays = step.retained or (step.floor is not None and winner.offset > step.floor)
                 counted["kept" if stays else "removed"] += 1
-                gone = not stays
-            if not gone:
+                is_removed = not stays
+            if not is_removed:
                 self.live[key] = winner
                 continue
             self.live.pop(key, None)
@@ -100,7 +100,7 @@ class Model:
 
 
 def hashes(key: int) -> tuple[int, int]:
-    """Keys share three high halves, so they are told apart by the low ones."""
+    """Return both halves of the hash. Keys share three high halves, so only the low halves differ."""
     return (key % 3) << 62, key
 
 
@@ -131,7 +131,7 @@ def index_of(ledger: list[Sent], by_event: bool) -> IndexRecords:
 
 
 def visible(levels: Sequence[IndexRecords]) -> dict[int, tuple[int, int]]:
-    """By key the record that counts: its flagged offset and its event time."""
+    """Return, by key, the record that counts: its flagged offset and its event time."""
     seen: dict[int, tuple[int, int]] = {}
     for level in levels:
         for at, key in enumerate(level.lo.tolist()):
@@ -184,16 +184,18 @@ def check(
 
     order = [(int(hi), int(lo)) for hi, lo in zip(resolved.level.hi, resolved.level.lo, strict=True)]
     assert order == sorted(set(order))
-    found = visible(levels)
-    with_rows = {key: one for key, one in found.items() if not one[0] & int(MARKER)}
-    assert {key: one[0] for key, one in with_rows.items()} == {key: flagged(one) for key, one in model.live.items()}
+    newest = visible(levels)
+    with_rows = {key: record for key, record in newest.items() if not record[0] & int(MARKER)}
+    assert {key: record[0] for key, record in with_rows.items()} == {
+        key: flagged(message) for key, message in model.live.items()
+    }
     if model.by_event:
         assert all(time == model.live[key].order(True)[0] for key, (_, time) in with_rows.items())
         for key, (event_time, offset) in model.markers.items():
-            assert found[key][0] & int(MARKER)
-            assert (found[key][1], found[key][0] & int(OFFSET_MASK)) == (event_time, offset)
+            assert newest[key][0] & int(MARKER)
+            assert (newest[key][1], newest[key][0] & int(OFFSET_MASK)) == (event_time, offset)
     if all_merged:  # nothing older is left to be hidden, so a marker must have another reason to be there
-        stale = {key for key, one in found.items() if one[0] & int(MARKER)} - model.markers.keys()
+        stale = {key for key, record in newest.items() if record[0] & int(MARKER)} - model.markers.keys()
         assert stale == set()
 
 
@@ -221,12 +223,12 @@ def test_every_run_of_any_schedule_decides_as_the_model(schedule: list[Step], by
         now += step.later
         placed = []
         for ledger in step.ledgers:
-            placed.append([Sent(one.key, one.tombstone, one.event_time, offset + n) for n, one in enumerate(ledger)])
+            placed.append([replace(message, offset=offset + n) for n, message in enumerate(ledger)])
             offset += len(ledger)
-        mine = Step(placed, step.due, step.expired, step.merged, step.probed, step.retained, step.floor)
-        all_merged = mine.merged >= len(levels)
-        resolved, levels = run(model, levels, mine, now)
-        check(model, resolved, levels, mine, now, all_merged)
+        placed_step = Step(placed, step.due, step.expired, step.merged, step.probed, step.retained, step.floor)
+        all_merged = placed_step.merged >= len(levels)
+        resolved, levels = run(model, levels, placed_step, now)
+        check(model, resolved, levels, placed_step, now, all_merged)
 
 
 def plain(*rows: tuple[int, int]) -> IndexRecords:

@@ -1,4 +1,4 @@
-"""What is dirty, what is due and how large a run is, from a snapshot and a manifest alone."""
+"""The dirty ledgers, the due rows and the size of a run, from a snapshot and a manifest alone."""
 
 from __future__ import annotations
 
@@ -340,5 +340,5 @@ def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None
 def test_what_is_reindexed_is_merged_whole() -> None:
     previous = manifest(part(0), part(1), levels=(500, 5000))
     plan = plan_of([ledger(2, 0, records=1)], previous, RunPolicies(event_time_order=True))
-    assert run_input.sized(plan, None, Sizing(1), reindexed=True).merges_all
-    assert not run_input.sized(plan, None, Sizing(1), reindexed=False).merges_all
+    assert run_input.sized(plan, None, Sizing(1), reindexed=True).merged == len(plan.levels)
+    assert run_input.sized(plan, None, Sizing(1), reindexed=False).merged < len(plan.levels)

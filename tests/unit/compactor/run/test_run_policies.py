@@ -64,17 +64,17 @@ def run(bench: Workbench, topic: Topic) -> RunRecord | None:
 
 
 def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
-    """What the compacted ledger holds, whatever readers are shown of it."""
-    found: list[bytes | None] = live_rows(bench.store, bench.manifest(topic)).column("payload").to_pylist()
-    return found
+    """Return what the compacted ledger holds, whatever readers get of it."""
+    column: list[bytes | None] = live_rows(bench.store, bench.manifest(topic)).column("payload").to_pylist()
+    return column
 
 
 def test_who_set_what_apart(bench: Workbench, topic: Topic) -> None:
-    given = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
-    assert overridden(bench.metadata, topic.record, given) == []
-    bench.metadata.policies.set(BROKER, "delete.retention.ms", 1)
-    bench.metadata.policies.set(namespace_scope("public/default"), "compaction.key-ttl.ms", 5)
-    assert overridden(bench.metadata, topic.record, given) == ["tombstone_retention_ms"]
+    options = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
+    assert overridden(bench.metadata, topic.record, options) == []
+    bench.metadata.policies.change([BROKER], {"delete.retention.ms": 1})
+    bench.metadata.policies.change([namespace_scope("public/default")], {"compaction.key-ttl.ms": 5})
+    assert overridden(bench.metadata, topic.record, options) == ["tombstone_retention_ms"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_worked_example_10_delete_compact_both(
     messages = [(b"k%d" % n, b"%d" % n, 3 * HOUR) for n in range(5)]
     append(bench, topic, *((key, None, age) for key, _, age in messages), (b"k5", b"5", 2 * HOUR))
     run(bench, topic)
-    Retention(bench).apply(topic.record)
+    Retention(bench).trim(topic.record)
     run(bench, topic)
     assert [message.payload for message in topic.messages() if message.payload] == raw
     assert payloads(bench, topic) == compacted
@@ -155,7 +155,7 @@ def test_a_larger_start_without_anything_below_it_makes_no_run(bench: Workbench,
 
 
 def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topic) -> None:
-    """Of a part that is kept, what has gone counts neither by its time nor by its offset."""
+    """The dead rows of a kept part count neither by their time nor by their offset."""
     bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": HOUR})
     append(bench, topic, (b"a", b"0", 0), *((b"k%d" % n, b"%d" % n, -HOUR) for n in range(9)))
     roomy = bench.with_sizing(Sizing(1, max_garbage_ratio=1.0))

@@ -16,6 +16,7 @@ from storage.environment import Environment
 from storage.errors import Fenced
 from storage.metadata.records import CompactionControl, RunState
 from storage.topic import Topic
+from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import TINY, Workbench
 
@@ -26,7 +27,7 @@ SETTINGS = ControlLoopSettings(lease_ttl_ms=TERM, worker=WorkerSettings(slots=3,
 
 
 class Held(InProcessEngine):
-    """Waits in its first task until it is let go, or cancelled."""
+    """An engine that waits in its first task until the test releases or cancels it."""
 
     def __init__(self, engines: Engines) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Held(InProcessEngine):
         engines = self._engines
         with engines.lock:
             engines.at_work.append(self)
-            engines.most = max(engines.most, len(engines.at_work))
+            engines.peak = max(engines.peak, len(engines.at_work))
         engines.began.release()
         while not engines.go.wait(0.01) and not self._stopped.is_set():
             pass
@@ -52,7 +53,7 @@ class Held(InProcessEngine):
 
 
 class Engines:
-    """Engines that a test can hold. `go`: nothing is held; `most`: phases that were at work at once."""
+    """Engines that a test can hold. `go`: nothing is held; `peak`: phases that were at work at once."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -60,7 +61,7 @@ class Engines:
         self.began = threading.Semaphore(0)
         self.lock = threading.Lock()
         self.at_work: list[Held] = []
-        self.most = 0
+        self.peak = 0
         self.opened = 0
         self.closed = self.ended = False
         self.fails: Exception | None = None
@@ -94,11 +95,13 @@ class Stage:
         self.engines = Engines()
         self.loops: list[ControlLoop] = []
 
-    def service(self, settings: ControlLoopSettings = SETTINGS, engines: Engines | None = None) -> ControlLoop:
+    def service(
+        self, settings: ControlLoopSettings = SETTINGS, engines: Engines | None = None, clock: ManualClock | None = None
+    ) -> ControlLoop:
         """A service whose threads are not started: the test calls `heartbeat` and `poll`."""
         number = len(self.loops)
         loop = ControlLoop(
-            Environment(self.metadata, self.bench.store, self.clock, self.bench.log),
+            Environment(self.metadata, self.bench.store, clock or self.clock, self.bench.log),
             engines or self.engines,
             settings,
             url=f"http://service{number}",
@@ -128,7 +131,7 @@ class Stage:
             loop.trigger(topic.record)
         for _ in range(50):
             self.poll(loop)
-            if not self.control.requests() and loop._worker.busy() == (0, 0):
+            if not self.control.requests() and loop.worker.busy() == (0, 0):
                 return
         raise AssertionError(f"requests stay: {self.control.requests()}")
 
@@ -148,9 +151,7 @@ class Stage:
 
     def roll_and_seal(self, loop: ControlLoop) -> None:
         """Wait for the jobs of a service."""
-        for future in list(loop._worker._jobs):
-            future.exception(timeout=HOLD_SECONDS)
-        assert until(lambda: loop._worker.busy() == (0, 0))
+        assert until(lambda: loop.worker.busy() == (0, 0))
 
     def state(self, topic: Topic) -> CompactionControl:
         return self.control.get(topic.record.id)
@@ -159,11 +160,11 @@ class Stage:
         return [run.state for run in reversed(self.metadata.runs.of_topic(topic.record.id, 1000))]
 
     def status(self, topic: Topic) -> tuple[str, str]:
-        return tuple(compaction_status(self.metadata, topic.record.id))  # type: ignore[return-value]
+        return tuple(map(str, compaction_status(self.metadata, topic.record.id)))  # type: ignore[return-value]
 
 
 def until(holds: Callable[[], bool]) -> bool:
-    """Whether it holds soon: another thread is at it."""
+    """Wait for another thread until `holds`. Return False if it still does not after HOLD_SECONDS."""
     pause = threading.Event()
     for _ in range(HOLD_SECONDS * 100):
         if holds():

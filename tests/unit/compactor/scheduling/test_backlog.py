@@ -22,23 +22,23 @@ BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
-    """Why a service that has just been started finds the topic due."""
-    found = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)}
-    backlog = found.get(topic.record.id)
+    """Return why a service that has just been started takes the topic for due."""
+    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)}
+    backlog = backlogs.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
 
 def backlog(bench: Workbench, topic: Topic, backlogs: BacklogReader | None = None) -> Backlog:
-    (found,) = (backlogs or BacklogReader(bench.metadata, bench.log)).of([topic.record.id])
-    return found
+    (item,) = (backlogs or BacklogReader(bench.metadata, bench.log)).of([topic.record.id])
+    return item
 
 
 def set_at(bench: Workbench, topic: Topic, name: str, value: int | None, scope: str = "topic") -> None:
     scopes = {"topic": topic_scope(topic.record), "namespace": namespace_scope("public/default"), "broker": BROKER}
     if value is None:
-        bench.metadata.policies.remove(scopes[scope], name)
+        bench.metadata.policies.change([scopes[scope]], {}, [name])
     else:
-        bench.metadata.policies.set(scopes[scope], name, value)
+        bench.metadata.policies.change([scopes[scope]], {name: value})
 
 
 def in_ledgers(bench: Workbench, topic: Topic) -> None:
@@ -75,12 +75,12 @@ def test_a_threshold_fires_when_it_is_exceeded_not_when_it_is_reached(
         bench.compact(topic)
         assert backlog(bench, topic).messages == 0
     write(bench, topic)
-    found = backlog(bench, topic)
+    current = backlog(bench, topic)
     before = topic.snapshot().horizon
     messages = [message for message in topic.messages() if before is None or message.offset > before.offset]
-    assert found.messages == len(messages) > 0
-    assert found.bytes > sum(len(message.payload or b"") for message in messages) - 1
-    for name, amount in ((BYTES, found.bytes), (MESSAGES, found.messages)):
+    assert current.messages == len(messages) > 0
+    assert current.bytes > sum(len(message.payload or b"") for message in messages) - 1
+    for name, amount in ((BYTES, current.bytes), (MESSAGES, current.messages)):
         answer = name.removeprefix("compaction.")
         for limit, expected in ((amount + 1, None), (amount, None), (amount - 1, answer)):
             set_at(bench, topic, name, limit)
@@ -117,9 +117,9 @@ def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monke
     with topic.append_log(0) as log:
         for number in range(5):
             log.append(one(b"k", b"%d" % number))
-            found = backlog(bench, topic, backlogs)
-            assert (found.messages, found.bytes) == (number + 1, number + 1)
-            assert backlog(bench, topic, backlogs) == found
+            current = backlog(bench, topic, backlogs)
+            assert (current.messages, current.bytes) == (number + 1, 2 * (number + 1))
+            assert backlog(bench, topic, backlogs) == current
     assert starts == [0, 1, 2, 3, 4], "only what is new is read, and nothing if there is nothing new"
 
 

@@ -1,4 +1,4 @@
-"""What is due, in which order, and what goes together (S1, S2, S3, S6)."""
+"""The topics that are due, their order, and the batches of small ones (S1, S2, S3, S6)."""
 
 from __future__ import annotations
 
@@ -105,25 +105,25 @@ def large(number: int) -> Backlog:
     return backlog(number, size=101)
 
 
-def ids(found: list[list[TopicRecord]]) -> list[list[int]]:
-    return [[item.id for item in topics] for topics in found]
+def ids(batches: list[list[TopicRecord]]) -> list[list[int]]:
+    return [[item.id for item in topics] for topics in batches]
 
 
 def test_small_topics_go_together_and_large_ones_alone() -> None:
     assert SLOTS.is_small(small(1))
     assert not SLOTS.is_small(large(1))
     assert not SLOTS.is_small(backlog(1, size=100, clean=1601))
-    wanted = [small(1), large(2), small(3), large(4), large(5), small(6), small(7)]
-    assert ids(jobs(wanted, 0, 0, SLOTS)) == [[1, 3, 6], [2], [4]]
-    assert ids(jobs(wanted[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
+    backlogs = [small(1), large(2), small(3), large(4), large(5), small(6), small(7)]
+    assert ids(jobs(backlogs, 0, 0, SLOTS)) == [[1, 3, 6], [2], [4]]
+    assert ids(jobs(backlogs[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
 
 
 def test_large_topics_leave_a_lane_to_small_ones() -> None:
-    wanted = [large(1), large(2), large(3), small(4)]
-    assert ids(jobs(wanted[:3], 0, 0, SLOTS)) == [[1], [2]]
-    assert ids(jobs(wanted, 0, 0, SLOTS)) == [[1], [2], [4]]
-    assert ids(jobs(wanted, 2, 0, SLOTS)) == [[4]]
-    assert ids(jobs(wanted, 2, 1, SLOTS)) == []
+    backlogs = [large(1), large(2), large(3), small(4)]
+    assert ids(jobs(backlogs[:3], 0, 0, SLOTS)) == [[1], [2]]
+    assert ids(jobs(backlogs, 0, 0, SLOTS)) == [[1], [2], [4]]
+    assert ids(jobs(backlogs, 2, 0, SLOTS)) == [[4]]
+    assert ids(jobs(backlogs, 2, 1, SLOTS)) == []
     assert ids(jobs([large(1), small(2)], 0, 0, replace(SLOTS, count=1))) == [[1]]
 
 
@@ -136,16 +136,16 @@ def test_large_topics_leave_a_lane_to_small_ones() -> None:
 def test_no_lane_has_two_jobs_and_no_topic_is_begun_twice(
     kinds: list[bool], busy_large: int, busy_small: int, slots: WorkerSlots
 ) -> None:
-    wanted = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
-    found = jobs(wanted, busy_large, busy_small, slots)
-    begun = Counter(item.id for topics in found for item in topics)
+    backlogs = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
+    batches = jobs(backlogs, busy_large, busy_small, slots)
+    begun = Counter(item.id for topics in batches for item in topics)
     assert set(begun.values()) <= {1}
-    assert len(found) <= max(0, slots.count - busy_large - busy_small)
-    for topics in found:
+    assert len(batches) <= max(0, slots.count - busy_large - busy_small)
+    for topics in batches:
         assert 1 <= len(topics) <= slots.batch
         assert len(topics) == 1 or all(kinds[item.id] for item in topics)
     if busy_large + busy_small < slots.count and any(kinds):
-        assert any(kinds[item] for item in begun) or (slots.count - busy_large - busy_small) <= len(found)
+        assert any(kinds[item] for item in begun) or (slots.count - busy_large - busy_small) <= len(batches)
 
 
 def test_a_failing_topic_waits_longer_each_time_up_to_the_most() -> None:

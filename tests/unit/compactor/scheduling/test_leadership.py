@@ -9,6 +9,7 @@ import pytest
 
 from compactor.scheduling.leadership import Leadership
 from storage.errors import Fenced, Unavailable
+from storage.metadata.records import RUN_DEAD_MS
 from storage.metadata.store import MetadataStore
 from storage.metadata.stores import ServiceStore
 from tests.clocks import ManualClock
@@ -37,9 +38,9 @@ class Slow(ServiceStore):
     away = False
 
     def lead(self, name: str, term_ms: int) -> int | None:
-        found = super().lead(name, term_ms)
+        term = super().lead(name, term_ms)
         self._wait()
-        return found
+        return term
 
     def renew(self, token: int, term_ms: int) -> None:
         if self.away:
@@ -97,7 +98,7 @@ def test_trust_ends_before_anybody_else_may_lead(metadata: MetadataStore, clock:
 
 def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clock: ManualClock) -> None:
     """An answer that takes long to come is worth as much less, or nothing."""
-    slow = Slow(metadata.database, clock)
+    slow = Slow(metadata.database, clock, {}, RUN_DEAD_MS)
     first = Leadership(slow, clock, "a:1:x", TERM)
     slow.takes_ms = TRUST - 1
     assert first.attempt() is not None
@@ -108,7 +109,7 @@ def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clo
 
 
 def test_a_leader_without_a_database_leads_until_its_trust_is_over(metadata: MetadataStore, clock: ManualClock) -> None:
-    slow = Slow(metadata.database, clock)
+    slow = Slow(metadata.database, clock, {}, RUN_DEAD_MS)
     first = Leadership(slow, clock, "a:1:x", TERM)
     token = first.attempt()
     slow.away = True
@@ -154,10 +155,10 @@ def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataSto
 
     class Resigning(ServiceStore):
         def lead(self, name: str, term_ms: int) -> int | None:
-            found = super().lead(name, term_ms)
+            term = super().lead(name, term_ms)
             first.resign()
-            return found
+            return term
 
-    first = Leadership(Resigning(metadata.database, clock), clock, "a:1:x", TERM)
+    first = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
     assert first.attempt() is None
     assert metadata.services.leader() is None

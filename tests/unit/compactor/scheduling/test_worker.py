@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from compactor.engines.engine import Engine, InProcessEngineProvider
-from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, LeaseHeld, Unavailable
-from storage.metadata.records import RUN_DEAD_MS, RunState
+from storage.log.log_manager import LogManager
+from storage.metadata.records import RUN_DEAD_MS, RunState, TopicRecord
 from storage.model import TopicName
 from storage.topic import Topic
 from tests.entries import one, produce
@@ -32,11 +32,11 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     loop.poll()
     stage.engines.wait_for(3)
     loop.poll()
-    assert loop._worker.busy() == (2, 1)
+    assert loop.worker.busy() == (2, 1)
     assert len(stage.metadata.runs.newest(99, state=RunState.RUNNING)) == 2 + 4
     stage.engines.go.set()
     stage.finish(loop)
-    assert stage.engines.most <= 3
+    assert stage.engines.peak <= 3
     assert all(stage.runs(topic) == [RunState.SUCCESS] for topic in (*small, *large))
     assert stage.engines.opened == 4 + 3, "a job a large topic, and one for each four small ones"
 
@@ -54,8 +54,8 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     for failures in range(1, 5):
         control = stage.state(bad)
         assert control.failures == failures
-        assert stage.status(bad) == ("ERROR", control.last_error)
-        assert "does not exist" in control.last_error
+        assert stage.status(bad) == ("ERROR", str(control.last_error))
+        assert "does not exist" in str(control.last_error)
         assert control.retry_at is not None
         waits.append(control.retry_at - stage.clock.now_ms())
         stage.finish(loop, after_ms=waits[-1] - 1)
@@ -86,7 +86,7 @@ class Watching(InProcessEngineProvider):
 
 
 def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
-    """S6: whoever is killed while the rest of the job continues loses no next try."""
+    """S6: a process that is killed while the rest of the job continues loses no next try."""
     good, bad = stage.topic("good"), stage.topic("bad")
     damage(stage, bad)
     stage.bench.store.delete(bad.snapshot().ledgers[0].index.name)  # so that phase one fails
@@ -117,13 +117,13 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
 
 
 def test_a_tail_that_a_run_could_not_seal_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
+    """The request gets all messages of its time, but later. Meanwhile the topic is shown as failing."""
     loop, topic = stage.lead(), stage.topic("t")
     topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"tail", b"v")])
     with monkeypatch.context() as patched:
         held = LeaseHeld("a writer was asked to roll and did not", "try again")
-        patched.setattr(TwoPhaseCompactor, "_roll_and_seal", lambda *_: held)
+        patched.setattr(LogManager, "try_roll_and_seal", lambda *_: held)
         stage.finish(loop, topic)
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert view(compacted_only(topic)) == {b"key 0": b"value"}
@@ -149,6 +149,32 @@ def test_a_failure_that_cannot_be_recorded_is_logged(
     stage.poll(loop, bad)
     answer = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [("does not exist" in item, "no database" in item) for item in answer] == [(True, True)], answer
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_topic_that_is_created_again_while_its_job_waits_is_compacted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_damaged: bool
+) -> None:
+    """The job knows the old topic; its run is of the new one, and ends."""
+    loop, old = stage.lead(), stage.topic("t")
+    created: list[Topic] = []
+    begin = loop.worker.begin
+
+    def create_again(topics: Sequence[TopicRecord], *, large: bool) -> None:
+        if not created:
+            stage.metadata.tenancy.delete_topic(old.record.id, force=True)
+            created.append(stage.topic("t"))
+            if is_damaged:
+                damage(stage, created[0])
+            loop.trigger(created[0].record)
+        begin(topics, large=large)
+
+    monkeypatch.setattr(loop.worker, "begin", create_again)
+    stage.poll(loop, old)
+    assert stage.runs(created[0]) == [RunState.ERROR if is_damaged else RunState.SUCCESS]
+    assert stage.state(created[0]).failures == int(is_damaged)
+    if is_damaged:
+        assert any("compaction of run " in item and "does not exist" in item for item in caplog.messages)
 
 
 def damage(stage: Stage, topic: Topic) -> None:

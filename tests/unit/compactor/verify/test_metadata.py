@@ -42,7 +42,7 @@ def differences(rows: TopicSnapshot, record: Manifest | None = MANIFEST, run: Ru
     findings = Findings(limit=9)
     check_metadata(rows, record, [run] if run else [], findings)
     assert len(findings.named) == sum(findings.counts.values())
-    return [str(difference) for difference in findings.named]
+    return [f"{difference.where}: {difference.what}" for difference in findings.named]
 
 
 def test_rows_that_agree_have_no_difference() -> None:

@@ -83,8 +83,8 @@ def test_raw_from_is_the_start_of_the_first_run_over_a_row() -> None:
 def test_chunks_are_dropped_by_runs_before_the_rest_of_their_message() -> None:
     history = complete(ran(10, 1000, incomplete_chunk_max_age_ms=100), ran(20, 2000, incomplete_chunk_max_age_ms=100))
     assert history.chunks_dropped(5) == 1900
-    assert history.chunks_dropped_between(5, 20) == 900
-    assert history.chunks_dropped_between(11, 20) == NEVER
+    assert history.chunks_dropped(5, 20) == 900
+    assert history.chunks_dropped(11, 20) == NEVER
     assert complete(ran(10, 1000, incomplete_chunk_max_age_ms=None)).chunks_dropped(5) == NEVER
 
 

@@ -43,9 +43,9 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
     bench.metadata.close()
 
 
-def verify(bench: Workbench, topic: Topic, **given: Any) -> Report:
-    environment = replace(bench, store=given.pop("store", bench.store))
-    return Verifier(environment, **({"engine": bench.engine, "sizing": SIZING} | given)).verify(topic.name)
+def verify(bench: Workbench, topic: Topic, **options: Any) -> Report:
+    environment = replace(bench, store=options.pop("store", bench.store))
+    return Verifier(environment, **({"engine": bench.engine, "sizing": SIZING} | options)).verify(topic.name)
 
 
 def append(bench: Workbench, topic: Topic, *messages: tuple[bytes, bytes | None, int, int | None]) -> None:
@@ -157,15 +157,15 @@ def raw_object(forger: Forger) -> Any:
 
 
 def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:
-    """What is gone cannot be told then, and that is said, unless the manifest denies it; what is there still can."""
+    """Removals cannot be checked then, and the report says so, unless the manifest denies them; remaining rows can."""
     forger = expiring(bench)
     first = bench.metadata.runs.of_topic(forger.topic.record.id, 10)[-1]
     with bench.metadata.database.write() as connection:
         connection.execute(delete(runs).where(runs.c.run_id == first.run_id))
     empty = replace(forger.manifest, parts=(), index=())
     forger.publish(empty)
-    (one,) = verify(bench, forger.topic).differences
-    assert "the newest message of a key, at offset 1, was removed" in one.what
+    (difference,) = verify(bench, forger.topic).differences
+    assert "the newest message of a key, at offset 1, was removed" in difference.what
     forger.publish(replace(empty, dropped_to=1))
     report = verify(bench, forger.topic)
     assert report.total == 0

@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 
 from storage.entries import encode
+from storage.entries.decode import unpack
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.ledger import rows
 from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
-from tests.pulsar_entries import PUBLISHED, brokers, encrypted, entry, metadata, real_entries
+from tests.pulsar_entries import PUBLISHED, brokers, encrypted, entry, metadata, real_entries, stored
 
 
 def test_the_entries_of_a_real_broker() -> None:
@@ -25,7 +26,7 @@ def test_the_entries_of_a_real_broker() -> None:
         header = inspect(data)
         assert header.messages == expected["num_messages_in_batch"]
         assert header.batched == expected["has_num_messages_in_batch"]
-        assert header.logical_bytes == expected["uncompressed_size"]
+        assert header.payload_bytes == expected["uncompressed_size"]
         assert header.key == (None if header.batched else expected["partition_key"].encode())
         assert header.producer.startswith("standalone-0-")
         assert not header.encrypted
@@ -37,11 +38,12 @@ def test_every_field_of_a_header() -> None:
         messages=1,
         batched=False,
         publish_time=PUBLISHED,
-        logical_bytes=7,
+        logical_bytes=8,
         encrypted=False,
         producer="p",
         sequence_id=3,
         key=b"k",
+        payload_bytes=7,
         stored_bytes=7,
     )
 
@@ -49,7 +51,53 @@ def test_every_field_of_a_header() -> None:
 @pytest.mark.parametrize("codec", CompressionType)
 def test_logical_bytes_are_those_before_compression(codec: CompressionType) -> None:
     data = encode_message(b"k", b"x" * 5000, producer="p", sequence_id=0, publish_time=0, codec=codec)
-    assert inspect(data).logical_bytes == 5000
+    header = inspect(data)
+    assert (header.logical_bytes, header.payload_bytes) == (5001, 5000)
+
+
+TEXTS = [("property", "value"), ("clé", "Überschrift" * 20)]
+ALONE = {
+    "a value": (b"k", b"payload", ()),
+    "without a key": (None, b"payload", ()),
+    "a tombstone": (b"key", None, ()),
+    "an empty value": (b"key", b"", ()),
+    "a key that is no text": (b"\xff" * 9, b"payload", ()),
+    "properties": (b"k", b"payload", TEXTS),
+    "a tombstone with properties": (b"k", None, TEXTS),
+}
+
+
+@pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.ZSTD])
+@pytest.mark.parametrize("name", ALONE)
+def test_logical_bytes_of_a_single_message_are_those_of_its_row(name: str, codec: CompressionType) -> None:
+    key, payload, properties = ALONE[name]
+    common: dict[str, Any] = {"producer": "p", "sequence_id": 0, "publish_time": 0}
+    data = encode_message(key, payload, properties=properties, codec=codec, **common)
+    assert inspect(data).logical_bytes == sealed_bytes(data) > 0
+
+
+def test_logical_bytes_of_entries_that_are_kept_as_they_are() -> None:
+    fields: dict[str, Any] = {"partition_key": b"key", "properties": [{"key": "a", "value": "b"}]}
+    for data in (
+        entry(encrypted(num_messages_in_batch=5, **fields), b"ciphertext"),
+        entry(encrypted(**fields), b"ciphertext"),
+        entry(encrypted(null_value=True, **fields), b"ciphertext"),
+        entry(metadata(uuid="u", num_chunks_from_msg=3, chunk_id=1, null_value=True, **fields), b"piece"),
+        entry(metadata(marker_type=1, num_messages_in_batch=1, **fields), b"marker"),
+    ):
+        assert inspect(data).logical_bytes == sealed_bytes(data)
+
+
+def test_logical_bytes_of_a_batch_are_near_those_of_its_rows() -> None:
+    messages = [{"key": b"key %d" % number, "payload": b"v" * 20 if number % 2 else None} for number in range(100)]
+    table = pa.Table.from_pylist(messages, INPUT_SCHEMA)
+    data = encode_batch(table, producer="p", first_sequence_id=0, publish_time=0)
+    assert sealed_bytes(data) <= inspect(data).logical_bytes <= sealed_bytes(data) + 8 * len(messages)
+
+
+def sealed_bytes(data: bytes) -> int:
+    """The logical bytes that the entry has in a ledger."""
+    return int(rows.logical_sizes(unpack([stored(data)], 1)).sum())
 
 
 def test_a_checksum_may_be_left_out_and_a_brokers_metadata_is_skipped() -> None:
@@ -107,12 +155,12 @@ def test_an_encrypted_entry_takes_one_offset() -> None:
     assert (batch.messages, batch.batched, batch.encrypted, batch.key) == (1, True, True, None)
     message = inspect(entry(encrypted(partition_key=b"k", compression=1, uncompressed_size=2**31), b"ciphertext"))
     assert (message.messages, message.batched, message.encrypted, message.key) == (1, False, True, b"k")
-    assert message.logical_bytes == len(b"ciphertext")
+    assert message.payload_bytes == len(b"ciphertext")
 
 
 def test_a_chunk_counts_its_own_bytes() -> None:
     chunk = metadata(uuid="u", num_chunks_from_msg=3, chunk_id=1, compression=1, uncompressed_size=2**31)
-    assert inspect(entry(chunk, b"piece")).logical_bytes == 5
+    assert inspect(entry(chunk, b"piece")).payload_bytes == 5
 
 
 @pytest.mark.parametrize(
@@ -139,8 +187,8 @@ def test_what_is_implausible_is_refused(fields: dict[str, Any], payload: bytes, 
 
 def test_the_largest_counts_that_are_plausible() -> None:
     assert inspect(entry(metadata(num_messages_in_batch=3), b"x" * 18)).messages == 3
-    most = metadata(num_messages_in_batch=MAX_BATCH_MESSAGES, compression=1, uncompressed_size=2**28)
-    assert inspect(entry(most)).messages == MAX_BATCH_MESSAGES
+    largest = metadata(num_messages_in_batch=MAX_BATCH_MESSAGES, compression=1, uncompressed_size=2**28)
+    assert inspect(entry(largest)).messages == MAX_BATCH_MESSAGES
 
 
 @pytest.mark.parametrize("left_out", ["producer_name", "sequence_id", "publish_time"])

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies
 
-from storage.entries import rebuild
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import inspect, parse
-from storage.entries.rebuild import EntryBuilder
+from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
 
@@ -36,21 +35,21 @@ def batch(messages: list[tuple[Any, ...]], number: int, codec: CompressionType) 
 
 
 def stored(entries: list[bytes]) -> list[StoredEntry]:
-    found, offset = [], 0
+    entries_, offset = [], 0
     for number, data in enumerate(entries):
         header = inspect(data)
-        found.append(StoredEntry(number, offset, data, header))
+        entries_.append(StoredEntry(number, offset, data, header))
         offset += header.messages
-    return found
+    return entries_
 
 
-def rebuilt(table: pa.Table, cuts: list[int]) -> list[rebuild.DeliverableEntry]:
+def rebuilt(table: pa.Table, cuts: list[int]) -> list[DeliverableEntry]:
     """The entries of a table that comes in pieces."""
-    builder, found = EntryBuilder(), []
+    builder, entries = EntryBuilder(), []
     places = sorted({0, len(table), *(cut % (len(table) + 1) for cut in cuts)})
     for start, end in pairwise(places):
-        found += builder.add(table.slice(start, end - start))
-    return [*found, *builder.rest()]
+        entries += builder.add(table.slice(start, end - start))
+    return [*entries, *builder.rest()]
 
 
 @given(strategies.data())
@@ -64,12 +63,14 @@ def test_decoding_what_was_rebuilt_gives_the_same_rows(data: strategies.DataObje
         )
     )
     table = unpack(stored(entries), 1)
-    found = rebuilt(table, data.draw(strategies.lists(strategies.integers(0, 50), max_size=4)))
+    rebuilt_entries = rebuilt(table, data.draw(strategies.lists(strategies.integers(0, 50), max_size=4)))
 
-    again = unpack([StoredEntry(item.entry_id, item.offset, item.data, inspect(item.data)) for item in found], 1)
+    again = unpack(
+        [StoredEntry(item.entry_id, item.offset, item.data, inspect(item.data)) for item in rebuilt_entries], 1
+    )
     for name in (*CONTENT, "offset", "entry_id", "batch_index", "batch_size", "properties"):
         assert again.column(name).to_pylist() == table.column(name).to_pylist(), name
-    assert all(item.live == (1 << item.messages) - 1 for item in found)
+    assert all(item.live == (1 << item.messages) - 1 for item in rebuilt_entries)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -93,25 +94,30 @@ def test_dropped_slots_are_stubs(plain: bool, data: strategies.DataObject) -> No
         assert again.take(kept).column(name).to_pylist() == table.take(kept).column(name).to_pylist(), name
 
 
-def test_both_ways_make_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+WITH_PROPERTIES = encode_message(b"k", b"v", producer="p", sequence_id=9, publish_time=5, properties=[("a", "b")])
+"""An entry of a kind that makes all entries of its table be rebuilt message by message."""
+
+
+def test_both_ways_make_the_same_bytes() -> None:
     """Column by column, as plain batches go, and message by message."""
     messages = [(b"key-%d" % number, b"v" * (number * 37 % 500), None, None) for number in range(50)]
     entries = [batch(messages, number, CompressionType.NONE) for number in range(3)]
-    table = unpack(stored(entries), 1).take([*range(10), *range(60, 61), *range(100, 150, 3)])
-    quick = rebuilt(table, [])
-    monkeypatch.setattr(rebuild, "_is_plain", lambda _: False)
+    table = unpack(stored([*entries, WITH_PROPERTIES]), 1)
+    table = table.take([*range(10), *range(60, 61), *range(100, 150, 3), 150])
+    quick = rebuilt(table.slice(0, len(table) - 1), [])
+    *slow, last = rebuilt(table, [])
 
-    assert rebuilt(table, []) == quick
-    assert [item.data for item in rebuilt(table, [])] == [item.data for item in quick]
+    assert last.offset == 150
+    assert slow == quick
+    assert [item.data for item in slow] == [item.data for item in quick]
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_batch_has_the_keys_of_its_first_message(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its client gave it them: a key-shared subscription goes by these."""
-    if not quick:
-        monkeypatch.setattr(rebuild, "_is_plain", lambda _: False)
+def test_a_batch_has_the_keys_of_its_first_message(quick: bool) -> None:
+    """A key-shared subscription uses them in the form in which the client sent them."""
     messages = [(b"k", b"1", None, None), (b"k", b"2", None, None)]
-    (entry,) = rebuilt(unpack(stored([batch(messages, 0, CompressionType.NONE)]), 1), [])
+    entries = [batch(messages, 0, CompressionType.NONE)]
+    entry = rebuilt(unpack(stored(entries if quick else [*entries, WITH_PROPERTIES]), 1), [])[0]
     metadata, _ = parse(entry.data)
     assert metadata.partition_key == b"k"
     assert not metadata.partition_key_b64_encoded

@@ -71,11 +71,11 @@ def test_neighbours_come_in_one_read_whatever_their_order(
     """All bitmaps of an object are neighbours, so it takes as many reads as there are objects."""
     assert isinstance(object_store, LocalStore)
     store = Counting(object_store.root)
-    wanted: list[tuple[DeletedRows | None, BitMap]] = [(None, BitMap())]
+    expected: list[tuple[DeletedRows | None, BitMap]] = [(None, BitMap())]
     for bitmaps in objects:
-        wanted += zip(written(object_store, bitmaps), bitmaps, strict=True)
-    wanted = data.draw(st.permutations(wanted))
-    assert read_all_deleted(store, [place for place, _ in wanted]) == [bitmap for _, bitmap in wanted]
+        expected += zip(written(object_store, bitmaps), bitmaps, strict=True)
+    expected = data.draw(st.permutations(expected))
+    assert read_all_deleted(store, [place for place, _ in expected]) == [bitmap for _, bitmap in expected]
     assert store.reads == len(objects)
 
 

@@ -86,14 +86,14 @@ def write(
 
 @given(RECORDS, RANGES, st.lists(RANGES, min_size=1, max_size=4), st.booleans())
 def test_any_hash_range_reads_as_a_filter_of_the_whole(
-    object_store: ObjectStore, drawn: list[Record], mine: HashRange, asked: list[HashRange], events: bool
+    object_store: ObjectStore, drawn: list[Record], own_range: HashRange, ranges: list[HashRange], events: bool
 ) -> None:
-    inside = [record for record in drawn if holds(mine, record.hi)]
-    location = write(object_store, columns(inside, events), mine)
-    for wanted in [HashRange(), mine, *asked]:
-        expected = [record for record in inside if holds(wanted, record.hi)]
-        assert plain(key_index.read_records(object_store, location, wanted)) == [record[:3] for record in expected]
-        with_events = key_index.read_records(object_store, location, wanted, events=True)
+    inside = [record for record in drawn if holds(own_range, record.hi)]
+    location = write(object_store, columns(inside, events), own_range)
+    for hash_range in [HashRange(), own_range, *ranges]:
+        expected = [record for record in inside if holds(hash_range, record.hi)]
+        assert plain(key_index.read_records(object_store, location, hash_range)) == [record[:3] for record in expected]
+        with_events = key_index.read_records(object_store, location, hash_range, events=True)
         width = 5 if events and with_events.event_time is not None else 3
         assert plain(with_events) == [record[:width] for record in expected]
         assert width == (5 if events and expected else width)
@@ -107,12 +107,14 @@ def test_the_ranges_of_a_run_share_the_records_out(object_store: ObjectStore, dr
 
 
 @given(RECORDS, RANGES)
-def test_fences_are_equal_ranges_of_the_hash(drawn: list[Record], mine: HashRange) -> None:
-    inside = [record for record in drawn if holds(mine, record.hi)]
-    _, directory = key_index.encode_index(columns(inside, events=False), mine)
+def test_fences_are_equal_ranges_of_the_hash(drawn: list[Record], own_range: HashRange) -> None:
+    inside = [record for record in drawn if holds(own_range, record.hi)]
+    _, directory = key_index.encode_index(columns(inside, events=False), own_range)
     count = len(directory.counts)
     assert count == 1 or count * key_index.FENCE_RECORDS // 2 < len(inside) <= count * key_index.FENCE_RECORDS
-    narrower = [HashRange((mine.prefix * count) + i, mine.bits + count.bit_length() - 1) for i in range(count)]
+    narrower = [
+        HashRange((own_range.prefix * count) + i, own_range.bits + count.bit_length() - 1) for i in range(count)
+    ]
     assert [sum(holds(fence, record.hi) for record in inside) for fence in narrower] == list(directory.counts)
 
 
@@ -144,10 +146,10 @@ def test_an_index_without_unkeyed_rows_has_empty_bitmaps(object_store: ObjectSto
 
 @given(RECORDS, RANGES, BITMAPS, st.booleans())
 def test_a_directory_is_read_back_whole(
-    drawn: list[Record], mine: HashRange, unkeyed: dict[str, BitMap64], events: bool
+    drawn: list[Record], own_range: HashRange, unkeyed: dict[str, BitMap64], events: bool
 ) -> None:
-    inside = [record for record in drawn if holds(mine, record.hi)]
-    data, directory = key_index.encode_index(columns(inside, events), mine, unkeyed)
+    inside = [record for record in drawn if holds(own_range, record.hi)]
+    data, directory = key_index.encode_index(columns(inside, events), own_range, unkeyed)
     again = IndexDirectory.decode(directory.encode())
     assert again == directory
     assert again.records == len(inside)
@@ -277,10 +279,10 @@ def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(dra
 @given(RECORDS, st.lists(st.tuples(HIGH, HIGH), max_size=30))
 def test_hashes_are_found_as_in_a_dict(drawn: list[Record], others: list[tuple[int, int]]) -> None:
     """Half of what is asked for is there; keys share high halves."""
-    asked = sorted({*others, *(record[:2] for record in drawn[::2])})
-    found = key_index.find(columns(drawn, events=False), u64([hi for hi, _ in asked]), u64([lo for _, lo in asked]))
+    keys = sorted({*others, *(record[:2] for record in drawn[::2])})
+    records = key_index.find(columns(drawn, events=False), u64([hi for hi, _ in keys]), u64([lo for _, lo in keys]))
     where = {record[:2]: position for position, record in enumerate(drawn)}
-    assert found.tolist() == [where.get(pair, -1) for pair in asked]
+    assert records.tolist() == [where.get(pair, -1) for pair in keys]
 
 
 class Counting:
@@ -307,21 +309,21 @@ def test_a_probe_has_every_record_of_the_hashes_it_is_asked_for(
     events: bool,
     gap: int,
 ) -> None:
-    """Of an index of any hash range; what else comes is of the same fences, in hash order."""
-    asked = sorted({*others, *(record.hi for record in drawn[::3])})
+    """The index may have any hash range; other records of the answer are of the same fences, in hash order."""
+    hashes = sorted({*others, *(record.hi for record in drawn[::3])})
     with pytest.MonkeyPatch.context() as patch:
         Counting(object_store, patch, gap * key_index.RECORD_BYTES * key_index.FENCE_RECORDS)
-        for mine in ranges:
-            inside = [record for record in drawn if holds(mine, record.hi)]
-            location = write(object_store, columns(inside, events), mine)
-            found = plain(key_index.probe_records(object_store, location, u64(asked), events=events))
+        for own_range in ranges:
+            inside = [record for record in drawn if holds(own_range, record.hi)]
+            location = write(object_store, columns(inside, events), own_range)
+            probed = plain(key_index.probe_records(object_store, location, u64(hashes), events=events))
             width = 5 if events else 3
-            assert [row for row in found if row[0] in asked] == [item[:width] for item in inside if item.hi in asked]
-            assert found == sorted(set(found) & {record[:width] for record in inside})
+            assert [row for row in probed if row[0] in hashes] == [item[:width] for item in inside if item.hi in hashes]
+            assert probed == sorted(set(probed) & {record[:width] for record in inside})
 
 
 @pytest.mark.parametrize(
-    ("gap", "asked", "requests"),
+    ("gap", "buckets", "requests"),
     [
         pytest.param(0, [], [], id="nothing"),
         pytest.param(0, [3], [(3, 1)], id="one fence"),
@@ -335,7 +337,7 @@ def test_a_probe_reads_the_fences_it_needs_in_as_few_requests_as_pay(
     object_store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
     gap: int,
-    asked: list[int],
+    buckets: list[int],
     requests: list[tuple[int, int]],
 ) -> None:
     """Sixteen fences of three records; a gap of that many fences is cheaper to read than another request."""
@@ -343,10 +345,10 @@ def test_a_probe_reads_the_fences_it_needs_in_as_few_requests_as_pay(
     location = write(object_store, columns(drawn, events=True), HashRange())
     assert len(IndexDirectory.decode(location.directory).counts) == 16
     counting = Counting(object_store, monkeypatch, gap * key_index.RECORD_BYTES * key_index.FENCE_RECORDS)
-    hashes = u64([(top << 60) + 1 for top in asked])
-    found = key_index.probe_records(object_store, location, hashes)
+    hashes = u64([(top << 60) + 1 for top in buckets])
+    records = key_index.probe_records(object_store, location, hashes)
     assert counting.reads == [(72 * first, 72 * count) for first, count in requests]
-    assert sorted({record[2] for record in plain(found)}) == [
+    assert sorted({record[2] for record in plain(records)}) == [
         f for first, n in requests for f in range(first, first + n)
     ]
     counting.reads.clear()
@@ -360,9 +362,9 @@ def test_a_level_of_several_hash_ranges_costs_a_request_for_each_that_holds_what
     """Levels may be cut into other ranges than the run that probes them."""
     drawn = [Record((top << 60) + 1, 1, top, top, top) for top in range(16)]
     level = [write(object_store, columns(drawn[4 * n : 4 * n + 4], events=False), HashRange(n, 2)) for n in range(4)]
-    counting, asked = Counting(object_store, monkeypatch, 0), u64([(top << 60) + 1 for top in (0, 8, 9)])
-    found = key_index.concatenated([key_index.probe_records(object_store, item, asked) for item in level])
-    assert set(found.offset.tolist()) >= {0, 8, 9}
+    counting, hashes = Counting(object_store, monkeypatch, 0), u64([(top << 60) + 1 for top in (0, 8, 9)])
+    records = key_index.concatenated([key_index.probe_records(object_store, item, hashes) for item in level])
+    assert set(records.offset.tolist()) >= {0, 8, 9}
     assert len(counting.reads) == 2
 
 
@@ -395,7 +397,7 @@ def test_runs_are_put_one_behind_the_other(drawn: list[tuple[list[Record], bool]
 def test_records_are_taken_by_position_mask_or_slice(drawn: list[Record], events: bool, data: st.DataObject) -> None:
     records = columns(drawn, events)
     mask = data.draw(st.lists(st.booleans(), min_size=len(drawn), max_size=len(drawn)))
-    expected = [record[: 5 if events else 3] for record, wanted in zip(drawn, mask, strict=True) if wanted]
+    expected = [record[: 5 if events else 3] for record, is_kept in zip(drawn, mask, strict=True) if is_kept]
     assert plain(records.take(np.array(mask, dtype=np.bool_))) == expected
     assert plain(records.take(np.flatnonzero(np.array(mask, dtype=np.bool_)))) == expected
     assert plain(records.take(slice(1, None))) == plain(records)[1:]

@@ -62,16 +62,16 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return Manifest(draw(TEXTS), draw(TEXTS), *ids, horizon, tuple(parts), draw(levels), *frozen)
 
 
-def everything(made: Manifest) -> tuple[str, Any]:
+def everything(manifest: Manifest) -> tuple[str, Any]:
     """All numbers and texts of a manifest; message ids that are equal may still differ in their partition."""
-    return repr(replace(made, policies={})), made.policies
+    return repr(replace(manifest, policies={})), manifest.policies
 
 
 @given(manifests())
-def test_a_manifest_is_read_back_whole(object_store: ObjectStore, made: Manifest) -> None:
-    stored = write_manifest(object_store, f"manifests/{new_id()}", made)
+def test_a_manifest_is_read_back_whole(object_store: ObjectStore, manifest: Manifest) -> None:
+    stored = write_manifest(object_store, f"manifests/{new_id()}", manifest)
     assert stored.size == object_store.size(stored.name)
-    assert everything(read_manifest(object_store, stored)) == everything(made)
+    assert everything(read_manifest(object_store, stored)) == everything(manifest)
 
 
 def test_equal_manifests_have_equal_bytes_in_json_with_sorted_keys() -> None:
@@ -108,7 +108,7 @@ def test_the_totals_are_those_of_the_parts_without_their_deleted_rows() -> None:
 
 
 def test_the_objects_of_a_manifest_are_all_that_it_refers_to() -> None:
-    """What garbage collection must leave: shared objects once."""
+    """The objects that garbage collection must keep: shared ones once."""
     deleted = [DeletedRows("bitmaps", start, 20, 1, 0) for start in (0, 20)]
     created = manifest(part(1, 9, messages=8, deleted=deleted[0]), part(10, 19, messages=4, deleted=deleted[1]))
     levels = ((IndexLocation("new", 0, 5, b""),), (IndexLocation("old", 0, 5, b""), IndexLocation("older", 0, 5, b"")))

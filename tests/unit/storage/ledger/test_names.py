@@ -49,8 +49,8 @@ def test_what_a_task_writes_stands_below_its_run_and_never_twice_under_one_name(
 @given(st.lists(NUMBERS, min_size=2, max_size=8))
 def test_names_sort_as_numbers_do(numbers: list[int]) -> None:
     built = [names.ledger_rows(UID, number, ATTEMPT) for number in numbers]
-    found = [names.parse(name) for name in sorted(built)]
-    assert [item.number for item in found if item] == sorted(numbers)
+    parsed = [names.parse(name) for name in sorted(built)]
+    assert [item.number for item in parsed if item] == sorted(numbers)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_some_rows_and_some_columns_read_as_those_of_the_whole(
     object_store: ObjectStore, table: pa.Table, data: st.DataObject
 ) -> None:
     reader = RowsReader(object_store, write(object_store, table))
-    wanted = data.draw(st.sets(st.integers(0, len(table) - 1), min_size=1).map(sorted))
+    numbers = data.draw(st.sets(st.integers(0, len(table) - 1), min_size=1).map(sorted))
     names = data.draw(st.lists(st.sampled_from(rows.SCHEMA.names), min_size=1, unique=True))
-    assert next(reader.take([(0, np.array(wanted))])).to_pylist() == table.take(wanted).to_pylist()
+    assert next(reader.take([(0, np.array(numbers))])).to_pylist() == table.take(numbers).to_pylist()
     assert reader.read(0, names).to_pylist() == table.select(names).to_pylist()
     assert reader.offsets(0).tolist() == table.column("offset").to_pylist()
 

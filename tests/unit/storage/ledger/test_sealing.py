@@ -90,13 +90,13 @@ def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: 
         "chunks": [r["offset"] for r in drawn if r["slot"] == rows.RowType.CHUNK and not belongs(r)],
     }
     chunks = read_ledger_chunks(object_store, ledger.index)
-    found = zip(offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
-    wanted = [r for r in drawn if r["slot"] == rows.RowType.CHUNK and belongs(r)]
-    assert list(found) == [(r["offset"], r["chunk_index"], r["chunk_count"]) for r in wanted]
+    chunk_rows = zip(offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
+    expected = [r for r in drawn if r["slot"] == rows.RowType.CHUNK and belongs(r)]
+    assert list(chunk_rows) == [(r["offset"], r["chunk_index"], r["chunk_count"]) for r in expected]
 
 
 def belongs(row: dict[str, Any]) -> bool:
-    """Whether a chunk can be of a message."""
+    """Return whether a chunk can be of a message."""
     index, count = row["chunk_index"], row["chunk_count"]
     return row["chunk_uuid"] is not None and index is not None and count is not None and index < count
 
@@ -113,8 +113,8 @@ def simple_rows(count: int, **columns: list[object]) -> pa.Table:
 
 def test_names_carry_the_ledger_and_the_attempt(object_store: ObjectStore) -> None:
     ledger = seal(object_store, simple_rows(1))
-    found = [names.parse(ledger.rows.name), names.parse(ledger.index.name)]
-    assert [(item.kind, item.number, item.attempt_id) for item in found if item] == [
+    parsed = [names.parse(ledger.rows.name), names.parse(ledger.index.name)]
+    assert [(item.kind, item.number, item.attempt_id) for item in parsed if item] == [
         (ObjectKind.LEDGER_ROWS, 1, ledger.attempt_id),
         (ObjectKind.LEDGER_INDEX, 1, ledger.attempt_id),
     ]

@@ -1,4 +1,4 @@
-"""How a stream of messages becomes ledgers: cut by bytes, in order, ids and defaults filled in."""
+"""A stream of messages becomes ledgers: cut by bytes, in order, with ids and defaults."""
 
 from __future__ import annotations
 

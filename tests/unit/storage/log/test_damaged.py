@@ -147,9 +147,9 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     (remains,) = topic.log_manager().seal_damaged(topic.record)
-    gone = {offset for number in lost for offset in range(OFFSETS[number], OFFSETS[number + 1])}
-    assert remains.lost == len(gone)
-    assert raw(topic) == [message for message in before if message.offset not in gone]
+    lost_offsets = {offset for number in lost for offset in range(OFFSETS[number], OFFSETS[number + 1])}
+    assert remains.lost == len(lost_offsets)
+    assert raw(topic) == [message for message in before if message.offset not in lost_offsets]
     ledger = remains.ledger
     assert (ledger.first_offset, ledger.last_offset, ledger.messages) == (0, 15, 16)
     assert (ledger.entries, ledger.last_message_id) == (12, row.content.last_message_id)
@@ -164,7 +164,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
 
 
 def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbench, topic: Topic) -> None:
-    """The last entry was a batch: its lost rows are a batch's, so the last id stays what producers were told."""
+    """The last entry was a batch: its lost rows are a batch's, so the last id stays the one that producers got."""
     entries = [one(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), one(b"d", b"1"), batch(*[(b"e", b"1")] * 3)]
     before = damaged(bench, topic, missing, entries)
     topic_id = topic.record.id
@@ -189,7 +189,10 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
-    """What is read afterwards was there before, at its place; offsets are dense; nothing undamaged in front is lost."""
+    """All messages that are read afterwards were there before, at their place, with dense offsets.
+
+    No message before the damage is lost.
+    """
     choose = random.Random(seed)
     first_hit = 1 << 40
 
@@ -233,15 +236,15 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     assert answer.value.advice.kind is AdviceKind.ACCEPT_LOSS_ROLLED
     run = bench.compact(topic).run
     assert run is not None
-    assert "with the loss of the rest accepted" in str(run.statistics["tail_left"])
+    assert "with the loss of the rest accepted" in str(run.tail_left)
     horizon = topic.snapshot().horizon
     assert horizon is not None
     assert horizon.offset == 0, "nothing behind a segment that is not sealed is compacted"
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
+    bench.metadata.policies.change([topic_scope(topic.record)], {"cleanup.policy": "delete"})
     retention = Retention(bench)
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.candidates)) == (0, 1)
-    assert "with the loss of the rest accepted" in trimmed.tail_left
+    assert "with the loss of the rest accepted" in str(trimmed.tail_left)
     assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [0, 3]

@@ -67,5 +67,5 @@ def test_a_later_format_is_told() -> None:
 @pytest.mark.parametrize("entry", [b"", b"entry", bytes(100)])
 def test_a_frame_passes_in_its_own_place_alone(other: tuple[SegmentHeader, int, int], entry: bytes) -> None:
     header, entry_id, offset = other
-    here = frame_checksum(HEADER.checksum, 5, 1012, entry)
-    assert frame_checksum(header.checksum, entry_id, offset, entry) != here
+    checksum = frame_checksum(HEADER.checksum, 5, 1012, entry)
+    assert frame_checksum(header.checksum, entry_id, offset, entry) != checksum

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from typing import Any
 
 import pytest
 
 from storage.errors import Fenced
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult
-from storage.log.segment_writer import SegmentWriter
-from tests.segments import OneSegment, message
+from tests.segments import EndingQueues, OneSegment, message
 
 TIMEOUT = 30.0
 
 
 class HeldFlush:
-    """Lets the first fdatasync begin, and end when it is told to."""
+    """A first fdatasync that begins, and ends when `go_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -46,7 +43,7 @@ def test_what_comes_while_a_flush_is_under_way_shares_the_next(
         for n in range(1, 60):
             writer.submit(message(n), answers.append)
         assert answers == []
-        assert segment.visible() == []  # written, not flushed: nobody may see it
+        assert segment.visible() == []  # written, not flushed: no reader may see it
         held.go_on.set()
         last = writer.append(message(60))
         assert held.count == 2
@@ -68,58 +65,6 @@ def test_a_group_may_be_larger_than_one_call_of_the_system_takes(
         assert tickets[-1].result().first.offset == 2499
         assert held.count == 2
     assert segment.visible() == [message(n) for n in range(1500)]
-
-
-def test_tasks_are_answered_in_one_call_a_group(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> tuple[list[AppendResult], int]:
-        loop = asyncio.get_running_loop()
-        calls: list[Any] = []
-        real = loop.call_soon_threadsafe
-
-        def counted(callback: Any, *arguments: Any, **keywords: Any) -> Any:
-            calls.append(callback)
-            return real(callback, *arguments, **keywords)
-
-        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        held = HeldFlush(monkeypatch)
-        first = writer.append_async(message(0))
-        assert held.begun.wait(TIMEOUT)
-        others = [writer.append_async(message(n)) for n in range(1, 64)]
-        held.go_on.set()
-        return [await first, *(await asyncio.gather(*others))], len(calls)
-
-    with segment.create() as writer:
-        appended, calls = asyncio.run(main(writer))
-    assert [item.first.offset for item in appended] == list(range(1000, 1064))
-    assert calls == 2
-
-
-def test_a_cancelled_task_harms_no_other(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> AppendResult:
-        held = HeldFlush(monkeypatch)
-        gone = asyncio.ensure_future(writer.append_async(message(0)))
-        other = writer.append_async(message(1))
-        assert held.begun.wait(TIMEOUT)
-        gone.cancel()
-        held.go_on.set()
-        return await other
-
-    with segment.create() as writer:
-        assert asyncio.run(main(writer)).first.offset == 1001
-    assert segment.visible() == [message(0), message(1)]
-
-
-def test_a_closed_loop_harms_no_other(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    with segment.create() as writer:
-        held = HeldFlush(monkeypatch)
-
-        async def leave() -> None:
-            writer.append_async(message(0))
-            assert held.begun.wait(TIMEOUT)
-
-        asyncio.run(leave())
-        held.go_on.set()
-        assert writer.append(message(1)).first.offset == 1001
 
 
 def test_a_failing_callback_harms_no_other(segment: OneSegment, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,15 +92,13 @@ def test_who_submits_too_much_waits(segment: OneSegment, monkeypatch: pytest.Mon
         thread = threading.Thread(target=submit)
         thread.start()
         assert held.begun.wait(TIMEOUT)
-        while writer.pending_bytes <= 3 * size:
+        while writer.messages < 4:
             os.sched_yield()
         assert submitted == [0, 1, 2]  # the fourth waits
-        assert writer.pending_bytes == 4 * size
         held.go_on.set()
         thread.join(TIMEOUT)
         assert submitted == list(range(6))
     assert len(answers) == 6
-    assert writer.pending_bytes == 0
 
 
 def test_abandon_fails_what_is_pending(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +110,10 @@ def test_abandon_fails_what_is_pending(segment: OneSegment, monkeypatch: pytest.
     writer.submit(message(1), answers.append)
     ticket = writer.submit(message(2))
     fenced = Fenced("the lease went to another", "open the topic again")
+    queues = EndingQueues(monkeypatch)
     ending = threading.Thread(target=writer.abandon, args=(fenced,))
     ending.start()
-    while writer._commits.refusal is None:
-        os.sched_yield()
+    queues.wait_for_refusal()
     held.go_on.set()
     ending.join(TIMEOUT)
     with pytest.raises(Fenced, match="the lease went to another"):

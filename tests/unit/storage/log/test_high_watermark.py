@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,19 @@ from storage.log.high_watermark import (
     read_high_watermark,
     read_writing_process,
 )
-from tests.segments import flip, write_version_1
+from tests.segments import flip, write_version_2
 
 SEED = 5
-ONE, TWO, THREE = (HighWatermark(100 * n, 110 * n, n, 1000 + n) for n in (1, 2, 3))
+ONE, TWO, THREE = (HighWatermark(100 * n, 110 * n, n, 1000 + n, 90 * n) for n in (1, 2, 3))
 
 
 def test_the_newest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         for end in (ONE, TWO, THREE, ONE):
             writer.publish(end)
             assert read_high_watermark(path, SEED) == end
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         assert read_high_watermark(path, SEED) == ONE  # until there is something to say
         writer.publish(TWO)
         assert read_high_watermark(path, SEED) == TWO
@@ -34,32 +36,32 @@ def test_the_newest_is_read(tmp_path: Path) -> None:
 
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         writer.publish(ONE)
-        writer.publish(HighWatermark(100, 256, 2, 1003))
+        writer.publish(HighWatermark(100, 256, 2, 1003, 180))
     data = path.read_bytes()
     assert len(data) == 256
-    numbers = [int.from_bytes(data[at : at + 8], "big") for at in range(0, 40, 8)]
-    assert numbers == [2, 100, 256, 2, 1003]
-    assert data[40] == 2
-    assert data[:45] == data[64:109]
+    numbers = [int.from_bytes(data[at : at + 8], "big") for at in range(0, 48, 8)]
+    assert numbers == [2, 100, 256, 2, 1003, 180]
+    assert data[48] == 3
+    assert data[:53] == data[64:117]
     assert data[128:132] == os.getpid().to_bytes(4, "big")
 
 
-@pytest.mark.parametrize("position", [*range(45), *range(64, 109)])
+@pytest.mark.parametrize("position", [*range(53), *range(64, 117)])
 def test_a_flipped_bit_takes_nothing_back(tmp_path: Path, position: int) -> None:
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         for end in (ONE, TWO, THREE):
             writer.publish(end)
     flip(path, position, 0x80)
     assert read_high_watermark(path, SEED) == THREE
 
 
-@pytest.mark.parametrize("position", range(45))
+@pytest.mark.parametrize("position", range(53))
 def test_a_writer_that_is_killed_in_a_copy_leaves_what_was_before(tmp_path: Path, position: int) -> None:
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         writer.publish(TWO)
         before = path.read_bytes()
         writer.publish(THREE)
@@ -70,25 +72,16 @@ def test_a_writer_that_is_killed_in_a_copy_leaves_what_was_before(tmp_path: Path
     assert read_high_watermark(path, SEED) == THREE
 
 
-def test_a_file_of_version_1_is_read_and_written_over(tmp_path: Path) -> None:
+def test_a_file_of_version_2_is_read_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    for ends in ([ONE], [ONE, TWO], [ONE, TWO, THREE]):
-        write_version_1(path, SEED, [(end.flushed, end.visible, end.entries, end.next_offset) for end in ends])
-        found = read_high_watermark(path, SEED)
-        assert found == ends[-1]
-        assert found is not None
-        assert found.certain
-    flip(path, 64)  # the third: whether the second is what was acknowledged last is not known
-    found = read_high_watermark(path, SEED)
-    assert found == TWO
-    assert found is not None
-    assert not found.certain
-    with HighWatermarkWriter(path, SEED) as writer:
+    write_version_2(path, SEED, TWO)
+    flip(path, 64)
+    assert read_high_watermark(path, SEED) == replace(TWO, logical_bytes=None)
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         writer.publish(ONE)
-    found = read_high_watermark(path, SEED)
-    assert found == ONE
-    assert found is not None
-    assert found.certain
+    assert read_high_watermark(path, SEED) == ONE
+    flip(path, 64)
+    assert read_high_watermark(path, SEED) == ONE
 
 
 def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
@@ -96,7 +89,7 @@ def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
 ) -> None:
     """Else it would take the segment for empty."""
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         for end in (ONE, TWO, THREE):
             writer.publish(end)
     whole = path.read_bytes()
@@ -113,7 +106,7 @@ def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
 
 def test_the_end_of_another_life_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with HighWatermarkWriter(path, SEED + 1) as writer:
+    with closing(HighWatermarkWriter(path, SEED + 1)) as writer:
         writer.publish(ONE)
     assert read_high_watermark(path, SEED) is None
 
@@ -124,7 +117,7 @@ def test_nonsense_says_nothing_and_is_written_over(tmp_path: Path, data: bytes) 
     path.write_bytes(data)
     assert read_high_watermark(path, SEED) is None
     assert read_writing_process(path) is None
-    with HighWatermarkWriter(path, SEED) as writer:
+    with closing(HighWatermarkWriter(path, SEED)) as writer:
         writer.publish(ONE)
     assert read_high_watermark(path, SEED) == ONE
 

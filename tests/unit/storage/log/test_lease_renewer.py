@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 from sqlalchemy import event
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.log import lease_renewer as watching
-from storage.log.lease_renewer import LeaseRenewer
+from storage.log.lease_renewer import TICKS, LeaseRenewer
+from storage.log.segment_lifecycle import SegmentLifecycle
+from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.leases import UnrenewedLeases
 from storage.metadata.liveness import LEASE_TTL_MS
@@ -25,7 +28,7 @@ from tests.workbench import Workbench, raw
 
 @pytest.fixture
 def watch(bench: Workbench) -> Iterator[LeaseRenewer]:
-    """Looks and renews when it is told to."""
+    """A renewer that polls and renews when a test calls it."""
     with LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as created:
         yield created
 
@@ -53,7 +56,7 @@ def logs(bench: Workbench, watch: LeaseRenewer) -> Iterator[Logs]:
 
 
 def statements(bench: Workbench) -> list[str]:
-    """What is asked of the database from now on."""
+    """Return a list to which each later statement of the database is added."""
     seen: list[str] = []
 
     def note(*arguments: object) -> None:
@@ -62,6 +65,11 @@ def statements(bench: Workbench) -> list[str]:
 
     event.listen(bench.metadata.database.engine, "before_cursor_execute", note)
     return seen
+
+
+def renew(watch: LeaseRenewer) -> list[Future[None]]:
+    """Let an interval of renewal pass; return the work that begins for lost leases."""
+    return [work for _ in range(TICKS) for work in watch.tick()]
 
 
 def rolled(bench: Workbench, logs: Logs) -> list[int]:
@@ -81,7 +89,7 @@ def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
         assert [statement.split()[0] for statement in seen] == ["SELECT"]
         bench.clock.advance(10_000)
         seen.clear()
-        assert watch.renew() == []
+        assert renew(watch) == []
         assert [statement.split()[0] for statement in seen] == ["SELECT", "UPDATE"]
         bench.clock.advance(10_000)
         assert all(bench.metadata.leases.current(topic.record.id) for topic, _ in logs), "taken longer than a term ago"
@@ -99,20 +107,20 @@ def test_many_are_asked_for_in_batches(
     wait(watch.poll())
     assert rolled(bench, logs) == [7]
     seen.clear()
-    assert watch.renew() == []
+    assert renew(watch) == []
     assert len(seen) == 6
 
 
 def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    """The file is given up at once; nobody else notices."""
+    """The file is released at once; no other log is affected."""
     bench.clock.advance(60_000)
     topic, log = logs[7]
     bench.metadata.leases.acquire(topic.record.id, "other:1:ab", 15_000)
-    wait(begun := watch.renew())
+    wait(begun := renew(watch))
     assert len(begun) == 1
     with pytest.raises(Fenced, match="has lost the lease"):
         log.append(one(b"b", b"2"))
-    assert watch.renew() == [], "told once"
+    assert renew(watch) == [], "reported once"
     for number, (other, goes_on) in enumerate(logs):
         if number != 7:
             goes_on.append(one(b"b", b"2"))
@@ -126,14 +134,14 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
 
 
 def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    for number, answer, parts in ((3, watch.poll, 1), (4, watch.renew, 2)):  # the lease of the first one, too
+    for number, answer, parts in ((3, watch.poll, 1), (4, partial(renew, watch), 2)):  # the lease of the first one, too
         topic, log = logs[number]
         bench.metadata.tenancy.delete_topic(topic.record.id)
         wait(begun := answer())
         assert len(begun) == parts
         with pytest.raises(TopicNotFound):
             log.append(one(b"b", b"2"))
-    wait([*watch.poll(), *watch.renew()])
+    wait([*watch.poll(), *renew(watch)])
     logs[5][1].append(one(b"b", b"2"))
 
 
@@ -143,7 +151,7 @@ def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenew
     assert rolled(bench, logs) == [2]
     for number in (2, 4):  # policies are read when a segment is opened
         topic, log = logs[number]
-        bench.metadata.policies.set(topic_scope(topic.record), "segment.ms", 60_000)
+        bench.metadata.policies.change([topic_scope(topic.record)], {"segment.ms": 60_000})
         log.roll()
         log.append(one(b"b", b"2"))
     assert watch.poll() == []
@@ -163,19 +171,19 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
 ) -> None:
     go_on, begun = threading.Event(), threading.Event()
     rolls = bench.metadata.segments.roll
-    slow, real = logs[0][1]._open_segments, logs[0][1]._open_segments.roll
 
-    def held(writer: object) -> object:
-        begun.set()
-        assert go_on.wait(30)
-        return real(writer)  # type: ignore[arg-type]
+    def held(lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
+        if lease.topic_id == logs[0][0].record.id:
+            begun.set()
+            assert go_on.wait(30)
+        return rolls(lease, ledger_id, content)
 
     def fails(lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
         if lease.topic_id == logs[1][0].record.id:
             raise Unavailable("no database", "try again")
-        return rolls(lease, ledger_id, content)
+        return held(lease, ledger_id, content)
 
-    monkeypatch.setattr(slow, "roll", held)
+    monkeypatch.setattr(bench.metadata.segments, "roll", held)
     with monkeypatch.context() as patched:
         patched.setattr(bench.metadata.segments, "roll", fails)
         for number in (0, 1, 2):
@@ -186,7 +194,7 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
         assert rolled(bench, logs) == [2]
         assert "cannot be rolled now: no database" in caplog.text
     bench.clock.advance(10_000)
-    assert watch.renew() == [], "renewals do not wait for rolls"
+    assert renew(watch) == [], "renewals do not wait for rolls"
     wait(watch.poll())
     assert rolled(bench, logs) == [1, 2], "tried again; what is under way is not begun twice"
     lease = bench.metadata.leases.current(logs[0][0].record.id)
@@ -203,14 +211,14 @@ def test_who_leaves_waits_for_what_was_begun(
     go_on, begun = threading.Event(), threading.Event()
     with topic.append_log(0, renewer=watch) as log:
         log.append(one(b"a", b"1"))
-        real = log._open_segments.roll
+        real = SegmentLifecycle.roll
 
-        def held(writer: object) -> object:
+        def held(segments: SegmentLifecycle, writer: SegmentWriter | None) -> SegmentRecord | None:
             begun.set()
             assert go_on.wait(30)
-            return real(writer)  # type: ignore[arg-type]
+            return real(segments, writer)
 
-        monkeypatch.setattr(log._open_segments, "roll", held)
+        monkeypatch.setattr(SegmentLifecycle, "roll", held)
         bench.metadata.segments.request_roll(topic.record.id)
         (work,) = watch.poll()
         assert begun.wait(30)
@@ -221,11 +229,11 @@ def test_who_leaves_waits_for_what_was_begun(
         assert work.done()
         assert bench.metadata.leases.current(topic.record.id) is None
         assert watch.poll() == []
-        assert watch.renew() == [], "a lease that was released is not lost"
+        assert renew(watch) == [], "a lease that was released is not lost"
 
 
 def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its threads, told by nobody; also after a look and a renewal that failed."""
+    """Its threads work without a call, also after a poll and a renewal that failed."""
     renewed, rolled_one = threading.Event(), threading.Event()
     segments, leases = bench.metadata.segments, bench.metadata.leases
     ask, renew = segments.roll_requests, leases.renew_many
@@ -262,26 +270,42 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     assert bench.metadata.leases.current(topic.record.id) is None
 
 
-def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
-    bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
+def test_a_lease_whose_row_is_locked_is_tried_again_soon(
+    bench: Workbench, watch: LeaseRenewer, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with topic.append_log(0, renewer=watch) as log:
-        monkeypatch.setattr(bench.metadata.leases, "renew_many", lambda held, _: UnrenewedLeases([], list(held)))
-        begun, again = watch._renew(watch._watched_of(watching._HeldLease))
-        assert begun == []
-        assert [held.lease for held in again] == [log._open_segments._lease]
-        log.append(one(b"a", b"1"))
+    calls: list[list[int]] = []
+    locked = logs[3][0].record.id
+
+    def renew_many(held: Sequence[Lease], _: int) -> UnrenewedLeases:
+        calls.append([lease.topic_id for lease in held])
+        return UnrenewedLeases([], [lease for lease in held if lease.topic_id == locked])
+
+    monkeypatch.setattr(bench.metadata.leases, "renew_many", renew_many)
+    assert renew(watch) == []
+    assert [watch.tick(), watch.tick()] == [[], []]
+    assert calls == [[topic.record.id for topic, _ in logs], [locked], [locked]]
+    logs[3][1].append(one(b"b", b"2"))
 
 
-def test_a_process_that_was_paused_renews_its_leases_at_once(bench: Workbench, topic: Topic) -> None:
+def test_a_process_that_was_paused_renews_its_leases_at_once(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process may have taken them meanwhile, and clients would be served by both until the next renewal."""
-    with (
-        LeaseRenewer(bench.metadata, 3600.0, 3600.0, bench.clock) as watch,
-        topic.append_log(0, renewer=watch) as log,
-    ):
-        assert watch._due(1, []) == []
+    renewed: list[int] = []
+
+    def renew_many(held: Sequence[Lease], _: int) -> UnrenewedLeases:
+        renewed.extend(lease.topic_id for lease in held)
+        return UnrenewedLeases([], [])
+
+    monkeypatch.setattr(bench.metadata.leases, "renew_many", renew_many)
+    with LeaseRenewer(bench.metadata, 3600.0, 3600.0, bench.clock) as watch, topic.append_log(0, renewer=watch):
+        assert watch.tick() == []
+        assert renewed == []
         bench.clock.advance(LEASE_TTL_MS)
-        (held,) = watch._due(2, [])
-        assert held.lease == log._open_segments._lease
-        assert watch._due(3, []) == []
-        assert watch._due(0, []) == [held]
+        assert watch.tick() == []
+        assert renewed == [topic.record.id]
+        for _ in range(TICKS - 3):
+            watch.tick()
+        assert renewed == [topic.record.id], "not due again"
+        watch.tick()
+        assert renewed == [topic.record.id] * 2, "the end of the interval"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ import pytest
 
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.environment import Environment
-from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentNotLocal, Unavailable
-from storage.failpoints import Failpoint, observed
+from storage.errors import ErrorText, Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentNotLocal, Unavailable
+from storage.failpoints import Failpoint
 from storage.ledger.rows import CompressionType, RowType
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import ROLL_WAIT_MS, SEALER_DEAD_MS, LogManager
 from storage.metadata.policy_store import BROKER, topic_scope
-from storage.metadata.records import MAX_SEALING_TRIES, Lease
+from storage.metadata.records import MAX_SEALING_TRIES, Attempt, Lease
 from storage.metadata.stores import LeaseStore
 from storage.owner import owner_name
 from storage.topic import Topic
 from tests.entries import batch, one, produce
+from tests.failpoint_listeners import observed
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
@@ -147,12 +147,12 @@ def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
         log.append(one(b"a", b"2"))
         run = bench.compact(topic).run
     assert run is not None
-    assert "was asked to roll" in str(run.statistics["tail_left"])
+    assert "was asked to roll" in str(run.tail_left)
     assert [m.payload for m in topic.messages(read_compacted=True)] == [b"1", b"2"]
 
 
 def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workbench, topic: Topic) -> None:
-    """What is rolled when it begins is sealed; what comes behind it is for the next one."""
+    """The segments that are rolled at its start are sealed; later ones are left to the next call."""
     rolled = 0
     with topic.append_log() as log:
 
@@ -192,12 +192,13 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
     claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
     attempt_id = claimed[1].attempt_id
+    attempts = bench.metadata.attempts.of_topic
 
-    def let_go(_: LogManager, __: object, ___: int) -> Iterator[object]:
+    def after_release(topic_id: int) -> list[Attempt]:
         bench.metadata.attempts.finish(attempt_id)
-        return iter(())
+        return attempts(topic_id)
 
-    monkeypatch.setattr(LogManager, "_seal_below", let_go)
+    monkeypatch.setattr(bench.metadata.attempts, "of_topic", after_release)
     with pytest.raises(LeaseHeld, match="its sealer released it"):
         topic.log_manager().roll_and_seal(topic.record, wait_ms=0)
 
@@ -386,20 +387,20 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     """Else the messages of an idle topic stay on one disk forever."""
     monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
-    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
-    bench.metadata.policies.set(topic_scope(slower.record), "segment.ms", 5000)
+    bench.metadata.policies.change([BROKER], {"segment.ms": 1000})
+    bench.metadata.policies.change([topic_scope(slower.record)], {"segment.ms": 5000})
     for one_topic in (topic, slower, damaged):
         produce(one_topic, [one(b"a", b"1")])
     flip(bench.files(damaged).log, 70)
-    failing: dict[str, str] = {}
+    failing: dict[str, ErrorText] = {}
     with written.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(999)
         assert topic.log_manager().roll_old(failing) == 0
         bench.clock.advance(1)
         assert topic.log_manager().roll_old(failing) == 1
-    shown = [bench.segment_states(one_topic) for one_topic in (topic, slower, damaged, written, empty)]
-    assert shown == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
+    states = [bench.segment_states(one_topic) for one_topic in (topic, slower, damaged, written, empty)]
+    assert states == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
     assert list(failing) == [str(damaged.name)]
     bench.clock.advance(4000)
     assert slower.log_manager().roll_old({}) == 2
@@ -410,7 +411,7 @@ def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: W
     produce(topic, [one(b"a", b"1")])
     bench.metadata.leases.acquire(topic.record.id, "elsewhere", 10**9)
     bench.clock.advance(1000)
-    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
+    bench.metadata.policies.change([BROKER], {"segment.ms": 1000})
     assert topic.log_manager().roll_old({}) == 1
 
 

@@ -19,15 +19,15 @@ from tests.workbench import Workbench, raw
 
 
 class Disk:
-    """What `os.statvfs` says, and how often it was asked."""
+    """The answer of `os.statvfs`, and the number of its calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
         self.free = free
-        self.asked: list[Path] = []
+        self.calls: list[Path] = []
         monkeypatch.setattr(os, "statvfs", self._statvfs)
 
     def _statvfs(self, folder: Path) -> Any:
-        self.asked.append(folder)
+        self.calls.append(folder)
         return SimpleNamespace(f_bavail=self.free // 10, f_frsize=10)
 
 
@@ -57,7 +57,7 @@ def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
     room = LogSpace(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
     for _ in range(3):
         room.check()
-    assert disk.asked == [tmp_path]
+    assert disk.calls == [tmp_path]
     disk.free = 990
     room.check()  # what was found counts for a moment
     clock.advance(DISK_MS)
@@ -65,7 +65,7 @@ def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(StorageFull, match="has 990 bytes left, and 1000 are to stay free"):
             room.check()
     disk.free = 1000
-    clock.advance(-DISK_MS)  # set back: nobody knows by how much
+    clock.advance(-DISK_MS)  # set back, by an unknown time
     room.check()
 
 
@@ -82,13 +82,13 @@ def test_what_cannot_be_asked_stops_nobody(tmp_path: Path) -> None:
         return answer
 
     room = LogSpace(clock, tmp_path, rolled, max_rolled_bytes=100)
-    found = []
+    rooms = []
     for _ in range(4):
         try:
             room.check()
-            found.append(True)
+            rooms.append(True)
         except StorageFull:
-            found.append(False)
+            rooms.append(False)
         clock.advance(ROLLED_MS)
-    assert found == [True, False, False, True]
+    assert rooms == [True, False, False, True]
     assert answers == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
+from storage.errors import CompactorError, ErrorText, Fenced, Misconfigured, Unavailable
 from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentPaths
 from storage.model import Message
@@ -79,7 +79,7 @@ def test_others_than_a_writer_take_it_up_too(bench: Workbench, topic: Topic, by:
     elif by == "import":
         bench.append(topic, [content((b"new", b"1"))])
     elif by == "sweep":
-        failing: dict[str, str] = {}
+        failing: dict[str, ErrorText] = {}
         topic.log_manager().sweep(failing=failing)
         assert not failing
     else:
@@ -101,9 +101,9 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
         produce(topic, [one(b"new", b"1")])
     with pytest.raises(Misconfigured, match=refusal):
         bench.append(topic, [content((b"new", b"1"))])
-    failing: dict[str, str] = {}
+    failing: dict[str, ErrorText] = {}
     topic.log_manager().sweep(failing=failing)
-    assert "the topic ends at offset 1" in failing[str(topic.name)]
+    assert "the topic ends at offset 1" in str(failing[str(topic.name)])
     assert kept_aside(bench, topic) == []
     topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == [f"{3:020d}.aside-1.{kind}" for kind in ("end", "index", "log")]
@@ -211,9 +211,9 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
     shutil.rmtree(folder, ignore_errors=True)
     hidden.rename(folder)
     lost = (folder / f"{1:020d}.log").read_bytes()
-    failing: dict[str, str] = {}
+    failing: dict[str, ErrorText] = {}
     assert topic.log_manager().sweep(failing=failing) == 0
-    assert "holds messages and has no row" in failing[str(topic.name)]
+    assert "holds messages and has no row" in str(failing[str(topic.name)])
     assert (folder / f"{1:020d}.aside-1.log").read_bytes() == lost
     failing.clear()
     assert topic.log_manager().sweep(failing=failing) == 0

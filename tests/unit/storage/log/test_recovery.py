@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,12 @@ NEXT_OFFSET = 1008
 
 def left_open(segment: OneSegment, entries: list[bytes] = ENTRIES, flushed: int | None = None) -> bytes:
     """The file of a writer that died after these; `flushed`: that many entries were, all if None."""
-    with segment.create(NEVER) as writer:
-        for number, data in enumerate(entries):
-            if number == flushed:
-                writer.flush()
+    with segment.create() as closed:
+        for data in entries[:flushed]:
+            closed.append(data)
+    with segment.recover(NEVER) as writer:
+        for data in entries[len(entries[:flushed]) :]:
             writer.append(data)
-        if flushed is None:
-            writer.flush()
         writer.abandon()
     return segment.files.log.read_bytes()
 
@@ -63,7 +63,6 @@ def test_a_bad_tail_is_cut(segment: OneSegment, tail: str) -> None:
     bad = TAILS[tail](segment)
     segment.files.log.write_bytes(whole + bad)
     with segment.recover() as writer:
-        assert writer.cut_bytes == len(bad)
         assert segment.files.log.read_bytes() == whole
         assert [placed(entry) for entry in segment.reader().entries()] == places(ENTRIES)
         assert writer.append(message(5)).first == LogPosition(NEXT_OFFSET, MessageId(7, 5, PARTITION))
@@ -72,18 +71,18 @@ def test_a_bad_tail_is_cut(segment: OneSegment, tail: str) -> None:
 
 @pytest.mark.parametrize("end_file", ["flushed", "nothing flushed", "missing", "torn"])
 def test_cut_at_any_byte(segment: OneSegment, end_file: str) -> None:
-    """What was flushed is never cut away in silence; what was not is kept as far as it is whole."""
+    """Flushed entries are never cut off in silence; others are kept as far as they are whole."""
     whole = left_open(segment, flushed=3)
     flushed = HEADER_BYTES + sum(FRAME_BYTES + len(data) for data in ENTRIES[:3])
     for length in range(HEADER_BYTES, len(whole) + 1, 1 if end_file == "flushed" else 3):
         segment.files.log.write_bytes(whole[:length])
         segment.files.end.unlink(missing_ok=True)
         if end_file != "missing":
-            with HighWatermarkWriter(segment.files.end, segment.header.checksum) as end:
+            with closing(HighWatermarkWriter(segment.files.end, segment.header.checksum)) as end:
                 if end_file == "flushed":
-                    end.publish(HighWatermark(flushed, len(whole), 5, NEXT_OFFSET))
+                    end.publish(HighWatermark(flushed, len(whole), 5, NEXT_OFFSET, 0))
                 elif end_file == "nothing flushed":
-                    end.publish(HighWatermark(HEADER_BYTES, len(whole), 5, NEXT_OFFSET))
+                    end.publish(HighWatermark(HEADER_BYTES, len(whole), 5, NEXT_OFFSET, 0))
         if end_file == "torn":
             os.truncate(segment.files.end, 50)
         if end_file == "flushed" and length < flushed:
@@ -92,11 +91,11 @@ def test_cut_at_any_byte(segment: OneSegment, end_file: str) -> None:
             assert segment.files.log.read_bytes() == whole[:length]  # nothing was touched
             continue
         with segment.recover():
-            found = segment.visible()
-        assert found == ENTRIES[: len(found)]
-        kept = HEADER_BYTES + sum(FRAME_BYTES + len(data) for data in found)
+            entries = segment.visible()
+        assert entries == ENTRIES[: len(entries)]
+        kept = HEADER_BYTES + sum(FRAME_BYTES + len(data) for data in entries)
         assert kept <= length
-        assert len(found) == 5 or length < kept + FRAME_BYTES + len(ENTRIES[len(found)])
+        assert len(entries) == 5 or length < kept + FRAME_BYTES + len(ENTRIES[len(entries)])
         assert segment.files.log.read_bytes() == whole[:kept]
 
 
@@ -158,9 +157,9 @@ def test_what_an_old_end_does_not_know_is_kept(segment: OneSegment) -> None:
     """It is never flushed, so after a power cut it may be older than the file."""
     left_open(segment, flushed=1)
     with segment.recover() as writer:
-        assert (writer.entries, writer.cut_bytes) == (5, 0)
+        assert writer.entries == 5
         end = read_high_watermark(segment.files.end, segment.header.checksum)
-        assert end == HighWatermark(writer.size, writer.size, 5, NEXT_OFFSET)
+        assert end == HighWatermark(writer.size, writer.size, 5, NEXT_OFFSET, writer.logical_bytes)
 
 
 def test_the_end_of_an_earlier_life_is_not_believed(segment: OneSegment) -> None:
@@ -227,10 +226,11 @@ def test_a_lost_lock_leaves_nothing_open(segment: OneSegment) -> None:
 def test_recovered_again_and_again(segment: OneSegment) -> None:
     segment.create().close()
     for n in range(10):
+        size = segment.files.log.stat().st_size
         with segment.files.log.open("ab") as file:
             file.write(b"torn" * n)
         with segment.recover(FlushPolicy(1 + n % 3)) as writer:
-            assert writer.cut_bytes == 4 * n
+            assert segment.files.log.stat().st_size == size
             writer.append(batch(2, n))
     assert [placed(entry) for entry in segment.reader().entries()] == places([batch(2, n) for n in range(10)])
 

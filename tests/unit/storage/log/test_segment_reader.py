@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,7 @@ from storage.log.high_watermark import HighWatermark, HighWatermarkWriter
 from storage.log.segment import FlushPolicy
 from storage.model import LogPosition, MessageId
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
-from tests.segments import (
-    ENTRIES,
-    NEVER,
-    NEXT_OFFSET,
-    PARTITION,
-    PLACES,
-    OneSegment,
-    batch,
-    flip,
-    message,
-    placed,
-    write_version_1,
-)
+from tests.segments import ENTRIES, NEVER, NEXT_OFFSET, PARTITION, PLACES, OneSegment, batch, flip, message, placed
 
 # What it reads
 
@@ -42,14 +31,14 @@ def test_from_every_offset(segment: OneSegment, index_spacing: int, chunk_bytes:
     ends = [offset for _, offset, _ in PLACES[1:]] + [NEXT_OFFSET]
     for start in range(990, NEXT_OFFSET + 3):
         expected = [place for place, end in zip(PLACES, ends, strict=True) if end > start]
-        found = reader.entries(start)
-        assert [placed(item) for item in ([next(found)] if len(expected) > 1 else found)] == expected[:1]
+        entries = reader.entries(start)
+        assert [placed(item) for item in ([next(entries)] if len(expected) > 1 else entries)] == expected[:1]
     for start in (1000, 1077, NEXT_OFFSET - 1):
         assert placed(list(reader.entries(start))[-1]) == PLACES[-1]
 
 
 def test_a_read_in_the_middle_reads_little(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the index: else each read of a reader that follows would cost as much as the segment is long."""
+    """The index is used: else each read of a following reader would cost as much as the segment is long."""
     size = segment.rolled([message(n, 1000) for n in range(2000)])
     read: list[int] = []
     real = os.preadv
@@ -136,10 +125,10 @@ def test_of_an_open_segment_only_what_is_visible(segment: OneSegment) -> None:
             writer.append(data)
         assert segment.visible() == ENTRIES[:10]
         reader = segment.reader()
-        found = reader.entries()
-        next(found)
+        entries = reader.entries()
+        next(entries)
         writer.append(ENTRIES[10])
-        assert len(list(found)) == 9  # as it was when it was asked
+        assert len(list(entries)) == 9  # as it was when it was asked
         assert len(list(reader.entries())) == 11
 
 
@@ -153,7 +142,9 @@ def test_damage_in_the_end_file_hides_nothing(
         for position in damaged:
             flip(segment.files.end, position)
         assert segment.visible() == ENTRIES
-        assert segment.reader().high_watermark() == HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
+        counted = None if len(damaged) == 2 else writer.logical_bytes
+        end = HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET, counted)
+        assert segment.reader().high_watermark() == end
         # Once, not at each read; if one copy is whole, it says it, and nothing is logged.
         assert caplog.text.count("is damaged; the frames of") == (1 if len(damaged) == 2 else 0)
         writer.append(message(0))
@@ -172,20 +163,6 @@ def test_without_the_end_file_the_frames_say_what_can_be_read(segment: OneSegmen
     assert segment.visible() == []
 
 
-@pytest.mark.parametrize("slot", [0, 64])
-def test_of_a_damaged_end_file_of_version_1_the_older_slot_is_not_believed(segment: OneSegment, slot: int) -> None:
-    segment.rolled(ENTRIES[:9])
-    size = segment.files.log.stat().st_size
-    write_version_1(segment.files.end, segment.header.checksum, [(64, 64, 0, 1000), (size, size, 9, PLACES[9][1])])
-    assert segment.visible() == ENTRIES[:9]
-    flip(segment.files.end, slot + 3)
-    assert segment.visible() == ENTRIES[:9]
-    os.truncate(segment.files.log, size - 1)
-    if slot:  # what is left of the file says that more was there
-        with pytest.raises(ObjectDamaged, match="within a frame"):
-            segment.visible()
-
-
 def test_damage_before_the_visible_end_is_told(segment: OneSegment) -> None:
     with segment.create() as writer:
         for data in ENTRIES[:3]:
@@ -195,17 +172,26 @@ def test_damage_before_the_visible_end_is_told(segment: OneSegment) -> None:
             segment.visible()
 
 
-def test_an_end_that_is_taken_back_while_it_is_read_is_no_damage(segment: OneSegment) -> None:
+def test_an_end_that_is_taken_back_while_it_is_read_is_no_damage(
+    segment: OneSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A flush failed under a policy that let it be seen before."""
-    with segment.create(FlushPolicy(None)) as writer:
-        for data in ENTRIES[:3]:
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with segment.create() as writer:
+        writer.append(ENTRIES[0])
+    with segment.recover(FlushPolicy(None)) as writer:
+        for data in ENTRIES[1:3]:
             writer.append(data)
-        found = segment.reader(chunk_bytes=64).entries()
-        assert placed(next(found)) == PLACES[0]
-        cut = HEADER_BYTES + FRAME_BYTES + len(ENTRIES[0])
-        os.truncate(segment.files.log, cut)
-        writer._file._end.publish(HighWatermark(cut, cut, 1, 1001))
-        assert list(found) == []
+        entries = segment.reader(chunk_bytes=64).entries()
+        assert placed(next(entries)) == PLACES[0]
+        monkeypatch.setattr(os, "fdatasync", fail)
+        with pytest.raises(Unavailable):
+            writer.finish()
+        assert segment.files.log.stat().st_size == HEADER_BYTES + FRAME_BYTES + len(ENTRIES[0])
+        assert list(entries) == []
 
 
 # Damage
@@ -239,10 +225,10 @@ def test_a_rolled_segment_that_is_too_short(segment: OneSegment, missing: int) -
 def test_what_is_before_damage_is_handed_out(segment: OneSegment) -> None:
     size = segment.rolled(ENTRIES)
     flip(segment.files.log, size - 1)
-    found = segment.reader(size).entries()
-    assert [placed(next(found)) for _ in PLACES[:-1]] == PLACES[:-1]
+    entries = segment.reader(size).entries()
+    assert [placed(next(entries)) for _ in PLACES[:-1]] == PLACES[:-1]
     with pytest.raises(ObjectDamaged, match=r"\(entry 199, offset \d+\): the checksum of a frame is wrong: restore"):
-        next(found)
+        next(entries)
 
 
 @pytest.mark.parametrize("missing", ["log", "end", "index"])
@@ -307,8 +293,8 @@ def test_a_frame_that_holds_no_entry_is_told(segment: OneSegment) -> None:
 def test_an_end_beyond_the_file_is_damage(segment: OneSegment) -> None:
     segment.rolled(ENTRIES[:2])
     size = segment.files.log.stat().st_size
-    with HighWatermarkWriter(segment.files.end, segment.header.checksum) as end:
-        end.publish(HighWatermark(size + 100, size + 100, 3, 1003))
+    with closing(HighWatermarkWriter(segment.files.end, segment.header.checksum)) as end:
+        end.publish(HighWatermark(size + 100, size + 100, 3, 1003, 3))
     with pytest.raises(ObjectDamaged, match=f"at byte {size} "):
         segment.visible()
 
@@ -316,7 +302,7 @@ def test_an_end_beyond_the_file_is_damage(segment: OneSegment) -> None:
 def test_a_segment_that_is_being_removed_is_missing_not_empty(
     segment: OneSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads it looks then where its messages are now."""
+    """The reader then searches for the new place of its messages."""
     segment.rolled([message(0), message(1)])
     real = Path.unlink
     seen: list[int | None] = []

@@ -13,13 +13,13 @@ from tests.segments import ENTRIES, PLACES, OneSegment, flip, message
 
 
 def scanned(segment: OneSegment) -> list[ScannedFrame]:
-    with SegmentScan(segment.files.log) as found:
-        frames = list(found.frames())
+    with SegmentScan(segment.files.log) as scan:
+        frames = list(scan.frames())
         position = HEADER_BYTES
         for frame in frames:  # without gaps, whatever the file is
             assert frame.position == position
             position += frame.length + (0 if frame.state is FrameState.DAMAGED else FRAME_BYTES)
-        assert position == max(found.size, HEADER_BYTES)
+        assert position == max(scan.size, HEADER_BYTES)
         return frames
 
 
@@ -37,15 +37,15 @@ def test_a_scan_of_a_good_segment(segment: OneSegment) -> None:
     assert summary(frames) == VALID
     assert [frame.data for frame in frames] == ENTRIES
     assert all(frame.header is not None and frame.problem is None for frame in frames)
-    with SegmentScan(segment.files.log) as found:
-        assert (found.header, found.problem) == (segment.header, None)
+    with SegmentScan(segment.files.log) as scan:
+        assert (scan.header, scan.problem) == (segment.header, None)
 
 
 def frame_positions(entries: list[bytes]) -> list[int]:
-    found = [HEADER_BYTES]
+    positions = [HEADER_BYTES]
     for data in entries:
-        found.append(found[-1] + FRAME_BYTES + len(data))
-    return found
+        positions.append(positions[-1] + FRAME_BYTES + len(data))
+    return positions
 
 
 def test_a_scan_goes_on_behind_a_damaged_entry(segment: OneSegment) -> None:
@@ -70,20 +70,20 @@ def test_a_scan_finds_the_next_entry(segment: OneSegment, index_spacing: int, da
     """The index tells where it is in the topic; without it only the entry's own checksum is left."""
     segment.rolled(ENTRIES, index_spacing=index_spacing)
     at = frame_positions(ENTRIES)
-    gone = 1
+    lost = 1
     if damage == "length":
         flip(segment.files.log, at[50] + 2)
     elif damage == "version":
         flip(segment.files.log, at[50] + 4)
     else:
-        gone = 2
+        lost = 2
         with segment.files.log.open("r+b") as file:
             file.seek(at[50])
             length = at[52] - at[50]
             file.write(bytes(length) if damage == "zeros" else bytes(n * 7 % 256 for n in range(length)))
     frames = scanned(segment)
     assert summary(frames)[:51] == [*VALID[:50], DAMAGED]
-    assert [frame.data for frame in frames[51:]] == ENTRIES[50 + gone :]
+    assert [frame.data for frame in frames[51:]] == ENTRIES[50 + lost :]
     assert frames[-1].state is (FrameState.VALID if index_spacing == 100 else FrameState.UNPLACED)
     if index_spacing == 100:
         assert summary(frames)[-140:] == VALID[-140:]
@@ -104,14 +104,14 @@ def test_a_scan_shows_a_torn_end(segment: OneSegment, tail: bytes) -> None:
 @pytest.mark.parametrize("position", range(0, HEADER_BYTES, 5))
 @pytest.mark.parametrize("name", ["00000000000000001000.log", "lost.found"])
 def test_a_scan_without_a_header_shows_the_entries(segment: OneSegment, position: int, name: str) -> None:
-    """Where they are is known if the header's checksum and the file's name are left."""
+    """Their place is known if the header's checksum and the file's name are left."""
     segment.rolled(ENTRIES)
     flip(segment.files.log, position)
     path = segment.files.log.rename(segment.folder / name)
-    with SegmentScan(path) as found:
-        assert found.header is None
-        assert found.problem
-        frames = list(found.frames())
+    with SegmentScan(path) as scan:
+        assert scan.header is None
+        assert scan.problem
+        frames = list(scan.frames())
     assert [frame.data for frame in frames] == ENTRIES
     if name == "lost.found" or 44 <= position < 48:
         assert {frame.state for frame in frames} == {FrameState.UNPLACED}
@@ -122,9 +122,9 @@ def test_a_scan_without_a_header_shows_the_entries(segment: OneSegment, position
 @pytest.mark.parametrize("data", [b"", b"x", bytes(64), os.urandom(5000), bytes(5000)])
 def test_a_scan_of_what_is_no_segment(segment: OneSegment, data: bytes) -> None:
     segment.files.log.write_bytes(data)
-    with SegmentScan(segment.files.log) as found:
-        assert found.header is None
-        assert [frame.state for frame in found.frames()] == ([FrameState.DAMAGED] if len(data) > 64 else [])
+    with SegmentScan(segment.files.log) as scan:
+        assert scan.header is None
+        assert [frame.state for frame in scan.frames()] == ([FrameState.DAMAGED] if len(data) > 64 else [])
 
 
 def test_a_scan_of_no_file(segment: OneSegment) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import InvalidInput, InvalidRecord, LeaseHeld, Unavailable
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.group_commit import Answer
@@ -21,6 +21,7 @@ from storage.log.segment import AppendResult, FlushPolicy
 from storage.metadata.records import SegmentContent
 from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
+from tests.failpoint_listeners import observed
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.segments import NEVER, PARTITION, OneSegment, batch, message, placed
 
@@ -59,7 +60,7 @@ def test_what_it_holds(segment: OneSegment) -> None:
             last_message_id=MessageId(7, 1, PARTITION, 3),
             messages=5,
             entries=2,
-            logical_bytes=1 + 24,
+            logical_bytes=1,
             min_publish_time=PUBLISHED - 7,
             max_publish_time=PUBLISHED + 5,
             size=size,
@@ -68,7 +69,7 @@ def test_what_it_holds(segment: OneSegment) -> None:
         content = writer.content()
         assert content is not None
         assert content.last_message_id.batch_index == 3
-        assert (writer.size, writer.logical_bytes) == (size, 25)
+        assert (writer.size, writer.logical_bytes) == (size, 1)
         writer.append(message(1))
         content = writer.content()
         assert content is not None
@@ -76,7 +77,7 @@ def test_what_it_holds(segment: OneSegment) -> None:
     assert writer.content() == content
     with segment.recover() as again:
         assert again.content() == content
-        assert (again.next_offset, again.entries, again.logical_bytes) == (1006, 3, 26)
+        assert (again.next_offset, again.entries, again.logical_bytes) == (1006, 3, 2)
 
 
 def test_appends_of_many_threads_get_ids_once_and_in_their_own_order(segment: OneSegment) -> None:
@@ -98,11 +99,11 @@ def test_appends_of_many_threads_get_ids_once_and_in_their_own_order(segment: On
     for number, appended in got.items():
         positions = [item.first for item in appended]
         assert positions == sorted(positions)
-        for n, one in enumerate(appended):
-            stored = read[one.first.message_id.entry_id]
-            assert stored.offset == one.first.offset
+        for n, result in enumerate(appended):
+            stored = read[result.first.message_id.entry_id]
+            assert stored.offset == result.first.offset
             assert stored.header is not None
-            assert (stored.header.sequence_id, stored.header.messages) == (number * 1000 + n, one.messages)
+            assert (stored.header.sequence_id, stored.header.messages) == (number * 1000 + n, result.messages)
 
 
 # Flush policies
@@ -113,7 +114,7 @@ def test_an_append_is_flushed_before_it_is_acknowledged(segment: OneSegment, flu
         for n in range(3):
             writer.append(message(n))
             assert flushes[-1] == segment.files.log.stat().st_size
-            assert segment.end() == HighWatermark(flushes[-1], flushes[-1], n + 1, 1001 + n)
+            assert segment.end() == HighWatermark(flushes[-1], flushes[-1], n + 1, 1001 + n, n + 1)
     assert len(flushes) == 3  # nothing was left for the close
 
 
@@ -148,7 +149,7 @@ def test_flush_after_a_time(segment: OneSegment, flushes: list[int]) -> None:
         assert not writer.flush_due()
         writer.append(message(2))
         clock.advance(-1)
-        assert writer.flush_due()  # the clock was set back: nobody knows how long it was
+        assert writer.flush_due()  # the clock was set back: the time that passed is unknown
     assert len(flushes) == 2
 
 
@@ -173,12 +174,9 @@ def test_without_messages_and_time_only_the_end_flushes(segment: OneSegment, flu
         for n in range(100):
             writer.append(message(n))
         assert flushes == []
-        writer.flush()
+        writer.finish()
         assert len(flushes) == 1
-        writer.flush()
-        assert len(flushes) == 1
-        writer.append(message(100))
-    assert flushes[1:] == [segment.files.log.stat().st_size]
+    assert flushes == [segment.files.log.stat().st_size]
 
 
 @pytest.mark.parametrize("policy", [{"messages": 0}, {"messages": -1}, {"ms": 0}])
@@ -216,7 +214,7 @@ def test_a_segment_has_no_more_offsets_than_a_ledger_rows(segment: OneSegment, m
 def test_a_file_that_is_removed_while_it_is_locked_is_not_written_to(
     segment: OneSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever removes old files may come between opening and locking."""
+    """A process that removes old files may come between opening and locking."""
     real, calls = fcntl.flock, []
 
     def flock(descriptor: int, operation: int) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
 
+from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
-from storage.failpoints import Failpoint, observed
-from storage.log.group_commit import Answer, PendingAppend
-from storage.log.segment import AppendResult, FlushPolicy
-from storage.log.segment_writer import SegmentWriter
+from storage.failpoints import Failpoint
+from storage.log.active_segment_file import ActiveSegmentFile
+from storage.log.group_commit import Answer
+from storage.log.segment import AppendResult, FlushPolicy, LocalSegment
 from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
+from tests.failpoint_listeners import observed
 from tests.segments import EVERY_APPEND, NEVER, PARTITION, OneSegment, batch, message
 
 TIMEOUT = 30.0
@@ -73,7 +74,7 @@ def test_a_failure_fails_all_that_waits_and_cuts_it_off(
         else:
             patch.setattr(os, call, failing(number))
         tickets = [writer.submit(message(n)) for n in (3, 4)]
-        writer._commits._pending[1].done = answers.append
+        tickets[1].done = answers.append
         for ticket in tickets:
             with pytest.raises(kind, match=f"cannot write to the segment {segment.files.log}"):
                 ticket.result()
@@ -81,34 +82,14 @@ def test_a_failure_fails_all_that_waits_and_cuts_it_off(
     assert writer.failed
     assert segment.files.log.stat().st_size == size
     assert segment.end() == end
-    for late in (writer.flush, lambda: writer.append(message(5))):
+    for late in (lambda: writer.append(message(5)), writer.finish):
         with pytest.raises(kind):
             late()
-    writer.close()  # has told whom it concerns
+    writer.close()  # its appends have raised the error
     with segment.recover() as again:
-        assert again.cut_bytes == 0
+        assert segment.files.log.stat().st_size == size
         assert again.append(message(6)).first == LogPosition(1003, MessageId(7, 3, PARTITION))
     assert segment.visible() == [*map(message, range(3)), message(6)]
-
-
-def test_tasks_are_told_of_a_failure(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> list[BaseException | AppendResult]:
-        submitted = threading.Event()
-
-        def fail(_: int) -> None:
-            assert submitted.wait(TIMEOUT)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "fdatasync", fail)
-        appends = [writer.append_async(message(n)) for n in range(3)]
-        submitted.set()
-        return await asyncio.gather(*appends, return_exceptions=True)
-
-    writer = segment.create()
-    failures = asyncio.run(main(writer))
-    assert [type(failure) for failure in failures] == [StorageFull] * 3
-    assert len(set(map(id, failures))) == 3  # each has a traceback of its own
-    writer.close()
 
 
 def test_a_full_disk_takes_back_nothing_acknowledged(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +105,14 @@ def test_a_full_disk_takes_back_nothing_acknowledged(segment: OneSegment, monkey
 
 
 def test_a_flush_that_fails_leaves_what_was_flushed(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernel holds of the rest cannot be known: it may drop it, and it says so only once."""
-    writer = segment.create(NEVER)
-    writer.append(message(0))
-    writer.flush()
+    """The state of the other bytes in the kernel is unknown: it may drop them, and reports that only once."""
+    with segment.create() as closed:
+        closed.append(message(0))
+    writer = segment.recover(NEVER)
     writer.append(batch(5))
     assert len(segment.visible()) == 2
     with fails("fdatasync", errno.EIO), pytest.raises(Unavailable):
-        writer.flush()
+        writer.finish()
     assert segment.visible() == [message(0)]
     assert segment.end().next_offset == 1001
     writer.close()
@@ -159,11 +140,11 @@ def test_a_flush_of_its_own_thread_that_fails_ends_the_writer(
 ) -> None:
     clock = segment.clock
     assert isinstance(clock, ManualClock)
+    times = count(clock.now_ms(), 100_000)
+    monkeypatch.setattr(clock, "now_ms", lambda: next(times))
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
     writer = segment.create(FlushPolicy(messages=None, ms=100_000))
     writer.append(message(0))
-    clock.advance(100_000)
-    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
-    writer._commits.wake()
     while not writer.failed:
         os.sched_yield()
     with pytest.raises(Unavailable, match="cannot write to the segment"):
@@ -188,28 +169,28 @@ def test_an_interrupted_append_ends_the_writer_and_stays_an_interrupt(segment: O
         assert again.entries == 0
 
 
-@pytest.mark.parametrize("where", ["answered", "told"])
+@pytest.mark.parametrize("where", ["answered", "delivered"])
 def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
     segment: OneSegment, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """What was flushed and not answered yet may be told as failed; what was answered stays so."""
+    """An entry that was flushed without an answer may be reported as failed; an answer does not change."""
 
     def interrupt() -> None:
         if next(interrupts, False):
             raise KeyboardInterrupt
 
-    def answered(writer: SegmentWriter, ticket: PendingAppend) -> AppendResult:
-        if ticket.entry_id == 1 and where == "answered":
+    def placed(local: LocalSegment, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
+        if entry_id == 1 and where == "answered":
             interrupt()
-        return real(writer, ticket)
+        return real(local, entry_id, offset, header)
 
     def done(answer: Answer) -> None:
         answers.append(answer)
-        if where == "told":
+        if where == "delivered":
             interrupt()
 
-    interrupts, answers, real = iter([True]), [], SegmentWriter._appended
-    monkeypatch.setattr(SegmentWriter, "_appended", answered)
+    interrupts, answers, real = iter([True]), [], LocalSegment.first_position
+    monkeypatch.setattr(LocalSegment, "first_position", placed)
     writer = segment.create()
     tickets = [writer.submit(message(n)) for n in range(4)]
     for ticket in tickets[:3]:
@@ -217,20 +198,30 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
     with pytest.raises(KeyboardInterrupt):
         tickets[3].result()
     reported = [type(ticket.answer) for ticket in tickets]
-    assert reported == ([AppendResult] * 4 if where == "told" else [AppendResult] + [Unavailable] * 3)
+    assert reported == ([AppendResult] * 4 if where == "delivered" else [AppendResult] + [Unavailable] * 3)
     assert [type(answer) for answer in answers] == reported[:3]
     with pytest.raises(Unavailable, match="was cut off by KeyboardInterrupt"):
         writer.append(message(9))
-    assert writer.pending_bytes == 0
     writer.close()
     assert segment.visible() == [message(n) for n in range(4)]
 
 
-def test_an_append_that_an_interrupt_took_out_of_the_queue_ends_all_the_same(segment: OneSegment) -> None:
+def test_an_append_that_two_interrupts_took_out_of_the_queue_gets_an_answer(
+    segment: OneSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committer is interrupted, and again while it cuts the file back."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with segment.create() as writer:
-        ticket = writer.submit(message(0))
-        writer._commits._pending.clear()
-        with pytest.raises(Unavailable, match="cut off"):
+        ticket, interrupted = writer.submit(message(0)), writer.submit(message(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(ActiveSegmentFile, "cut_back", interrupt)
+            patch.setattr(os, "fdatasync", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                interrupted.result()
+        with pytest.raises(Unavailable, match="an append was cut off"):
             ticket.result()
 
 

@@ -34,7 +34,7 @@ def test_each_record_is_found_by_what_lies_at_it_and_behind(tmp_path: Path) -> N
         for number, place in enumerate(places):
             before = places[number - 1] if number else None
             for offset, expected in [(place.offset - 1, before), (place.offset, place), (place.offset + 3, place)]:
-                assert index.last(lambda found, at=offset: found.offset <= at) == expected  # type: ignore[misc]
+                assert index.last(lambda candidate, at=offset: candidate.offset <= at) == expected  # type: ignore[misc]
 
 
 def test_the_time_is_the_largest_of_all_before(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_a_damaged_record_makes_a_search_end_earlier_at_most(tmp_path: Path, dam
     path.write_bytes(data)
     with IndexFile(path, FIRST, SEED) as index:
         assert list(index) == [place for number, place in enumerate(places) if number != damaged]
-        for number, wanted in enumerate(places):
-            found = index.last(lambda place, at=wanted: place.offset <= at.offset)  # type: ignore[misc]
-            assert found is None or found in places[: number + 1]
-            assert number == damaged or damaged < number or found == wanted
+        for number, expected in enumerate(places):
+            result = index.last(lambda place, at=expected: place.offset <= at.offset)  # type: ignore[misc]
+            assert result is None or result in places[: number + 1]
+            assert number == damaged or damaged < number or result == expected
 
 
 @pytest.mark.parametrize("seed", [SEED, SEED + 1])

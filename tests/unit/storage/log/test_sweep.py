@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.environment import Environment
-from storage.errors import Unavailable
+from storage.errors import ErrorText, Unavailable
 from storage.failpoints import Failpoint
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import LogManager
@@ -64,7 +64,7 @@ def test_a_sweep_of_one_topic_looks_at_no_other(
 def test_a_file_that_cannot_be_removed_holds_up_no_other(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of its topic, nor of others, nor of topics that were deleted; all that is told."""
+    """Neither of its topic, nor of others, nor of topics that were deleted; each case is reported."""
     other, deleted = bench.topic("other"), bench.topic("was-deleted")
     for each in (topic, topic, other, deleted, deleted):
         produce(each, [one(b"k", b"v")])
@@ -81,15 +81,15 @@ def test_a_file_that_cannot_be_removed_holds_up_no_other(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
-        failing: dict[str, str] = {}
+        failing: dict[str, ErrorText] = {}
         assert topic.log_manager().sweep(failing=failing) == 3
         assert failing.keys() == {str(topic.name), deleted.record.uid}
-        assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
+        assert str(failing[str(topic.name)]).endswith(f"{0:020}.log: Operation not permitted")
         assert len(bench.metadata.segments.of_topic(topic.record.id)) == 1
         assert bench.metadata.segments.of_topic(other.record.id) == []
-        for wanted in (None, topic.record):
+        for swept_topic in (None, topic.record):
             with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
-                topic.log_manager().sweep(wanted)
+                topic.log_manager().sweep(swept_topic)
     assert topic.log_manager().sweep() == 2
     assert not any(file.exists() for file in stuck)
 
@@ -105,17 +105,17 @@ def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic
 
 def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
     """L4: a consistent list of segments and ledgers while both change."""
-    bench.metadata.policies.set("broker", "segment.bytes", 1 << 14)
+    bench.metadata.policies.change(["broker"], {"segment.bytes": 1 << 14})
     produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
     expected = raw(topic)
     assert len(topic.snapshot().segments) > 3
     reading = topic.messages()
-    given: list[Message] = [next(reading)]
+    messages: list[Message] = [next(reading)]
     topic.log_manager().roll_and_seal(topic.record)
     bench.clock.advance(60_000)
     assert topic.log_manager().sweep() > 3
-    given += reading
-    assert given == expected
+    messages += reading
+    assert messages == expected
 
 
 def test_looking_after_a_topic_without_a_log_makes_no_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:

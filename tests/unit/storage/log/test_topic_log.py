@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
@@ -24,20 +25,21 @@ from storage.failpoints import Failpoint
 from storage.log import segment_lifecycle
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
+from storage.log.lease_renewer import TICKS, LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.log.segment_lifecycle import ENTRY_PADDING, roll_open_segment
-from storage.log.segment_writer import SegmentWriter
-from storage.log.topic_log import TopicLog
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.topic import Topic
 from tests.dying import dying_at
 from tests.entries import batch, one, produce
+from tests.segments import EndingQueues
 from tests.workbench import Workbench, content, raw
 
 
 def policy(bench: Workbench, topic: Topic, name: str, value: object) -> None:
-    bench.metadata.policies.set(topic_scope(topic.record), name, value)
+    bench.metadata.policies.change([topic_scope(topic.record)], {name: value})
 
 
 def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
@@ -49,12 +51,12 @@ def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> 
     with topic.append_log() as log:
         first = log.append(one(b"a", b"1"))
         second = log.append(batch((b"b", b"2"), (b"c", None)))
-        found = raw(topic)
-    assert [(m.offset, m.key, m.payload) for m in found] == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"c", None)]
-    assert [first.first.message_id, second.first.message_id] == [found[0].message_id, found[1].message_id]
-    assert [(m.message_id.entry_id, m.message_id.batch_index) for m in found] == [(0, -1), (1, 0), (1, 1)]
+        messages = raw(topic)
+    assert [(m.offset, m.key, m.payload) for m in messages] == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"c", None)]
+    assert [first.first.message_id, second.first.message_id] == [messages[0].message_id, messages[1].message_id]
+    assert [(m.message_id.entry_id, m.message_id.batch_index) for m in messages] == [(0, -1), (1, 0), (1, 1)]
     assert (second.first.offset, second.messages) == (1, 2)
-    assert topic.last_message_id() == found[-1].message_id
+    assert topic.last_message_id() == messages[-1].message_id
 
 
 def test_the_next_writer_goes_on_in_the_same_segment(bench: Workbench, topic: Topic) -> None:
@@ -78,7 +80,7 @@ def test_one_writer_at_a_time(topic: Topic) -> None:
 
 
 def test_a_writer_that_lost_its_lease_in_its_sleep_still_keeps_others_out(bench: Workbench, topic: Topic) -> None:
-    """The lock on the file is the fence: nobody may recover a segment that somebody may still append to."""
+    """The lock on the file is the fence: no process may recover a segment to which another may still append."""
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
@@ -90,26 +92,39 @@ def test_a_writer_that_lost_its_lease_in_its_sleep_still_keeps_others_out(bench:
     assert [m.key for m in raw(topic)] == [b"a", b"b"]
 
 
-def test_a_fenced_writer_appends_no_more(bench: Workbench, topic: Topic) -> None:
-    with topic.append_log() as log:
+@pytest.fixture
+def renewer(bench: Workbench) -> Iterator[LeaseRenewer]:
+    """A renewer that renews and polls when a test calls it."""
+    with LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as created:
+        yield created
+
+
+def lose_lease(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> list[Future[None]]:
+    """Let another process hold the lease for a moment; return the work of the topic's writer that then begins."""
+    bench.clock.advance(LEASE_TTL_MS + 1)
+    bench.metadata.leases.release(bench.metadata.leases.acquire(topic.record.id, "other:1:ab", LEASE_TTL_MS))
+    begun = [work for _ in range(TICKS) for work in renewer.tick()]
+    assert len(begun) == 1
+    return begun
+
+
+def test_a_fenced_writer_appends_no_more(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> None:
+    with topic.append_log(renewer=renewer) as log:
         log.append(one(b"a", b"1"))
-        log._on_fenced()
+        wait(lose_lease(bench, topic, renewer))
         with pytest.raises(Fenced, match="has lost the lease"):
             log.append(one(b"b", b"2"))
     assert [m.key for m in raw(topic)] == [b"a"]
 
 
-def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic: Topic) -> None:
+def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> None:
     """It gives up the file when it learns that it lost the lease, and does not wait for its end."""
-    with topic.append_log() as log:
+    with topic.append_log(renewer=renewer) as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
         with pytest.raises(LeaseHeld, match="is writing to"):
             produce(topic, [one(b"b", b"2")])
-        heart = threading.Thread(target=log._on_fenced)  # a thread of its own, as the lease's
-        heart.start()
-        heart.join(30)
-        assert not heart.is_alive()
+        assert not wait(lose_lease(bench, topic, renewer), 30).not_done
         produce(topic, [one(b"b", b"2")])
         for late in (lambda: log.append(one(b"late", b"3")), log.roll):
             with pytest.raises(Fenced, match="has lost the lease"):
@@ -118,8 +133,10 @@ def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic:
     assert [m.key for m in raw(topic)] == [b"a", b"b", b"c"]
 
 
-def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being written when it learns of it is still acknowledged: nobody else can have the file before."""
+def test_what_a_fenced_writer_has_not_written_yet_fails(
+    bench: Workbench, topic: Topic, renewer: LeaseRenewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group that is being written then is still acknowledged: no other process can have the file before."""
     answers: list[Answer] = []
     begun, go_on = threading.Event(), threading.Event()
     real = os.fdatasync
@@ -129,19 +146,16 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatc
         assert go_on.wait(30)
         real(descriptor)
 
-    with topic.append_log() as log:
+    queues = EndingQueues(monkeypatch)
+    with topic.append_log(renewer=renewer) as log:
         monkeypatch.setattr(os, "fdatasync", held)
         log.submit(one(b"a", b"1"), answers.append)
         assert begun.wait(30)
         log.submit(one(b"b", b"2"), answers.append)
-        writer = log._writer
-        assert writer is not None
-        heart = threading.Thread(target=log._on_fenced)
-        heart.start()
-        while writer._commits.refusal is None:
-            os.sched_yield()
+        begun_fence = lose_lease(bench, topic, renewer)
+        queues.wait_for_refusal()
         go_on.set()
-        heart.join(30)
+        wait(begun_fence, 30)
         assert [type(answer) for answer in answers] == [AppendResult, Fenced]
     assert [m.key for m in raw(topic)] == [b"a"]
 
@@ -236,8 +250,6 @@ def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench
                 log.append(refused)
             with pytest.raises(InvalidRecord):
                 log.submit(refused, lambda _: None)
-            with pytest.raises(InvalidRecord):
-                asyncio.run(log.append_async(refused))
     assert segments(bench, topic) == []
     assert not bench.files(topic).log.exists()
     produce(topic, [one(b"a", b"1")])
@@ -279,7 +291,7 @@ def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
 
 
 def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first entry fails when the second one is on its way already, and nobody has heard of it."""
+    """The first entry fails when the second one is on its way already, and its answer has not been delivered."""
     answers: list[Answer] = []
     flushing, reported = threading.Event(), threading.Event()
 
@@ -296,20 +308,17 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
             if isinstance(answer, CompactorError):
                 raise answer
 
-    current = TopicLog._current
-
-    def late(log: TopicLog, entry: bytes) -> SegmentWriter:
+    def late() -> None:
         assert answers == []
         flushing.set()
         reported.wait()
         broken.undo()
-        return current(log, entry)
 
     with topic.append_log() as log:
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", failing)
             log.submit(one(b"first", b"1"), answered, check)
-            broken.setattr(TopicLog, "_current", late)
+            broken.setattr(LogDirectory, "check_room", lambda _: late())
             with pytest.raises(Unavailable):
                 log.submit(one(b"second", b"2"), answered, check)
         assert raw(topic) == []
@@ -392,10 +401,10 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
     produce(topic, [one(b"e", b"5")])
     (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert remains.lost == 1
-    found = raw(topic)
-    assert [m.offset for m in found] == [0, 2, 3, 4]
-    assert found[:-1] == [before[0], *before[2:]]
-    assert found[-1].message_id.ledger_id > before[-1].message_id.ledger_id
+    messages = raw(topic)
+    assert [m.offset for m in messages] == [0, 2, 3, 4]
+    assert messages[:-1] == [before[0], *before[2:]]
+    assert messages[-1].message_id.ledger_id > before[-1].message_id.ledger_id
 
 
 def test_another_log_directory_is_told_and_nothing_is_taken_for_empty(

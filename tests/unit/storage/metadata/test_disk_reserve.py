@@ -78,12 +78,12 @@ def test_it_is_as_large_as_the_database_within_bounds(tmp_path: Path, monkeypatc
     kept.keep()
     assert not kept.path.exists(), "there is no database"
     monkeypatch.setattr(disk_reserve, "MOST_BYTES", 4 << 20)
-    for size, wanted in ((0, LEAST_BYTES), (LEAST_BYTES + 1, LEAST_BYTES), (600_000, 600_000), (9 << 20, 4 << 20)):
+    for size, expected in ((0, LEAST_BYTES), (LEAST_BYTES + 1, LEAST_BYTES), (600_000, 600_000), (9 << 20, 4 << 20)):
         database.write_bytes(b"")
         with database.open("r+b") as file:
             file.truncate(size)
         kept.keep()
-        assert kept.path.stat().st_size == wanted
+        assert kept.path.stat().st_size == expected
 
 
 def test_a_database_on_another_machine_keeps_nothing() -> None:

@@ -20,13 +20,13 @@ def opened(file: Path) -> MetadataStore:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One that has a topic."""
-    found = tmp_path / "metadata.db"
-    store = opened(found)
+    database_path = tmp_path / "metadata.db"
+    store = opened(database_path)
     store.upgrade()
     store.tenancy.ensure_topic(TopicName.parse("t"))
     store.close()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    return found
+    return database_path
 
 
 def test_it_is_read_and_nothing_is_made_beside_it(file: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_block_is_what_one_request_for_it_gives(
 
 
 @pytest.mark.parametrize(
-    ("preferred", "asked", "requests"),
+    ("preferred", "ranges", "requests"),
     [
         (0, [], []),
         (0, [(0, 4), (4, 4), (8, 1)], [(0, 9)]),
@@ -58,12 +58,12 @@ def test_every_block_is_what_one_request_for_it_gives(
     ],
 )
 def test_neighbours_share_a_request_up_to_a_gap(
-    object_store: ObjectStore, preferred: int, asked: list[tuple[int, int]], requests: list[tuple[int, int]]
+    object_store: ObjectStore, preferred: int, ranges: list[tuple[int, int]], requests: list[tuple[int, int]]
 ) -> None:
     name = f"ranges/{new_id()}"
     object_store.put(name, CONTENT)
-    blocks, created = read(object_store, [ByteRange(name, *item) for item in asked], preferred)
-    assert blocks == [CONTENT[start : start + length] for start, length in asked]
+    blocks, created = read(object_store, [ByteRange(name, *item) for item in ranges], preferred)
+    assert blocks == [CONTENT[start : start + length] for start, length in ranges]
     assert created == [ByteRange(name, *request) for request in requests]
 
 

@@ -1,4 +1,4 @@
-"""How a topic's policies follow from what is set for it and around it, also where that cannot be read (C1, S3, S9)."""
+"""A topic's policies follow from the values of all scopes, also where a value cannot be read (C1, S3, S9)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_ms_beats_minutes_beats_hours(broker: Settings, namespace: Settings, top
 
 
 def test_origins() -> None:
-    found = resolve({"retention.ms": 1, "segment.ms": 1}, {"retention.hours": 1}, {"flush.ms": None}).origins
-    assert set(found) == set(POLICIES)
-    named = {name: origin for name, origin in found.items() if origin is not PolicyOrigin.DEFAULT}
+    origins = resolve({"retention.ms": 1, "segment.ms": 1}, {"retention.hours": 1}, {"flush.ms": None}).origins
+    assert set(origins) == set(POLICIES)
+    named = {name: origin for name, origin in origins.items() if origin is not PolicyOrigin.DEFAULT}
     assert named == {
         "segment.ms": PolicyOrigin.BROKER,
         "retention.hours": PolicyOrigin.NAMESPACE,
@@ -59,8 +59,8 @@ LEAST, MOST = "min.compaction.lag.ms", "max.compaction.lag.ms"
     ],
 )
 def test_of_lags_from_two_scopes_the_nearest_wins(broker: Settings, topic: Settings, lags: tuple[int, int]) -> None:
-    found = resolve(broker, {}, topic).policies
-    assert (found.min_compaction_lag_ms, found.max_compaction_lag_ms) == lags
+    policies = resolve(broker, {}, topic).policies
+    assert (policies.min_compaction_lag_ms, policies.max_compaction_lag_ms) == lags
 
 
 SIZE = "max.message.bytes"
@@ -95,9 +95,9 @@ def test_a_retention_that_cannot_be_read_keeps_everything(name: str, where: int)
     """A wider scope's, or the default, could be shorter."""
     scopes: list[Settings] = [{"retention.ms": 1}, {}, {}]
     scopes[where] = {name: BAD}
-    found = resolve(*scopes)
-    assert found.policies.retention_ms_effective is None
-    assert found.unreadable == {name: UnreadableSetting(list(PolicyOrigin)[2 - where], BAD)}
+    resolution = resolve(*scopes)
+    assert resolution.policies.retention_ms_effective is None
+    assert resolution.unreadable == {name: UnreadableSetting(list(PolicyOrigin)[2 - where], BAD)}
 
 
 def test_a_readable_unit_of_the_same_scope_beats_one_that_cannot_be_read() -> None:
@@ -106,8 +106,8 @@ def test_a_readable_unit_of_the_same_scope_beats_one_that_cannot_be_read() -> No
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(name: str) -> None:
-    found = resolve({}, {name: BAD}, {})
-    assert found.unreadable == {name: UnreadableSetting(PolicyOrigin.NAMESPACE, BAD)}
+    resolution = resolve({}, {name: BAD}, {})
+    assert resolution.unreadable == {name: UnreadableSetting(PolicyOrigin.NAMESPACE, BAD)}
     nearer = resolve({}, {name: BAD}, {name: POLICIES[name].default})
     assert nearer.unreadable == {}, "what does not count is not missed"
 
@@ -132,9 +132,9 @@ def test_what_counts_instead_deletes_nothing() -> None:
         "backlog.quota.seconds": 0,
         "backlog.quota.seconds.action": EVICT,
     }
-    found = resolve(harsh, {}, dict.fromkeys(harsh, BAD)).policies
+    policies = resolve(harsh, {}, dict.fromkeys(harsh, BAD)).policies
     forever = 1 << 62
-    assert found == TopicPolicies(
+    assert policies == TopicPolicies(
         cleanup_policy=frozenset(),
         retention_bytes=-1,
         delete_retention_ms=forever,
@@ -155,8 +155,8 @@ def test_what_counts_instead_deletes_nothing() -> None:
 
 
 def test_what_deletes_nothing_falls_back_to_the_wider_scope() -> None:
-    found = resolve({"segment.bytes": 1 << 20}, {}, {"segment.bytes": BAD})
-    assert (found.policies.segment_bytes, found.origins["segment.bytes"]) == (1 << 20, PolicyOrigin.BROKER)
+    resolution = resolve({"segment.bytes": 1 << 20}, {}, {"segment.bytes": BAD})
+    assert (resolution.policies.segment_bytes, resolution.origins["segment.bytes"]) == (1 << 20, PolicyOrigin.BROKER)
 
 
 # --- when compaction is enabled (S9) -------------------------------------------------------------------------------

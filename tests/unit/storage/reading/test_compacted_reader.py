@@ -16,7 +16,7 @@ from compactor.run.plan import RunPolicies
 from storage.entries.chunk_assembler import row_messages
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
@@ -25,6 +25,7 @@ from storage.positions import ContinuationToken
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
+from tests.failpoint_listeners import observed
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
 
@@ -146,11 +147,11 @@ def replaced(
 
 
 def trim_compacted(bench: Workbench, topic: Topic) -> None:
-    """As the cleanup policy `compact` does: raw at or below the horizon goes, the topic's start stays."""
+    """Trim as the cleanup policy `compact` does: remove raw messages up to the horizon, and keep the topic's start."""
     snapshot = topic.snapshot()
     assert snapshot.horizon is not None
-    going = [ledger.ledger_id for ledger in snapshot.ledgers if ledger.last_offset <= snapshot.horizon.offset]
-    bench.metadata.trimming.trim(topic.record.id, snapshot.horizon.offset + 1, going, force=True, keep_start=True)
+    ledger_ids = [ledger.ledger_id for ledger in snapshot.ledgers if ledger.last_offset <= snapshot.horizon.offset]
+    bench.metadata.trimming.trim(topic.record.id, snapshot.horizon.offset + 1, ledger_ids, force=True, keep_start=True)
 
 
 EVERY_KEY = [(key, b"second" * 9) for key in KEYS]
@@ -251,8 +252,8 @@ def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Top
     replaced(bench, topic, (b"other", b"1"))
     trim_compacted(bench, topic)
     scope = topic_scope(topic.record)
-    bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
-    bench.metadata.policies.set(scope, "retention.ms", GRACE_MS + PIN_TTL_MS + 5)
+    bench.metadata.policies.change([scope], {"cleanup.policy": "compact,delete"})
+    bench.metadata.policies.change([scope], {"retention.ms": GRACE_MS + PIN_TTL_MS + 5})
     with pytest.raises(StateMayBeStale, match="past the topic's retention"):
         list(reading)
 
@@ -261,10 +262,10 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     """R7: by event time a key's value may be a message that is before what was given, so it would never be seen."""
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
-    gone = manifest(bench, topic)
+    lost_manifest = manifest(bench, topic)
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
-    for name in gone.objects:
+    for name in lost_manifest.objects:
         bench.store.delete(name)
     everything = raw(topic)
     trim_compacted(bench, topic)
@@ -332,10 +333,10 @@ def trim_by_force(bench: Workbench, topic: Topic) -> None:
 def trim_by_time(bench: Workbench, topic: Topic) -> None:
     scope = topic_scope(topic.record)
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR, force=True)
-    bench.metadata.policies.set(scope, "cleanup.policy", "delete")
-    bench.metadata.policies.set(scope, "retention.ms", 10)
+    bench.metadata.policies.change([scope], {"cleanup.policy": "delete"})
+    bench.metadata.policies.change([scope], {"retention.ms": 10})
     bench.advance(20)
-    Retention(bench).apply(topic.record)
+    Retention(bench).trim(topic.record)
 
 
 def trim_and_delete_the_cursor(bench: Workbench, topic: Topic) -> None:

@@ -1,4 +1,4 @@
-"""What a reader of entries holds while its consumer does nothing."""
+"""The memory of a reader of entries while its consumer does nothing."""
 
 from __future__ import annotations
 

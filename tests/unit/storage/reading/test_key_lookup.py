@@ -32,6 +32,7 @@ from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from storage.reading.key_lookup import point_read
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal, seal_history
+from tests.segments import NO_LOG
 from tests.strategies import contents
 
 HASHER = Xxh3KeyHasher(SEED)
@@ -101,7 +102,7 @@ def newest(history: list[Row], by_event: bool) -> dict[bytes, Row]:
 def compact(
     store: ObjectStore, table: pa.Table, hasher: KeyHasher, by_event: bool, markers: bool
 ) -> tuple[list[Part], Any]:
-    """What a run would make of these rows: one part of the winners, one level. `markers`: deleted keys are kept."""
+    """Compact rows as a run does: into one part with the winners, and one level. `markers`: deleted keys are kept."""
     winners = newest(table.to_pylist(), by_event)
     live = sorted(row["offset"] for row in winners.values() if row["payload"])
     records = []
@@ -115,7 +116,7 @@ def compact(
     return parts, [level(store, records, 1, hasher, by_event)] if records else []
 
 
-def shown(message: Message | None) -> tuple[int, bytes | None] | None:
+def offset_and_payload(message: Message | None) -> tuple[int, bytes | None] | None:
     return None if message is None else (message.offset, message.payload)
 
 
@@ -149,13 +150,13 @@ def test_a_point_read_is_a_fold_over_all(
             by_event = False
             snapshot = TopicSnapshot(TOPIC, tuple(tail), None, None, None)
     winners = newest(table.to_pylist(), by_event)
-    for key in [*winners, b"a key that nobody has", b""]:
+    for key in [*winners, b"a missing key", b""]:
         winner = winners.get(key)
-        found = shown(point_read(object_store, lambda: snapshot, hasher, key, NOW))
+        message = offset_and_payload(point_read(object_store, lambda: snapshot, hasher, key, NOW, NO_LOG))
         if winner is None or winner["payload"] or (winner["offset"] > (horizon if old else -1)):
-            assert found == (None if winner is None else (winner["offset"], winner["payload"]))
+            assert message == (None if winner is None else (winner["offset"], winner["payload"]))
         else:
-            assert found is None, "the tombstone has left the compacted ledger"
+            assert message is None, "the tombstone has left the compacted ledger"
 
 
 class CountingStore(LocalStore):
@@ -224,11 +225,11 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
         patch.setattr(key_index, "FENCE_RECORDS", 8)
         oldest = {number: number for number in range(everything)}
         newer: list[dict[int, int]] = []
-        asked = random.choice(everything, 12, replace=False).tolist()
+        keys = random.choice(everything, 12, replace=False).tolist()
         for size in (1000, 250, 64):
             others = random.choice(everything, size, replace=False).tolist()
             newer.insert(0, dict.fromkeys(others, -1))
-        for level_, number in zip([0, 1, 2, 0, 1, 2], asked, strict=False):
+        for level_, number in zip([0, 1, 2, 0, 1, 2], keys, strict=False):
             newer[level_][number] = -1
         newest_, second, third = newer
         flags = {number: int(MARKER) if number % 2 else int(TOMBSTONE | MARKER) for number in third}
@@ -240,16 +241,16 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
             [(key_of(n), row_of(n), 6) for n in oldest],
         ]
         levels = [
-            level(object_store, one, bits, HASHER, by_event) for one, bits in zip(records, (3, 0, 2, 5), strict=True)
+            level(object_store, part, bits, HASHER, by_event) for part, bits in zip(records, (3, 0, 2, 5), strict=True)
         ]
         expected: dict[bytes, bytes | None] = {}
-        for number in asked:
-            gone = number not in newest_ and (number in second or number in third)
-            expected[key_of(number)] = None if gone else b"value-%d" % number
+        for number in keys:
+            is_deleted = number not in newest_ and (number in second or number in third)
+            expected[key_of(number)] = None if is_deleted else b"value-%d" % number
         tail = [
-            [(asked[-1], b"new")],
-            [(asked[-2], None), (asked[-3], b"old")],
-            [(asked[-3], b"newest"), (10**6, b"x")],
+            [(keys[-1], b"new")],
+            [(keys[-2], None), (keys[-3], b"old")],
+            [(keys[-3], b"newest"), (10**6, b"x")],
         ]
         first_offset = row_of(everything)
         ledgers = []
@@ -259,16 +260,16 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
             ledgers.append(seal(object_store, to_rows(content, 7 + number, first_offset, NOW)))
             first_offset += len(messages)
             expected |= {key_of(n): payload for n, payload in messages}
-        expected[b"a key that nobody has"] = None
-        needed = {number // ROWS for number in asked}
+        expected[b"a missing key"] = None
+        needed = {number // ROWS for number in keys}
         parts = []
         for number in range(PARTS):
-            mine = range(number * ROWS, (number + 1) * ROWS)
+            numbers = range(number * ROWS, (number + 1) * ROWS)
             deleted = DeletedRows("bitmaps that are not there", 20 * number, 20, 1, 0)
             if number in needed:
-                parts.append(part_of(object_store, table_at(mine, second.keys() - newest_.keys()), deleted))
+                parts.append(part_of(object_store, table_at(numbers, second.keys() - newest_.keys()), deleted))
             else:
-                first, last = (LogPosition(row_of(n), MessageId(5, row_of(n))) for n in (mine[0], mine[-1]))
+                first, last = (LogPosition(row_of(n), MessageId(5, row_of(n))) for n in (numbers[0], numbers[-1]))
                 rows_object = RowsObject(StoredObject(f"not there/{number}", 9000, 1), 900)
                 parts.append(Part(rows_object, first, last, ROWS, 1, NOW, NOW, deleted))
     return snapshot_of(object_store, ledgers, parts, levels, row_of(everything) - 1, by_event), expected
@@ -283,7 +284,7 @@ def test_a_point_read_takes_few_ranged_reads_whatever_the_size(
     largest = max(location.length for level_ in manifest_of(object_store, snapshot).index for location in level_)
     for key, value in expected.items():
         store.reset()
-        message = point_read(store, lambda: snapshot, HASHER, key, NOW)
+        message = point_read(store, lambda: snapshot, HASHER, key, NOW, NO_LOG)
         assert (None if message is None else message.payload) == value
         assert len(store.reads) <= 3 + 2 * (4 + len(snapshot.ledgers))
         assert [name for name in store.whole if not name.startswith("topics/")] == [snapshot.compacted.manifest.name]
@@ -309,9 +310,9 @@ class OneHash:
 
 def test_the_row_of_another_key_is_never_given_for_it(object_store: ObjectStore) -> None:
     snapshot = one_key(object_store, OneHash())
-    assert shown(point_read(object_store, lambda: snapshot, OneHash(), b"k", NOW)) == (0, b"v")
+    assert offset_and_payload(point_read(object_store, lambda: snapshot, OneHash(), b"k", NOW, NO_LOG)) == (0, b"v")
     with pytest.raises(ObjectDamaged, match=r"offset 0 in .*00000000000000070000000000000008.*share a 128-bit hash"):
-        point_read(object_store, lambda: snapshot, OneHash(), b"another", NOW)
+        point_read(object_store, lambda: snapshot, OneHash(), b"another", NOW, NO_LOG)
 
 
 def manifest_of(store: ObjectStore, snapshot: TopicSnapshot) -> Manifest:
@@ -346,7 +347,7 @@ def test_damage_is_an_error_that_names_the_object_and_the_compacted_ledger(
         rows_object = replace(part.rows, stored=replace(part.rows.stored, name=name))
         damaged = with_manifest(object_store, snapshot, replace(manifest, parts=(replace(part, rows=rows_object),)))
     with pytest.raises(ObjectDamaged, match=f"compacted ledger 6 of {TOPIC.name} cannot be read: .*{name}") as raised:
-        point_read(object_store, lambda: damaged, HASHER, b"k", NOW)
+        point_read(object_store, lambda: damaged, HASHER, b"k", NOW, NO_LOG)
     assert "__compaction" in raised.value.remedy
 
 
@@ -355,12 +356,12 @@ def test_an_index_that_names_what_is_not_there_is_damage(object_store: ObjectSto
     manifest = manifest_of(object_store, snapshot)
     no_part = with_manifest(object_store, snapshot, replace(manifest, parts=()))
     with pytest.raises(ObjectDamaged, match="names offset 0, which no part"):
-        point_read(object_store, lambda: no_part, HASHER, b"k", NOW)
+        point_read(object_store, lambda: no_part, HASHER, b"k", NOW, NO_LOG)
     wrong = replace(manifest, index=(level(object_store, [(b"k", 1, 0)], 0, HASHER, False),))
     wrong = replace(wrong, horizon=replace(wrong.horizon, offset=9), parts=(long(manifest.parts[0]),))
     no_row = with_manifest(object_store, snapshot, wrong)
     with pytest.raises(ObjectDamaged, match="has no row of offset 1"):
-        point_read(object_store, lambda: no_row, HASHER, b"k", NOW)
+        point_read(object_store, lambda: no_row, HASHER, b"k", NOW, NO_LOG)
 
 
 def long(part: Part) -> Part:
@@ -372,8 +373,8 @@ def test_a_generation_that_is_gone_is_looked_up_again(object_store: ObjectStore)
     serving = one_key(object_store)
     assert serving.compacted is not None
     gone_manifest = StoredObject("manifests/gone", 9, 9)
-    gone = replace(serving, compacted=replace(serving.compacted, ledger_id=3, manifest=gone_manifest))
-    seen = iter([gone, serving])
-    assert shown(point_read(object_store, lambda: next(seen), HASHER, b"k", NOW)) == (0, b"v")
+    without_manifest = replace(serving, compacted=replace(serving.compacted, ledger_id=3, manifest=gone_manifest))
+    seen = iter([without_manifest, serving])
+    assert offset_and_payload(point_read(object_store, lambda: next(seen), HASHER, b"k", NOW, NO_LOG)) == (0, b"v")
     with pytest.raises(ObjectMissing, match=r"compacted ledger 3 .*manifests/gone"):
-        point_read(object_store, lambda: gone, HASHER, b"k", NOW)
+        point_read(object_store, lambda: without_manifest, HASHER, b"k", NOW, NO_LOG)

@@ -22,12 +22,12 @@ def test_a_key_in_the_hot_tail(tmp_path: Path, order: str) -> None:
     produce(topic, [one(b"a", b"2", event_time=5), one(b"b", None, event_time=5), batch((b"c", b"2"), (b"c", b"3"))])
     bench.append(topic, [content((b"d", b"1"))])
     produce(topic, [one(b"d", b"2"), one(b"e", b"1")])
-    found = {key: topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f")}
-    values = {key: message.payload for key, message in found.items() if message is not None}
+    messages = {key: topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f")}
+    values = {key: message.payload for key, message in messages.items() if message is not None}
     by_offset = {b"a": b"2", b"c": b"3", b"d": b"2", b"e": b"1"}
     assert values == (by_offset if order == "offset" else by_offset | {b"a": b"1", b"c": b"1"})
     whole = {message.offset: message for message in topic.messages()}
-    assert all(message == whole[message.offset] for message in found.values() if message is not None)
+    assert all(message == whole[message.offset] for message in messages.values() if message is not None)
     bench.metadata.close()
 
 
@@ -42,6 +42,6 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
     for start, value in expected.items():
         bench.metadata.trimming.trim(topic.record.id, start, [], force=True)
-        found = topic.get(b"a")
-        assert (found and found.payload) == value
+        message = topic.get(b"a")
+        assert (message and message.payload) == value
     bench.metadata.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pyarrow as pa
 import pytest
 
@@ -61,8 +63,12 @@ def test_a_reader_that_waits_holds_none_of_it(large: Topic, bench: Workbench) ->
     assert offsets == [0, 1, 2, 3]
 
 
-def test_a_page_of_ordinary_rows_keeps_its_source_open(bench: Workbench) -> None:
+def test_a_page_of_ordinary_rows_keeps_its_source_open(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """To begin again costs a snapshot and the footer of a ledger, for each page."""
+
+    def unavailable(*_: object) -> NoReturn:
+        raise Unavailable("it was open", "continue with it")
+
     topic = bench.topic()
     count = 40_000
     columns = {"key": [b"k"] * count, "payload": [b"v"] * count, "publish_time": [1] * count}
@@ -76,4 +82,8 @@ def test_a_page_of_ordinary_rows_keeps_its_source_open(bench: Workbench) -> None
     pages, entries = topic.reader(), topic.entry_reader()
     for reader, read in ((pages, lambda: pages.rows(ONE).batches), (entries, entries.read)):
         assert read()
-        assert reader._tables is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(bench.metadata, "snapshot", unavailable)
+            patched.setattr(type(bench.store), "get", unavailable)
+            assert read()
+        reader.close()

@@ -38,7 +38,7 @@ def test_last_message_id(bench: Workbench, topic: Topic) -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_the_last_message_is_none_that_is_incomplete(bench: Workbench, others: int) -> None:
-    """R6, Pulsar #18808: whoever waits for it would wait forever."""
+    """R6, Pulsar #18808: a reader that waits for it would wait forever."""
     topic = bench.topic("chunked")
     chunked.append(bench, topic, [chunked.message(b"b", b"x")] * others + [chunked.chunk("u", 0, 2, b"k", b"1")])
     delivered = [*ids(topic.messages()), EARLIEST][0]
@@ -78,15 +78,15 @@ def test_the_last_message_is_none_of_which_a_chunk_is_hidden(bench: Workbench) -
     chunked.append(bench, topic, [{**row, "publish_time": now - age} for row, age in zip(rows, (0, 9, 0), strict=True)])
     bench.compact(topic)
     scope = topic_scope(topic.record)
-    bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
-    bench.metadata.policies.set(scope, "retention.ms", 5)
+    bench.metadata.policies.change([scope], {"cleanup.policy": "compact,delete"})
+    bench.metadata.policies.change([scope], {"retention.ms": 5})
     assert [message.key for message in topic.messages(read_compacted=True)] == [b"a"]
     assert topic.last_message_id(True) == ids(raw(topic))[0]
     assert topic.last_message_id(False) == ids(raw(topic))[1]
 
 
 def test_a_chunk_that_belongs_to_no_message_is_one_by_itself(bench: Workbench) -> None:
-    """P8, P10: without uuid nobody can put it together, so it passes whole, and a reader gets it."""
+    """P8, P10: without a uuid it cannot be assembled, so it passes whole, and a reader gets it."""
     topic = bench.topic("chunked")
     chunked.append(
         bench, topic, [chunked.message(b"a", b"x"), {**chunked.chunk("u", 0, 2, b"k", b"1"), "chunk_uuid": None}]
@@ -114,10 +114,10 @@ def test_the_last_message_is_a_chunked_one_wherever_its_chunks_lie(
         assert topic.last_message_id(flag) == last.message_id
 
 
-def append_chunked(topic: Topic, *given: tuple[bytes, int | None, int | None]) -> None:
+def append_chunked(topic: Topic, *messages: tuple[bytes, int | None, int | None]) -> None:
     """Messages to the log: key, and number and count of a chunk."""
     with topic.append_log() as log:
-        for key, index, count in given:
+        for key, index, count in messages:
             answer = {"publish_time": PUBLISHED, "partition_key": key}
             if index is not None:
                 answer |= {"uuid": key.hex(), "num_chunks_from_msg": count, "chunk_id": index}
@@ -145,7 +145,7 @@ def test_the_last_message_costs_each_chunk_table_once(
         names.append(name)
         return get(name, *place)
 
-    monkeypatch.setattr(type(bench.store), "get", lambda _, *given: counted(*given))
+    monkeypatch.setattr(type(bench.store), "get", lambda _, *arguments: counted(*arguments))
     (last,) = ids(topic.messages(read_compacted=compacts))
     names.clear()
     assert topic.last_message_id(compacts) == last
@@ -164,9 +164,9 @@ def test_the_last_message_of_a_compacted_ledger_costs_each_chunk_table_once(
     reads: list[int] = []
     read_tables = chunk_table.read_tables
 
-    def counted(store: ObjectStore, tables: Sequence[ChunkTable], wanted: HashRange) -> list[Chunks]:
+    def counted(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
         reads.extend(range(len(tables)))
-        return read_tables(store, tables, wanted)
+        return read_tables(store, tables, hash_range)
 
     monkeypatch.setattr(chunk_table, "read_tables", counted)
     assert topic.last_message_id(True) == ids(topic.messages(read_compacted=True))[-1]

@@ -34,13 +34,13 @@ def state_of(token: str) -> ContinuationToken:
 
 def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Message]:
     """All messages, by pages that know nothing of each other but the token."""
-    token, found = "earliest", list[Message]()
+    token, collected = "earliest", list[Message]()
     while True:
         page = topic.reader(state_of(token), read_compacted).messages(ReadLimits(messages))
         if not page.messages:
-            return found
+            return collected
         assert len(page.messages) <= messages
-        found += page.messages
+        collected += page.messages
         token = page.next.to_token()
 
 
@@ -65,25 +65,25 @@ def test_a_chunked_message_is_whole_wherever_pages_end(bench: Workbench, size: i
 
 @pytest.mark.parametrize("size", [1, 4, 10, 40, 41, 100])
 def test_a_read_that_begins_behind_a_forced_trim_ends_wherever_pages_do(bench: Workbench, size: int) -> None:
-    """What was trimmed behind the horizon before it began is no gap of it, also where a page ends at the horizon."""
+    """Messages after the horizon that were trimmed before the read are no gap, also if a page ends at the horizon."""
     topic = bench.topic()
     bench.append(topic, [content(*[(b"%d" % number, b"x") for number in range(40)])])
     bench.compact(topic)
     bench.append(topic, [content(*[(b"later", b"%d" % number) for number in range(6)])])
     Retention(bench).trim(topic.record, 44, force=True)
-    found = all_messages(topic, True, size)
-    assert [item.offset for item in found] == [*range(40), 44, 45]
+    messages = all_messages(topic, True, size)
+    assert [item.offset for item in messages] == [*range(40), 44, 45]
 
 
 def test_bytes_of_a_page(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
-    expected, state, found = list(topic.messages()), state_of("earliest"), list[Message]()
+    expected, state, messages = list(topic.messages()), state_of("earliest"), list[Message]()
     while page := topic.reader(state).messages(ReadLimits(bytes=7)).messages:
         assert len(page) == 1 or sum(len(item.key or b"") + len(item.payload or b"") for item in page) <= 7
-        found += page
+        messages += page
         state = topic.reader(state).messages(ReadLimits(bytes=7)).next
-    assert found == expected
+    assert messages == expected
 
 
 def test_rows_are_as_they_are_stored(bench: Workbench) -> None:
@@ -142,31 +142,31 @@ def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
     bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
 ) -> None:
     """R7: a reader that is slower than compactions comes to the end, and gets each key of its generation once."""
-    found, token = begun
+    messages, token = begun
     assert token == f"2~{topic.snapshot().compacted.ledger_id}h19"  # type: ignore[union-attr]
-    while len(found) < len(KEYS):
+    while len(messages) < len(KEYS):
         churn(bench, topic)
         page, token = page_of(topic, token, 3)
-        found += page
-    assert [item.key for item in found] == KEYS
+        messages += page
+    assert [item.key for item in messages] == KEYS
     assert bench.metadata.pins.referenced(topic.record.id).pins == (), (
         "between pages the grace holds it, and nothing else"
     )
     rest, _ = page_of(topic, token, 100)
-    assert view([*found, *rest]) == view(list(topic.messages()))
+    assert view([*messages, *rest]) == view(list(topic.messages()))
 
 
 def test_pages_go_on_raw_when_their_compacted_ledger_is_collected(
     bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
 ) -> None:
-    found, token = begun
+    messages, token = begun
     churn(bench, topic)
     assert collect(bench, topic) == 1
     page, token = page_of(topic, token, 3)
     assert [item.offset for item in page] == [2, 3, 4]
     assert token.endswith("r")
     rest, _ = page_of(topic, token, 100)
-    assert view([*found, *page, *rest]) == view(list(topic.messages()))
+    assert view([*messages, *page, *rest]) == view(list(topic.messages()))
 
 
 @pytest.mark.parametrize("misses", [False, True])
@@ -174,12 +174,12 @@ def test_pages_go_on_in_a_newer_compacted_ledger_when_raw_is_gone_too(
     bench: Workbench, topic: Topic, begun: tuple[list[Message], str], misses: bool
 ) -> None:
     """R7: unless something that was not read has left."""
-    found, token = begun
+    messages, token = begun
     bench.append(topic, [content((KEYS[0], None if misses else b"new"), (KEYS[7], b"new"))])
     bench.compact(topic)
     everything = view(list(topic.messages()))
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
-    Retention(bench).apply(topic.record)
+    bench.metadata.policies.change([topic_scope(topic.record)], {"cleanup.policy": "compact"})
+    Retention(bench).trim(topic.record)
     assert collect(bench, topic) == 1
     if misses:
         with pytest.raises(StateMayBeStale):
@@ -190,9 +190,9 @@ def test_pages_go_on_in_a_newer_compacted_ledger_when_raw_is_gone_too(
         if not page[0]:
             break
         rest, token = rest + page[0], page[1]
-    offsets = [item.offset for item in [*found, *rest]]
+    offsets = [item.offset for item in [*messages, *rest]]
     assert offsets == sorted(set(offsets))
-    assert view([*found, *rest]) == everything
+    assert view([*messages, *rest]) == everything
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "0", "1:1:-1", "@1700000000000"])

@@ -25,7 +25,7 @@ def imported(bench: Workbench, topic: Topic, count: int, first: int = 0) -> None
 
 
 def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
-    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", policy)
+    bench.metadata.policies.change([topic_scope(topic.record)], {"cleanup.policy": policy})
     return Retention(bench)
 
 
@@ -46,19 +46,19 @@ def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: b
     imported(bench, topic, 3, 3)
     if flag:
         bench.compact(topic)
-        cleanup(bench, topic, "compact").apply(topic.record)
+        cleanup(bench, topic, "compact").trim(topic.record)
         imported(bench, topic, 2, 6)
     expected = [m.offset for m in topic.messages(read_compacted=flag)]
     failures = 0
     for nth in range(1, 30):
         reader = failing(bench, topic, nth).reader(read_compacted=flag)
-        given: list[int] = []
+        offsets: list[int] = []
         for _ in range(2 * len(expected)):
             try:
-                given += page(reader, ReadLimits(messages=2))
+                offsets += page(reader, ReadLimits(messages=2))
             except Unavailable:
                 failures += 1
-        assert given == expected, nth
+        assert offsets == expected, nth
         assert bench.metadata.pins.referenced(topic.record.id).pins == ()
     assert failures > 1
 
@@ -74,13 +74,13 @@ def test_an_error_makes_no_generation_another_one(bench: Workbench, topic: Topic
     rows = bench.store.get(last)
     bench.store.delete(last)
     reader = topic.reader(read_compacted=True)
-    given = page(reader)
-    assert 0 < len(given) < len(keys)
+    offsets = page(reader)
+    assert 0 < len(offsets) < len(keys)
     for _ in range(2):
         with pytest.raises(ObjectMissing, match=last):
             page(reader)
     bench.store.put(last, rows)
-    assert given + page(reader) == list(range(len(keys)))
+    assert offsets + page(reader) == list(range(len(keys)))
 
 
 def test_a_page_before_an_error_is_given_and_the_error_comes_with_the_next(bench: Workbench, topic: Topic) -> None:
@@ -102,7 +102,7 @@ def test_a_reader_from_latest_gets_what_a_compacted_ledger_kept_of_what_came(ben
     imported(bench, topic, 3)
     bench.compact(topic)
     imported(bench, topic, 2, 3)
-    cleanup(bench, topic, "compact").apply(topic.record)
+    cleanup(bench, topic, "compact").trim(topic.record)
     assert [message.offset for message in topic.messages()] == [3, 4]
     assert page(reader) == [0, 1, 2, 3, 4]
 
@@ -121,14 +121,14 @@ def test_an_id_below_the_start_is_out_of_range_also_in_the_first_ledger(bench: W
     ids = [m.message_id for m in raw(topic)]
     retention = cleanup(bench, topic, "delete")
     retention.trim(topic.record, 5)
-    for gone in (ids[0], ids[4]):
+    for lost in (ids[0], ids[4]):
         with pytest.raises(OffsetOutOfRange):
-            list(topic.read(gone, reset=OffsetReset.FAIL))
+            list(topic.read(lost, reset=OffsetReset.FAIL))
     assert len(list(messages(topic.read(ids[5], reset=OffsetReset.FAIL), -1))) == 5
     retention.trim(topic.record, 10)
-    for gone in (ids[0], ids[9]):
+    for lost in (ids[0], ids[9]):
         with pytest.raises(OffsetOutOfRange):
-            list(topic.read(gone, reset=OffsetReset.FAIL))
+            list(topic.read(lost, reset=OffsetReset.FAIL))
     assert list(topic.read(EARLIEST, reset=OffsetReset.FAIL)) == []
 
 
@@ -159,7 +159,7 @@ def test_a_topic_of_markers_has_no_last_message(topic: Topic) -> None:
 
 
 def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(bench: Workbench, topic: Topic) -> None:
-    bench.metadata.policies.set(topic_scope(topic.record), "file.delete.delay.ms", 0)
+    bench.metadata.policies.change([topic_scope(topic.record)], {"file.delete.delay.ms": 0})
     produce(topic, [one(b"a", b"1", NOW + 5)])
     stale = topic.snapshot()
     topic.log_manager().roll_and_seal(topic.record)
@@ -181,20 +181,20 @@ def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
     produce(topic, entries[:4])
     bench.compact(topic)
     reader = topic.reader(read_compacted=True)
-    given = page(reader)
+    offsets = page(reader)
     produce(topic, entries[4:])
     bench.compact(topic)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
     assert topic.snapshot_reader().first_offset == 13
-    return reader, given
+    return reader, offsets
 
 
 def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbench, topic: Topic) -> None:
     """R7, T3: it continues in the compacted ledger that stands for what it has not read."""
-    reader, given = behind(bench, topic)
+    reader, offsets = behind(bench, topic)
     produce(topic, [one(b"Z", b"13")])
-    given += page(reader)
-    assert given == [0, 3, 5, 7, 8, 12, 13]
+    offsets += page(reader)
+    assert offsets == [0, 3, 5, 7, 8, 12, 13]
     produce(topic, [one(b"Z", b"14")])
     bench.compact(topic)
     assert page(reader) == [14], "raw lasts: it does not jump"
@@ -212,7 +212,7 @@ def test_a_compacted_reader_of_an_empty_topic_gets_what_was_compacted_and_trimme
     assert page(reader) == []
     produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
     bench.compact(topic)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
     produce(topic, [one(b"c", b"2")])
     assert raw(topic)[0].offset == 2
     assert page(reader) == [0, 1, 2]
@@ -227,7 +227,7 @@ def test_a_deletion_that_went_with_the_raw_messages_is_told(bench: Workbench, to
     assert page(reader) == [0, 1]
     produce(topic, [one(b"a", None), one(b"b", b"2")])
     bench.compact(topic)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
     for _ in range(2):
         with pytest.raises(StateMayBeStale, match="read again from earliest"):
             page(reader)
@@ -243,11 +243,11 @@ def test_one_read_goes_on_likewise(bench: Workbench, topic: Topic) -> None:
         )
     everything = raw(topic)
     reading = topic.messages(read_compacted=True)
-    given = [next(reading) for _ in range(3)]
+    messages = [next(reading) for _ in range(3)]
     bench.compact(topic)
-    retention.apply(topic.record)
+    retention.trim(topic.record)
     for ledger in bench.metadata.trimming.trimmed(topic.record.id):
         bench.store.delete(ledger.rows.name)  # long enough ago
-    given += reading
-    assert view(given) == view(everything)
-    assert [m.offset for m in given] == sorted({m.offset for m in given})
+    messages += reading
+    assert view(messages) == view(everything)
+    assert [m.offset for m in messages] == sorted({m.offset for m in messages})

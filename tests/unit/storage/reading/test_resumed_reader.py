@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
-from storage.errors import StateMayBeStale
+from storage.errors import ObjectMissing, StateMayBeStale
+from storage.ledger.manifest import Manifest
+from storage.metadata.records import CompactedLedgerRecord
 from storage.model import MessageId
 from storage.positions import StartOffset, StartPosition
+from storage.reading.compacted_reader import PIN_TTL_MS
+from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.pulsar_entries import entry, metadata
-from tests.workbench import Workbench, content, ids, raw
+from tests.workbench import Workbench, compacted_ledger, content, ids, raw
 
 
 def resumed(topic: Topic, start: StartPosition) -> list[int]:
@@ -111,6 +117,91 @@ def test_a_reader_that_has_read_up_to_the_horizon_misses_nothing(bench: Workbenc
     known = ids(raw(topic))
     trim(bench, topic)
     assert resumed(topic, entry_id(known[2])) == []
+
+
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("has_polled", [True, False])
+def test_deletes_after_an_overwritten_message_are_not_missed(bench: Workbench, trims: bool, has_polled: bool) -> None:
+    """Its last message was replaced in a compacted ledger that dropped nothing; a later one drops a delete."""
+    topic = bench.topic("replaced")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"))])
+    bench.compact(topic)
+    first = ids(raw(topic))[0]
+    trim(bench, topic)
+    reader = topic.entry_reader(entry_id(first), read_compacted=True, resumes=True)
+    offsets: list[int] = []
+
+    def read_on() -> None:
+        while entries := reader.read():
+            offsets.extend(entry.offset for entry in entries)
+
+    if has_polled:
+        read_on()
+    bench.append(topic, [content((b"a", None), (b"c", b"4"))])
+    bench.compact(topic)
+    if trims:
+        trim(bench, topic)
+        with pytest.raises(StateMayBeStale, match="generation 2 lacks deletions"):
+            read_on()
+    else:
+        read_on()
+    assert offsets == ([1, 2] if trims else [1, 2, 3, 4])
+    reader.close()
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_compacted_ledger_that_is_gone_when_the_reader_opens_hides_no_delete(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """Its last message was replaced and trimmed, so only the compacted ledger knows where it continues."""
+    topic = bench.topic("replaced")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"))])
+    bench.compact(topic)
+    first = ids(raw(topic))[0]
+    trim(bench, topic)
+
+    def replace_or_lose() -> None:
+        if not is_replaced:
+            bench.store.delete(compacted_ledger(topic).manifest.name)
+            return
+        bench.append(topic, [content((b"a", None), (b"c", b"4"))])
+        bench.compact(topic)
+        trim(bench, topic)
+        bench.advance(GRACE_MS + PIN_TTL_MS)
+        assert GarbageCollector(bench).collect(topic.record).compacted_ledgers == 1
+
+    before_reads = iter([lambda: None, replace_or_lose])  # the first read searches for the start
+    manifest = SnapshotReader.manifest
+
+    def interrupted(reader: SnapshotReader, record: CompactedLedgerRecord) -> Manifest:
+        next(before_reads, lambda: None)()
+        return manifest(reader, record)
+
+    monkeypatch.setattr(SnapshotReader, "manifest", interrupted)
+    error = StateMayBeStale if is_replaced else ObjectMissing
+    with pytest.raises(error):
+        topic.entry_reader(entry_id(first), read_compacted=True, resumes=True)
+
+
+@pytest.mark.parametrize("has_polled", [True, False])
+def test_deletes_that_were_dropped_while_a_resumed_reader_waited_are_reported(
+    bench: Workbench, has_polled: bool
+) -> None:
+    """Its last message was a delete, and no raw message was left when it connected again."""
+    topic = bench.topic("waiting")
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", None))])
+    bench.compact(topic)
+    last = ids(raw(topic))[-1]
+    trim(bench, topic)
+    reader = topic.entry_reader(entry_id(last), read_compacted=True, resumes=True)
+    if has_polled:
+        assert reader.read() == []
+    bench.append(topic, [content((b"b", None), (b"c", b"4"))])
+    bench.compact(topic)
+    trim(bench, topic)
+    with pytest.raises(StateMayBeStale, match="generation 2 lacks deletions"):
+        reader.read()
+    reader.close()
 
 
 @pytest.mark.parametrize(("appended", "expected"), [("marker", []), ("marker and message", [5])])

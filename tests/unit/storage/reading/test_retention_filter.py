@@ -1,4 +1,4 @@
-"""What readers may see of a compacted ledger under `compact,delete`."""
+"""The messages of a compacted ledger that readers may see under `compact,delete`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST
 from storage.options.policies import TopicPolicies
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.snapshot_reader import BOTH, RetentionFilter, SnapshotReader, filter_under, retention_filter
+from storage.reading.snapshot_reader import BOTH, RetentionFilter, SnapshotReader, filter_under
 from storage.topic import Topic
+from tests.segments import NO_LOG
 from tests.workbench import Workbench
 
 NOW = 1_700_000_000_000
@@ -24,7 +25,7 @@ def table(*rows: tuple[int, int]) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("shown", "expected"),
+    ("retention_filter", "expected"),
     [
         (RetentionFilter(), [3, 5, 9]),
         (RetentionFilter(3), [3, 5, 9]),
@@ -37,11 +38,14 @@ def table(*rows: tuple[int, int]) -> pa.Table:
     ],
     ids=str,
 )
-def test_rows_below_the_start_or_too_old_are_left_out(shown: RetentionFilter, expected: list[int]) -> None:
+def test_rows_below_the_start_or_too_old_are_left_out(retention_filter: RetentionFilter, expected: list[int]) -> None:
     rows = ((3, 200), (5, 100), (9, 300))
-    assert shown.of(table(*rows)).column("offset").to_pylist() == expected
-    assert [offset for offset, time in rows if shown.shows(offset, time)] == expected
-    assert shown.of(table().cast(pa.schema([("offset", pa.int64()), ("publish_time", pa.int64())]))).num_rows == 0
+    assert retention_filter.of(table(*rows)).column("offset").to_pylist() == expected
+    assert [offset for offset, time in rows if retention_filter.shows(offset, time)] == expected
+    assert (
+        retention_filter.of(table().cast(pa.schema([("offset", pa.int64()), ("publish_time", pa.int64())]))).num_rows
+        == 0
+    )
 
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
@@ -64,8 +68,8 @@ def topic(bench: Workbench) -> Topic:
     messages.append({"key": b"k19", "payload": b"late", "publish_time": now - 99})
     bench.append(topic, [pa.Table.from_pylist(messages, schema=INPUT_SCHEMA)])
     bench.compact(topic)
-    gone = [{"key": key, "payload": None} for key in (b"k05", b"k18")]
-    bench.append(topic, [pa.Table.from_pylist(gone, schema=INPUT_SCHEMA)])
+    tombstones = [{"key": key, "payload": None} for key in (b"k05", b"k18")]
+    bench.append(topic, [pa.Table.from_pylist(tombstones, schema=INPUT_SCHEMA)])
     bench.compact(topic)
     return topic
 
@@ -84,17 +88,17 @@ def manifest_of(bench: Workbench, topic: Topic) -> Manifest:
 def test_the_last_message_that_may_be_seen(
     bench: Workbench, topic: Topic, start: int, age: int, expected: bytes | None
 ) -> None:
-    shown = RetentionFilter(start, bench.clock.now_ms() - age)
-    reader = SnapshotReader(bench.store, topic.snapshot(), retention=shown)
-    found = LastMessageFinder(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
+    retention_filter = RetentionFilter(start, bench.clock.now_ms() - age)
+    reader = SnapshotReader(bench.store, topic.snapshot(), NO_LOG, retention_filter)
+    message_id = LastMessageFinder(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
     payloads = {message.message_id: message.payload for message in topic.messages()}
-    assert (None if found == EARLIEST else payloads[found]) == expected
+    assert (None if message_id == EARLIEST else payloads[message_id]) == expected
 
 
 def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> None:
     manifest = manifest_of(bench, topic)
     assert len(manifest.parts) > 1
-    for shown in (
+    for row_filter in (
         RetentionFilter(),
         RetentionFilter(7),
         RetentionFilter(0, bench.clock.now_ms() - 92),
@@ -103,10 +107,10 @@ def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> 
     ):
         for part in manifest.parts:
             offsets = range(part.first.offset, part.last.offset + 1)
-            seen = [m for m in topic.messages() if m.offset in offsets and shown.shows(m.offset, m.publish_time)]
-            if shown.hides_all(part):
+            seen = [m for m in topic.messages() if m.offset in offsets and row_filter.shows(m.offset, m.publish_time)]
+            if row_filter.hides_all(part):
                 assert seen == []
-            if not shown.may_hide_after(part.first.offset - 1, [part]):
+            if not row_filter.may_hide_after(part.first.offset - 1, [part]):
                 assert len(seen) == len(offsets)
 
 
@@ -123,8 +127,8 @@ def test_only_what_lies_behind_an_offset_may_be_hidden_there(bench: Workbench, t
 
 def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
     now = bench.clock.now_ms()
-    assert retention_filter(bench.metadata, topic.record, now) is None
+    assert topic.snapshot_reader().retention is None
     scope = topic_scope(topic.record)
-    bench.metadata.policies.set(scope, "cleanup.policy", "delete,compact")
-    bench.metadata.policies.set(scope, "retention.ms", 5)
-    assert retention_filter(bench.metadata, topic.record, now) == RetentionFilter(0, now - 5)
+    bench.metadata.policies.change([scope], {"cleanup.policy": "delete,compact"})
+    bench.metadata.policies.change([scope], {"retention.ms": 5})
+    assert topic.snapshot_reader().retention == RetentionFilter(0, now - 5)

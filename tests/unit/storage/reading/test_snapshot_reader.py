@@ -20,6 +20,7 @@ from storage.model import EARLIEST, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import SnapshotReader
 from tests.sealed import NOW, SEED, damaged_copy, new_id, seal
+from tests.segments import NO_LOG
 
 FIRST = 10**12
 COUNT = 20
@@ -51,7 +52,7 @@ def reader_of(store: ObjectStore, part: Part) -> SnapshotReader:
     compacted = CompactedLedgerRecord(
         6, 1, part.last, stored, manifest.messages, 1, 1, part.last.message_id, "a" * 32, NOW
     )
-    return SnapshotReader(store, TopicSnapshot(topic, (), None, compacted, None))
+    return SnapshotReader(store, TopicSnapshot(topic, (), None, compacted, None), NO_LOG)
 
 
 def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:

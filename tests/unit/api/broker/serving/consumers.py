@@ -36,7 +36,7 @@ class NotingChannel:
     client_version: str = "test"
 
     @property
-    def connection(self) -> object:
+    def connection(self) -> NotingChannel:
         return self
 
     def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
@@ -14,7 +15,7 @@ from api.broker.serving.logs import TopicLogs
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.tail import Tail, TailBudget
-from api.broker.serving.topic import PersistentTopic, TopicSettings
+from api.broker.serving.topic import PersistentTopic
 from api.broker.threads import Pools, WaitsFor
 from api.observability.logs import LogThrottle
 from storage.entries.encode import encode_message
@@ -35,6 +36,8 @@ class AtOnce:
 
 
 POOLS = cast(Pools, dict.fromkeys(WaitsFor, AtOnce()))
+LOGS: WeakKeyDictionary[PersistentTopic, TopicLogs] = WeakKeyDictionary()
+"""The open logs behind each topic of `opened`."""
 
 
 @asynccontextmanager
@@ -45,6 +48,7 @@ async def opened(
     max_unacked_messages: int = 0,
     deduplicates: bool = False,
     page_budget: PageBudget | None = None,
+    pools: Pools = POOLS,
 ) -> AsyncIterator[PersistentTopic]:
     """The topic with a message for each of `keys`, whose entry id is its number; no client is connected."""
     logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
@@ -53,8 +57,8 @@ async def opened(
         logs.hold(storage),
         bench.metadata,
         bench.clock,
-        POOLS,
-        TopicSettings(max_unacked_messages),
+        pools,
+        max_unacked_messages,
         Tail(TailBudget(0)),
         CursorWriter(bench.metadata, AtOnce()),
         page_budget or PageBudget(1 << 30),
@@ -65,6 +69,7 @@ async def opened(
         lambda _: None,
         LogThrottle(bench.clock, logging.getLogger(__name__)),
     )
+    LOGS[topic] = logs
     produce(topic, keys)
     try:
         yield topic
@@ -73,11 +78,16 @@ async def opened(
         logs.drain()
 
 
+def append(topic: PersistentTopic, *entries: bytes) -> None:
+    """Append entries as they are."""
+    LOGS[topic].append(topic.storage, entries)
+    topic.wake_subscriptions()
+
+
 def produce(topic: PersistentTopic, keys: Sequence[str]) -> None:
     """Append a message for each key."""
-    entries = [
+    entries = (
         encode_message(key.encode(), b"v", producer="p", sequence_id=number, publish_time=1)
         for number, key in enumerate(keys)
-    ]
-    topic._held.append(entries)
-    topic.wake_subscriptions()
+    )
+    append(topic, *entries)

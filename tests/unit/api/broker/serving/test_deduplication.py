@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from api.broker.serving import deduplication
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.logs import HeldLog, TopicLogs
+from api.broker.serving.producer import Producer
+from api.broker.serving.publishing import QueuedEntry
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import truncate
 from storage.entries.encode import encode_message
 from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavailable
 from storage.log.group_commit import Answer
+from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.model import EARLIEST
 from storage.topic import Topic
@@ -24,17 +28,13 @@ from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content
 
 
-@dataclass(frozen=True)
-class Published:
-    producer_name: str
-    sequence_id: int
-    entry: bytes
-    highest_sequence_id: int = 0
+def queued(name: str, sequence_id: int, entry: bytes) -> QueuedEntry:
+    return QueuedEntry(cast(Producer, SimpleNamespace(name=name)), sequence_id, 0, 1, entry)
 
 
-def publish(name: str, sequence_id: int) -> Published:
+def publish(name: str, sequence_id: int) -> QueuedEntry:
     entry = encode_message(b"k", b"v", producer=name, sequence_id=sequence_id, publish_time=1)
-    return Published(name, sequence_id, entry)
+    return queued(name, sequence_id, entry)
 
 
 class Log:
@@ -42,10 +42,13 @@ class Log:
 
     def __init__(self, bench: Workbench, topic: Topic, max_producers: int = 100) -> None:
         self._bench, self._topic, self._max_producers = bench, topic, max_producers
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
-        self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000)
+    def open(self) -> None:
+        """Open it as a service does that begins."""
+        self._renewer = LeaseRenewer(self._bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0)
+        self._renewer.__enter__()
+        self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000, watch=self._renewer)
         self.held: HeldLog = self._logs.hold(self._topic)
         self.known = Deduplication(self._bench.metadata, self._topic, self._max_producers)
         self.known.load()
@@ -58,18 +61,20 @@ class Log:
 
     def roll(self) -> None:
         """Roll the segment, so that no other caller has to wait for it."""
-        assert self.held._open_log.log is not None
-        self.held._open_log.log.roll()
+        self._bench.metadata.segments.request_roll(self._topic.record.id)
+        (rolling,) = self._renewer.poll()
+        rolling.result()
 
     def reopened(self) -> Log:
         """Open it again as a service does that begins; nothing was written at the end."""
         self.close()
-        self._open()
+        self.open()
         return self
 
     def close(self) -> None:
         self.held.release()
         self._logs.drain()
+        self._renewer.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -150,9 +155,9 @@ def test_it_is_known_of_removed_messages_after_the_service_died(
         else:
             bench.set_policies(topic, **{"cleanup.policy": ["compact"]})
             bench.compact(topic)
-            assert Retention(bench).apply(topic.record).plan.candidates
+            assert Retention(bench).trim(topic.record).plan.candidates
         if not same_process:
-            log._open()
+            log.open()
         log.append(("b", 4))
         log.reopened()
         assert not list(topic.messages())[1:], "what they sent is removed"
@@ -173,7 +178,7 @@ def test_messages_of_an_import_are_passed_over(bench: Workbench, topic: Topic) -
         log.append(("a", 1))
         log.close()
         bench.append(topic, [content((b"k", b"v"), (b"l", b"v"))])
-        log._open()
+        log.open()
         assert log.known.last_sequence_id("a") == 1
         sequences = bench.metadata.producer_sequences.of_topic(topic.record.id)
         assert sequences is not None
@@ -214,7 +219,7 @@ def test_a_duplicate_of_what_was_stored_before_never_fails(log: Log) -> None:
 def test_entries_of_a_replicator_of_any_name_are_refused(log: Log) -> None:
     """Their sequence ids are those of several producers: an entry would count as a duplicate of another producer's."""
     described = metadata(producer_name="original", sequence_id=3, replicated_from="us-east")
-    replicated = Published("custom.prefix.us-east", 3, entry(described, b"v"))
+    replicated = queued("custom.prefix.us-east", 3, entry(described, b"v"))
     first, second = log.known.append([publish("a", 0), replicated], log.held.append)
     assert isinstance(first, AppendResult)
     assert isinstance(second, InvalidRecord)

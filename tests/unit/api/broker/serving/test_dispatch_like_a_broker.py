@@ -13,8 +13,7 @@ from api.broker.serving import acknowledging
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.pending_acks import PendingAck
-from api.broker.serving.topic import PersistentTopic
-from api.pulsar.connected_consumer import returns_dropped_slots
+from api.pulsar.client_versions import returns_dropped_slots
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32
@@ -35,14 +34,8 @@ from tests.unit.api.broker.serving.consumers import (
     quiet,
     run,
 )
-from tests.unit.api.broker.serving.served_topic import opened, produce
+from tests.unit.api.broker.serving.served_topic import append, opened, produce
 from tests.workbench import Workbench
-
-
-def append(topic: PersistentTopic, *entries: bytes) -> None:
-    """Append entries as they are."""
-    topic._held.append(entries)
-    topic.wake_subscriptions()
 
 
 def message(sequence_id: int = 0, **fields: Any) -> bytes:
@@ -227,11 +220,11 @@ def test_an_unknown_acknowledgement_is_looked_up_and_too_many_are_refused(
             ids = [AckedEntry(reader.ledger_id, number) for number in (0, 4, 5, 77)]
             unknown = reader.subscription.acknowledge(reader.consumer, ids)
             assert unknown == ids[1:]
-            await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
+            await reader.subscription.acks.look_up(reader.consumer, unknown, cumulative=False)
             assert reader.subscription.position.backlog(6, 0) == 3
             monkeypatch.setattr(acknowledging, "MAX_LOOKUPS", 2)
             with pytest.raises(Unavailable, match="wait to be looked up"):
-                await reader.subscription.look_up(reader.consumer, unknown, cumulative=False)
+                await reader.subscription.acks.look_up(reader.consumer, unknown, cumulative=False)
 
     run(main())
 

@@ -286,9 +286,9 @@ def test_acknowledgements_during_a_seek_do_not_undo_it(bench: Workbench, topic: 
             seeking = asyncio.create_task(subscription.seek(EARLIEST))
             await asyncio.sleep(0)
             last = AckedEntry(ledger_id, 3)
-            assert subscription.acknowledge_to(reader.consumer, last)
+            assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)
             assert subscription.acknowledge(reader.consumer, [last]) == []
-            await subscription.look_up(reader.consumer, [last], cumulative=True)
+            await subscription.acks.look_up(reader.consumer, [last], cumulative=True)
             await seeking
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()
@@ -320,10 +320,8 @@ def test_receipts_that_wait_together_share_a_flush(
         async with opened(bench, topic, ["k"] * 4) as served:
             reader = await Reader(served, "a", EXCLUSIVE).join()
             flushes: list[int] = []
-            merge_all = bench.metadata.cursors.merge_all
-            monkeypatch.setattr(
-                bench.metadata.cursors, "merge_all", lambda updates: (flushes.append(1), merge_all(updates))[1]
-            )
+            merge = bench.metadata.cursors.merge
+            monkeypatch.setattr(bench.metadata.cursors, "merge", lambda updates: (flushes.append(1), merge(updates))[1])
             await reader.acknowledge(0, 1)
             await asyncio.gather(*(reader.subscription.flush() for _ in range(10)))
             assert 1 <= len(flushes) <= 2

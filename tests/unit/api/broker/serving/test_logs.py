@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -129,10 +130,13 @@ def test_one_that_lost_its_lease_is_opened_anew(
 ) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
-    (open_log,) = producers._open.values()
-    assert open_log.log is not None
-    monkeypatch.setattr(open_log.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
-    assert isinstance(producers.append(topic, [entry()])[0], Fenced)
+
+    def fail(*_: object) -> NoReturn:
+        raise Fenced("lost", "open it again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicLog, "append", fail)
+        assert isinstance(producers.append(topic, [entry()])[0], Fenced)
     assert producers.topics == []
     assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
 

@@ -41,7 +41,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> WatchedBudget:
     """A budget of two pages of some ten messages each; only their data counts."""
     monkeypatch.setattr(segment_tables, "ENTRIES_BYTES", PAGE)
     monkeypatch.setattr(page_budget, "PAGE_BYTES", PAGE)
-    monkeypatch.setattr(page_budget, "_ENTRY_BYTES", 0)
+    monkeypatch.setattr(page_budget, "ENTRY_BYTES", 0)
     monkeypatch.setattr(read_ahead, "READER_BYTES", 1)
     return WatchedBudget(2 * PAGE)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicClosed
+from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicNotServed
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
@@ -37,7 +37,7 @@ class NotingChannel:
         self.waiting = 0
 
     @property
-    def connection(self) -> object:
+    def connection(self) -> NotingChannel:
         return self
 
     def note_queued(self, entries: int, size: int) -> None:
@@ -190,9 +190,9 @@ def test_a_topic_epoch_that_no_service_gave_is_refused(run: Any) -> None:
 def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         await topic.close()
-        assert refusal_of(topic, "a", SHARED) is TopicClosed
+        assert refusal_of(topic, "a", SHARED) is TopicNotServed
         consumer = Consumer(cast(Any, None), ConsumerOptions("c", SubscriptionType.EXCLUSIVE), 0)
-        with pytest.raises(TopicClosed, match="look it up again"):
+        with pytest.raises(TopicNotServed, match="look it up again"):
             await topic.subscribe(consumer, SubscribeRequest("s"))
 
     run(test)

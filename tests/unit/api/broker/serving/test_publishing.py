@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from api.broker.serving import publishing
+from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
+from api.observability.logs import LogThrottle
 from storage.errors import Fenced, InvalidRecord, Unavailable
 from storage.model import EARLIEST, MessageId, TopicName
 from tests.event_loop import in_event_loop
@@ -20,26 +22,36 @@ WRONG = InvalidRecord("an entry cannot be taken", "send another one")
 
 
 class Sender:
-    """A producer that notes how its entries are answered."""
+    """A connection with one producer, which notes how its entries are answered."""
+
+    address, client_version = "127.0.0.1:1", "test"
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.is_closed = False
+        self.producer = Producer(self, ProducerOptions(name), 0, self._remove)
         self.waiting = 0
         self.answers: list[tuple[int, str]] = []
         self.disconnected = 0
 
+    @property
+    def connection(self) -> Sender:
+        return self
+
+    async def is_alive(self) -> bool:
+        return True
+
+    def _remove(self, producer: Producer) -> None:
+        producer.is_closed = True
+
     def note_queued(self, entries: int, _size: int) -> None:
         self.waiting += entries
 
-    def send_receipt(self, entry: QueuedEntry, message_id: MessageId) -> None:
-        self.answers.append((entry.sequence_id, "duplicate" if message_id.ledger_id < 0 else "stored"))
+    def send_receipt(self, sequence_id: int, _highest_sequence_id: int, message_id: MessageId) -> None:
+        self.answers.append((sequence_id, "duplicate" if message_id.ledger_id < 0 else "stored"))
 
-    def send_error(self, entry: QueuedEntry, error: InvalidRecord) -> None:
-        self.answers.append((entry.sequence_id, "refused"))
+    def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
+        self.answers.append((sequence_id, "refused"))
 
     def disconnect(self) -> None:
-        self.is_closed = True
         self.disconnected += 1
 
 
@@ -59,22 +71,25 @@ class Bench:
     def __init__(self, **outcomes: Outcome) -> None:
         self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
         self.groups: list[list[bytes]] = []
+        self.defect: Exception | None = None
         self.lost: list[BaseException] = []
         self.warnings: list[tuple[str, str]] = []
         self.queue = PublishQueue(
-            TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append, self._warn
+            TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append, cast(LogThrottle, self)
         )
 
-    def _warn(self, text: str, condition: str) -> None:
-        self.warnings.append((text, condition))
+    def warn(self, text: str, *arguments: object, condition: str) -> None:
+        self.warnings.append((text % arguments, condition))
 
     def _append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
+        if self.defect is not None:
+            raise self.defect
         self.groups.append([queued.entry for queued in group])
         return [self.outcomes.pop(queued.entry, EARLIEST) for queued in group]
 
     def put(self, sender: Sender, *entries: str) -> None:
         for entry in entries:
-            self.queue.put(QueuedEntry(sender, int(entry[1:]), 0, 1, entry.encode()))
+            self.queue.put(QueuedEntry(sender.producer, int(entry[1:]), 0, 1, entry.encode()))
 
 
 @in_event_loop
@@ -111,7 +126,7 @@ async def test_what_can_never_be_appended_is_refused_and_the_rest_goes_on() -> N
     bench.put(sender, "a0", "a1", "a2")
     await bench.queue.drain()
     assert sender.answers == [(0, "duplicate"), (1, "refused"), (2, "duplicate")]
-    assert not sender.is_closed
+    assert not sender.producer.is_closed
 
 
 @in_event_loop
@@ -148,11 +163,11 @@ def test_an_error_that_was_not_foreseen_ends_no_queue(caplog: pytest.LogCaptureF
     @in_event_loop
     async def main() -> None:
         sender, bench = Sender("a"), Bench()
-        append, bench.queue._append = bench.queue._append, None  # type: ignore[assignment]
+        bench.defect = ZeroDivisionError("not foreseen")
         bench.put(sender, "a0")
         await bench.queue.drain()
         assert sender.disconnected == 1
-        bench.queue._append = append
+        bench.defect = None
         other = Sender("b")
         bench.put(other, "b1")
         await bench.queue.drain()

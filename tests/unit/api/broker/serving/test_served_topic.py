@@ -11,7 +11,7 @@ import pytest
 
 from storage.errors import Unavailable
 from storage.topic import Topic
-from tests.unit.api.broker.serving.served_topic import opened
+from tests.unit.api.broker.serving.served_topic import LOGS, opened
 from tests.workbench import Workbench
 
 
@@ -23,10 +23,9 @@ def test_a_topic_whose_subscriptions_cannot_be_written_is_released(
 
     async def main() -> None:
         async with opened(bench, topic) as served:
-            held = served._held
             failing = SimpleNamespace(name="s", disconnect=lambda: None, close=fail)
             served.subscriptions["s"] = served.subscriptions["t"] = cast(Any, failing)
-            held._logs.close_topic(topic.record.id)  # unloaded: the last one that uses it gives the lease back
+            LOGS[served].close_topic(topic.record.id)  # unloaded: the last one that uses it gives the lease back
             await served.close()
             with topic.append_log(wait_ms=0):
                 pass

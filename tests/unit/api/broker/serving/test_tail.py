@@ -13,7 +13,7 @@ from storage.model import LogPosition, MessageId
 @pytest.fixture(autouse=True)
 def only_data_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of these tests are of the entries' data."""
-    monkeypatch.setattr(page_budget, "_ENTRY_BYTES", 0)
+    monkeypatch.setattr(page_budget, "ENTRY_BYTES", 0)
 
 
 def appended(offset: int, size: int = 10, messages: int = 1) -> tuple[bytes, AppendResult]:

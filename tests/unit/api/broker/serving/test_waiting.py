@@ -72,10 +72,10 @@ def test_the_page_that_was_read_for_redelivery_serves_until_no_entry_waits() -> 
 def test_a_delayed_entry_is_queued_when_it_is_due() -> None:
     entries = WaitingEntries()
     entries.delay(4, 10 * TICK_MS, first=2)
-    assert (entries.delayed, entries.next_due_ms, len(entries.queue)) == (1, 10 * TICK_MS, 0)
+    assert (len(entries.delayed), entries.delayed.next_due_ms, len(entries.queue)) == (1, 10 * TICK_MS, 0)
     entries.release_due(10 * TICK_MS - 1)
     assert len(entries.queue) == 0
     entries.release_due(10 * TICK_MS)
-    assert (entries.delayed, 4 in entries.queue, entries.first_acknowledged(4)) == (0, True, 2)
+    assert (len(entries.delayed), 4 in entries.queue, entries.first_acknowledged(4)) == (0, True, 2)
     entries.clear()
     assert (len(entries.queue), entries.first_acknowledged(4)) == (0, 4)

@@ -12,16 +12,32 @@ DAY = 86_400_000
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("0", 0), ("90", 90_000), ("500ms", 500), ("90s", 90_000), ("10m", 600_000), ("1h", 3_600_000), ("30d", 30 * DAY)],
+    [
+        ("0", 0),
+        ("90", 90_000),
+        ("500ms", 500),
+        ("90s", 90_000),
+        ("10m", 600_000),
+        ("1h", 3_600_000),
+        ("30d", 30 * DAY),
+        ("4w", 28 * DAY),
+        ("1y", 365 * DAY),
+    ],
 )
 def test_durations(text: str, milliseconds: int) -> None:
     assert parse_duration("--x", text) == milliseconds
 
 
-@pytest.mark.parametrize("text", ["", "-1s", "1.5h", "1 s", "1w", "s", "1M", "1e3", "１s", "9" * 19, "1s\n"])
+@pytest.mark.parametrize("text", ["", "-1s", "1.5h", "1 s", "1x", "s", "1M", "1e3", "１s", "9" * 19, "1s\n"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a duration for --x"):
         parse_duration("--x", text)
+
+
+def test_a_duration_that_needs_a_unit() -> None:
+    assert parse_duration("--x", "1s", needs_unit=True) == 1000
+    with pytest.raises(InvalidInput, match="'1' is not a duration for --x"):
+        parse_duration("--x", "1", needs_unit=True)
 
 
 def test_durations_out_of_range() -> None:
@@ -38,14 +54,12 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_bytes("--x", text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "-5", "1.5M", "12Q", "1 M", "M", "1e6", "9" * 19, "１", "many", "9999999999999T"]
-)
+@pytest.mark.parametrize("text", ["", "-1", "-5", "1.5M", "12Q", "M", "1e6", "9" * 19, "１", "many", "9999999999999T"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a size in bytes for --x: give a number, as 4096, 128M or 3T"):
+    with pytest.raises(InvalidInput, match="is not a value of --x: give bytes of at least 0"):
         parse_bytes("--x", text)
 
 
 def test_a_size_of_nothing_where_something_is_needed() -> None:
-    with pytest.raises(InvalidInput, match="'0' is not a size in bytes for --x: give a positive number"):
+    with pytest.raises(InvalidInput, match="'0' is not a value of --x: give bytes of at least 1;"):
         parse_bytes("--x", "0", least=1)

@@ -64,13 +64,13 @@ def test_a_trim_and_what_holds_the_rest() -> None:
 
 
 def test_a_verification_with_differences_of_keys_that_are_no_text() -> None:
-    found = (
+    finding = (
         Difference(DifferenceKind.MISSING, "an object", "it is not there", 7, b"\xff", "0" * 32),
         Difference(DifferenceKind.EXTRA, "a part", "a part has too many rows", None, None, "1" * 32),
     )
     counts = {DifferenceKind.MISSING: 1, DifferenceKind.EXTRA: 5}
     document = verify_document(
-        Report(TopicName.parse("t"), 3, 1, {"raw rows": 1_000}, ("raw is trimmed",), found, counts)
+        Report(TopicName.parse("t"), 3, 1, {"raw rows": 1_000}, ("raw is trimmed",), finding, counts)
     )
     assert base64.b64decode(document["differences"][0]["key_base64"]) == b"\xff"
     assert document["differences"][0]["key"] == "\N{REPLACEMENT CHARACTER}"

@@ -1,4 +1,4 @@
-"""What a terminal gets: text that steers nothing; what a pipe gets: the bytes as they are."""
+"""Output to a terminal, without control characters, and output to a pipe, with all bytes."""
 
 from __future__ import annotations
 

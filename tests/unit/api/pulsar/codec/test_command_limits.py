@@ -120,14 +120,14 @@ def test_a_refusal_names_command_field_and_limit(sent: BaseCommand, reason: str,
 
 def test_a_large_command_is_refused_without_being_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = 0
-    read = limits._field
+    read = limits.read_field
 
     def counted(*arguments: Any) -> Any:
         nonlocal fields
         fields += 1
         return read(*arguments)
 
-    monkeypatch.setattr(limits, "_field", counted)
+    monkeypatch.setattr(limits, "read_field", counted)
     for content in (b"\x52\x04\x0a\x00\x12\x00", b"\x62\x00", b"\x20\x01"):
         inner = content * (1 << 18)
         data = b"\x08\x04\x22" + _length(len(inner)) + inner

@@ -11,10 +11,9 @@ from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.pulsar.codec.requests import Ack
 from api.pulsar.codec.responses import Response
-from api.pulsar.connected_consumer import ConnectedConsumer
 from api.pulsar.handlers import consumers
 from api.pulsar.handlers.consumers import ACKS_AT_ONCE
-from api.pulsar.session import Session
+from api.pulsar.session import ConnectedConsumer, Session
 from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import entry
@@ -61,7 +60,7 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
             session = NotingSession()
             options = ConsumerOptions("a", SubscriptionType.SHARED)
             connected = ConnectedConsumer(cast(Session, session), served, options, None)
-            await connected.subscribe(SubscribeRequest("s", start=EARLIEST))
+            connected.subscription = await served.subscribe(connected.consumer, SubscribeRequest("s", start=EARLIEST))
             session.consumers[1] = connected
             reading, subscription = connected.consumer, connected.subscription
             count = 3 * ACKS_AT_ONCE + 1

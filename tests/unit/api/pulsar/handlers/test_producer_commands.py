@@ -12,10 +12,13 @@ from unittest.mock import patch
 import pytest
 
 from api.broker.serving.topic import PersistentTopic
+from api.broker.threads import Pools, WaitsFor
+from api.pulsar import session
 from api.pulsar.connection import Connection
 from api.pulsar.context import ServerContext
 from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
+from api.settings.settings import Settings
 from storage.entries.encode import encode_message
 from storage.errors import Unavailable
 from storage.metadata.stores import TopicStore
@@ -24,6 +27,12 @@ from tests.frames import FrameParser, encoded
 from tests.unit.api.broker.serving.served_topic import POOLS, opened
 from tests.unit.api.pulsar.fairness import Owner, shared_state
 from tests.workbench import Workbench
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no client answer a PING."""
+    monkeypatch.setattr(session, "LIVENESS_SECONDS", 0)
 
 
 class GatedPool:
@@ -51,13 +60,8 @@ class Client(asyncio.Transport):
         self.answers: list[BaseCommand] = []
         context = SimpleNamespace(
             access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
-            settings=SimpleNamespace(
-                max_message_size=5 << 20,
-                max_pending_publishes=1_000,
-                max_pending_bytes=1 << 20,
-                auto_create=True,
-                liveness_seconds=0,
-            ),
+            settings=Settings(),
+            max_message_size=5 << 20,
             clock=topic.clock,
             **shared_state(topic.clock, POOLS),
             server_version="test",
@@ -129,9 +133,9 @@ class Client(asyncio.Transport):
 @asynccontextmanager
 async def deduplicating(bench: Workbench, storage: Topic) -> AsyncIterator[tuple[PersistentTopic, GatedPool]]:
     """The topic, which deduplicates, and the pool through which it appends."""
-    async with opened(bench, storage, deduplicates=True) as topic:
-        pool = GatedPool()
-        topic.publishing._workers = pool
+    pool = GatedPool()
+    pools = cast(Pools, {**POOLS, WaitsFor.LOG: pool})
+    async with opened(bench, storage, deduplicates=True, pools=pools) as topic:
         yield topic, pool
 
 

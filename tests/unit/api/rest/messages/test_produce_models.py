@@ -10,6 +10,7 @@ import pytest
 from api.formats.text_encoding import TextEncoding
 from api.http.problems import RestException
 from api.rest.messages import produce_models
+from api.rest.messages.encodings import MessageEncodings
 from api.rest.messages.produce_models import NewMessage, parsed
 
 LINES = "application/x-ndjson"
@@ -17,7 +18,7 @@ MOST = 10
 
 
 def messages(body: bytes, kind: str = "application/json") -> list[NewMessage]:
-    return parsed(kind, body, TextEncoding.UTF8, TextEncoding.UTF8, MOST)
+    return parsed(kind, body, MessageEncodings(TextEncoding.UTF8, TextEncoding.UTF8), MOST)
 
 
 def of(*some: Any, **others: Any) -> bytes:
@@ -59,5 +60,5 @@ def test_a_schema_has_bounds_too() -> None:
 
 
 def test_of_many_errors_the_first_is_told() -> None:
-    with pytest.raises(RestException, match=r"^400: the messages cannot be taken: messages.0.payload: Field required$"):
+    with pytest.raises(RestException, match=r"^400: the messages cannot be taken: messages.0.payload is missing$"):
         messages(of({}, {}, {}))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from api.broker.broker import Broker
+from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.logs import TopicLogs
+from api.broker.serving.topic_registry import TopicRegistry
 from api.broker.threads import WaitsFor
 from api.observability.logs import LogThrottle
-from api.pulsar import topic_registry
-from api.pulsar.settings import PulsarSettings
-from api.pulsar.topic_registry import TopicRegistry
 from api.settings.settings import Settings
 from storage.entries.encode import encode_message
 from storage.metadata.producer_sequences import ProducerSequences
@@ -38,21 +37,26 @@ class Hanging:
 
 
 @pytest.fixture
-def make_registry(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TopicRegistry]:
-    """Makes a registry over the workbench; some of its pools hang."""
+def make_registry(bench: Workbench) -> Iterator[Callable[..., TopicRegistry]]:
+    """A function that creates a registry over the workbench; some of its pools hang."""
+    logs: list[TopicLogs] = []
 
     def make(*hanging: WaitsFor) -> TopicRegistry:
-        monkeypatch.setattr(topic_registry, "find_or_create", lambda *_: (topic.record, False))
-        monkeypatch.setattr(topic_registry, "owner_of", lambda *_: None)
+        for earlier in logs:
+            earlier.drain()
+        logs.append(TopicLogs(bench.clock, max_open=2, idle_ms=5_000))
         broker = SimpleNamespace(
             environment=bench,
             pools={what: Hanging() if what in hanging else AtOnce() for what in WaitsFor},
-            logs=TopicLogs(bench.clock, max_open=2, idle_ms=5_000),
+            logs=logs[-1],
+            ownership=SimpleNamespace(check_for_writing=lambda _: None),
             settings=Settings(),
         )
-        return TopicRegistry(cast(Broker, broker), PulsarSettings.of(Settings()), LogThrottle(bench.clock, LOG))
+        return TopicRegistry(cast(Broker, broker), LogThrottle(bench.clock, LOG))
 
-    return make
+    yield make
+    for created in logs:
+        created.drain()
 
 
 def no_audit(*_: object) -> None:
@@ -66,8 +70,9 @@ async def _opened_while(registry: TopicRegistry, topic: Topic) -> None:
     await asyncio.sleep(0)
     assert not loading.done()
     loading.cancel()
-    served._deduplication = None  # nothing is written at the end
-    await served.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Deduplication, "store", lambda _: None)
+        await served.close()
 
 
 @pytest.mark.parametrize("hanging", [(WaitsFor.SEQUENCES,), (WaitsFor.SEQUENCES, WaitsFor.STORE)])
@@ -84,7 +89,6 @@ async def _load(registry: TopicRegistry, topic: Topic, is_deduplicating: bool) -
     await served.load_sequences()
     assert served.is_deduplicating == is_deduplicating
     await served.close()
-    registry._broker.logs.drain()
 
 
 def test_deduplication_that_is_switched_on_again_begins_at_the_end(

@@ -1,0 +1,58 @@
+"""Counts of a topic: the list, the stats and the compaction backlog have one definition of logical bytes."""
+
+from __future__ import annotations
+
+from api.broker.stats import stats_snapshot
+from compactor.scheduling.backlog import BacklogReader
+from compactor.scheduling.due import cause_of
+from storage.log.segment import LocalSegment
+from storage.log.segment_reader import SegmentReader
+from storage.log.unsealed_counts import with_open_segments
+from storage.metadata.policy_store import topic_scope
+from storage.topic import Topic
+from tests.entries import one
+from tests.segments import write_version_2
+from tests.workbench import Workbench
+
+TOMBSTONES = [one(b"key %d" % number, None) for number in range(10)]
+BYTES = 10 * len(b"key 0")
+
+
+def counts(bench: Workbench, topic: Topic) -> tuple[int, int, int]:
+    """Return the logical bytes of a topic by the list, by its stats and by its backlog."""
+    (listed,) = with_open_segments(bench.metadata, bench.log, bench.metadata.topics.summaries())
+    snapshot = stats_snapshot(bench, topic.name)
+    assert snapshot is not None
+    (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
+    return listed.all_bytes, snapshot.size, backlog.bytes
+
+
+def test_tombstones_count_alike_whether_they_are_open_or_rolled_or_sealed(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.metadata.policies.change([topic_scope(topic.record)], {"compaction.threshold.bytes": BYTES - 1})
+    with topic.append_log(0) as log:
+        for entry in TOMBSTONES:
+            log.append(entry)
+        assert counts(bench, topic) == (BYTES, BYTES, BYTES)
+        (backlog,) = BacklogReader(bench.metadata, bench.log).of_all(bench.clock)
+        assert cause_of(backlog, bench.clock.now_ms()) == "threshold.bytes"
+        log.roll()
+    assert counts(bench, topic) == (BYTES, BYTES, BYTES)
+    topic.log_manager().roll_and_seal(topic.record)
+    assert not topic.snapshot().segments
+    assert counts(bench, topic) == (BYTES, BYTES, BYTES)
+
+
+def test_of_a_segment_whose_logical_bytes_are_not_known_the_stored_bytes_are_shown(bench: Workbench) -> None:
+    """Its writer was of an older version, until it is opened again."""
+    topic = bench.topic()
+    with topic.append_log(0) as log:
+        for entry in TOMBSTONES:
+            log.append(entry)
+    (row,) = bench.metadata.segments.of_topic(topic.record.id)
+    segment = LocalSegment.of(bench.log, topic.record, row)
+    write_version_2(segment.files.end, segment.header.checksum, SegmentReader(segment).high_watermark())
+    stored = sum(map(len, TOMBSTONES))
+    assert counts(bench, topic) == (stored, stored, BYTES)
+    with topic.append_log(0):
+        assert counts(bench, topic) == (BYTES, BYTES, BYTES)

@@ -1,0 +1,92 @@
+"""Topics that do not exist: found or created as by a broker, also with names of partitions, and without a namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.broker.broker import Broker
+from api.broker.names import find_or_create, owner, partitioned_or_new
+from api.pulsar.errors import ServerError, refusal
+from storage.errors import CompactorError
+from storage.metadata.policy_store import topic_scope
+from storage.model import TopicName
+from tests.serving import serving
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    folder: Path = tmp_path_factory.mktemp("lookup")
+    with serving(folder) as served:
+        metadata = served.broker.environment.metadata
+        metadata.partitions.create(name("whole"), 2, {})
+        yield served.broker
+
+
+def name(topic: str, namespace: str = "public/default") -> TopicName:
+    return TopicName.parse(f"persistent://{namespace}/{topic}")
+
+
+@pytest.mark.parametrize(
+    ("topic", "create", "error"),
+    [
+        (name("new"), False, ServerError.TopicNotFound),
+        (name("new", "public/none"), True, ServerError.TopicNotFound),
+        (name("new", "none/none"), True, ServerError.TopicNotFound),
+    ],
+    ids=str,
+)
+def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
+    broker: Broker, topic: TopicName, create: bool, error: ServerError
+) -> None:
+    for ask in (
+        lambda: partitioned_or_new(broker.environment, topic, create),
+        lambda: owner(broker, topic, create),
+        lambda: find_or_create(broker.environment, topic, create),
+    ):
+        with pytest.raises(CompactorError) as refused:
+            ask()
+        assert refusal(refused.value).error == error
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        (name("other-partition-0"), ServerError.NotAllowedError),
+        (name("whole-partition-2"), ServerError.TopicNotFound),
+        (name("whole"), ServerError.NotAllowedError),
+    ],
+    ids=str,
+)
+def test_a_partition_is_created_for_its_partitioned_topic_alone(
+    broker: Broker, topic: TopicName, error: ServerError
+) -> None:
+    with pytest.raises(CompactorError) as refused:
+        find_or_create(broker.environment, topic, create=True)
+    assert refusal(refused.value).error == error
+
+
+def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
+    def partitions(topic: TopicName, create: bool) -> int | None:
+        partitioned = partitioned_or_new(broker.environment, topic, create)
+        return partitioned.partitions if partitioned else None
+
+    assert partitions(name("new"), create=True) is None
+    assert partitions(name("other-partition-0"), create=True) is None
+    assert partitions(name("whole"), create=False) == 2
+    assert partitions(name("whole-partition-1"), create=False) is None
+    assert owner(broker, name("whole"), create=False) is None
+    assert owner(broker, name("new"), create=True) is None
+
+
+def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(broker: Broker) -> None:
+    metadata = broker.environment.metadata
+    metadata.partitions.create(name("again"), 2, {})
+    first, second = (metadata.topics.get(name(f"again-partition-{number}")) for number in range(2))
+    metadata.policies.change([topic_scope(first)], {"max.message.bytes": 5})
+    metadata.tenancy.delete_topic(second.id)
+    created, is_new = find_or_create(broker.environment, second.name, create=True)
+    assert is_new
+    assert metadata.policies.of_scope(topic_scope(created)) == {"max.message.bytes": 5}
