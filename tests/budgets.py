@@ -1,4 +1,4 @@
-"""How long a test that tries many examples continues: until its examples are over, or its seconds.
+"""Bounds of a test that tries many examples: it ends with its examples or its seconds.
 
 `make test` and CI have seconds, so that both end in time on a slow machine too; `make soak` has none, and tries every
 example. At least `LEAST` examples are tried in any case.

@@ -34,10 +34,10 @@ def chunk(uuid: str, index: int, count: int, key: bytes | None, payload: bytes |
 
 def whole(uuid: str, key: bytes | None, *payloads: bytes | None, **columns: Any) -> list[Row]:
     """All chunks of a message, one a payload."""
-    return [chunk(uuid, index, len(payloads), key, one, **columns) for index, one in enumerate(payloads)]
+    return [chunk(uuid, index, len(payloads), key, payload, **columns) for index, payload in enumerate(payloads)]
 
 
-def table_of(given: Sequence[Row], ledger_id: int, first_offset: int, now: int) -> pa.Table:
+def table_of(content: Sequence[Row], ledger_id: int, first_offset: int, now: int) -> pa.Table:
     """Rows as a ledger's table: ids, offsets and defaults filled in."""
     defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "publish_time": now}
     filled = [
@@ -45,13 +45,13 @@ def table_of(given: Sequence[Row], ledger_id: int, first_offset: int, now: int) 
         | defaults
         | {"ledger_id": ledger_id, "entry_id": number, "offset": first_offset + number}
         | row
-        for number, row in enumerate(given)
+        for number, row in enumerate(content)
     ]
     return pa.Table.from_pylist(filled, schema=rows.SCHEMA)
 
 
-def append(bench: Workbench, topic: Topic, given: Sequence[Row], hasher: KeyHasher | None = None) -> list[Message]:
-    """Append rows as one sealed ledger; they, chunks by themselves."""
+def append(bench: Workbench, topic: Topic, content: Sequence[Row], hasher: KeyHasher | None = None) -> list[Message]:
+    """Append rows as one sealed ledger. Return them, chunks as separate rows."""
     metadata, record = bench.metadata, topic.record
     with writer_lease(bench, record.id, "test", 1000) as lease:
         attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
@@ -59,7 +59,7 @@ def append(bench: Workbench, topic: Topic, given: Sequence[Row], hasher: KeyHash
         sealer = Sealer(bench.store, record.uid, -1, hashes, attempt.attempt_id)
         ledger_id = metadata.ledgers.allocate_ids(1)
         now = bench.clock.now_ms()
-        table = table_of(given, ledger_id, metadata.topics.get(record.name).next_offset, now)
+        table = table_of(content, ledger_id, metadata.topics.get(record.name).next_offset, now)
         metadata.ledgers.append(lease, [sealer.seal(table, ledger_id, now)])
         metadata.attempts.finish(attempt.attempt_id)
     return list(row_messages(iter(table.to_batches()), -1))
@@ -68,8 +68,8 @@ def append(bench: Workbench, topic: Topic, given: Sequence[Row], hasher: KeyHash
 def compacted_rows(topic: Topic) -> list[Message]:
     """The rows of the compacted ledger, chunks by themselves."""
     horizon = topic.snapshot().horizon
-    found = row_messages(topic.read(read_compacted=True), -1)
-    return [row for row in found if horizon is not None and row.offset <= horizon.offset]
+    messages = row_messages(topic.read(read_compacted=True), -1)
+    return [row for row in messages if horizon is not None and row.offset <= horizon.offset]
 
 
 MESSAGES = {"u": (b"a", 2), "v": (b"b", 3), "w": (None, 2), "x": (b"a", 1), "y": (b"c", 3)}
@@ -98,13 +98,13 @@ class Drawn:
     def rows(self, drawn: Sequence[dict[str, Any]], now: int, start: int) -> list[Row]:
         return [self._row(item, now, start) for item in drawn]
 
-    def _row(self, one: dict[str, Any], now: int, start: int) -> Row:
-        event_time = None if one["event_time"] is None else start + one["event_time"]
-        times = {"publish_time": now + one["late"], "event_time": event_time}
-        uuid = one["uuid"]
+    def _row(self, drawn: dict[str, Any], now: int, start: int) -> Row:
+        event_time = None if drawn["event_time"] is None else start + drawn["event_time"]
+        times = {"publish_time": now + drawn["late"], "event_time": event_time}
+        uuid = drawn["uuid"]
         if uuid is None:
-            return message(one["key"], one["payload"], **times)
+            return message(drawn["key"], drawn["payload"], **times)
         key, count = MESSAGES[uuid]
-        index = self._next.get(uuid, 0) if one["index"] is None else one["index"] % count
+        index = self._next.get(uuid, 0) if drawn["index"] is None else drawn["index"] % count
         self._next[uuid] = (index + 1) % count
-        return chunk(uuid, index, count, b"z" if one["other_key"] else key, one["payload"], **times)
+        return chunk(uuid, index, count, b"z" if drawn["other_key"] else key, drawn["payload"], **times)

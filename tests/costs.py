@@ -1,4 +1,4 @@
-"""What the tests cost: printed by folder and by tier at the end of a run, and bounded for the fast tier.
+"""The cost of the tests: printed by folder and by tier at the end of a run, and bounded for the fast tier.
 
 A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
 child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.

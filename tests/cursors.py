@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyroaring import BitMap
 from sqlalchemy import event
 
-from storage.cursor import Cursor, CursorSettings
+from storage.cursor import MAX_HELD_BYTES, Cursor
+from storage.errors import CompactorError
+from storage.metadata.cursor_ranges import CursorUpdate, MergeResult
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
 
-MANUAL = CursorSettings(flush_acknowledgements=None, flush_ms=None)
-
 
 def at(offset: int) -> LogPosition:
     """A topic of ledgers of ten messages, in batches of five."""
     return LogPosition(offset, MessageId(offset // 10, offset % 10 // 5, -1, offset % 5))
+
+
+def merge(
+    metadata: MetadataStore,
+    topic_id: int,
+    name: str,
+    incarnation: str,
+    mark_delete: LogPosition | None,
+    changed: Mapping[int, BitMap],
+) -> MergeResult:
+    """Merge one owner's acknowledgements into the stored ones. Raises NotFound, Fenced, InvalidInput."""
+    (result,) = metadata.cursors.merge([CursorUpdate(topic_id, name, incarnation, mark_delete, changed)])
+    if isinstance(result, CompactorError):
+        raise result
+    return result
 
 
 def to_deliver(cursor: Cursor, end: int) -> list[int]:
@@ -36,8 +53,8 @@ class World:
     """Offsets of messages that are gone."""
     locate_fails: Exception | None = None
     end: int = 1 << 40
-    asked: int = 0
-    """How often the end was asked for."""
+    end_calls: int = 0
+    """The number of calls of `ends`."""
 
     def locate(self, offset: int) -> LogPosition | None:
         self.located.append(offset)
@@ -47,11 +64,11 @@ class World:
             offset += 1
         return at(offset)
 
-    def open(self, settings: CursorSettings = MANUAL, name: str = "s") -> Cursor:
-        return Cursor(self.metadata, self.clock, self.topic, name, self.locate, self.ends, settings)
+    def open(self, max_held_bytes: int = MAX_HELD_BYTES, name: str = "s") -> Cursor:
+        return Cursor(self.metadata, self.topic, name, self.locate, self.ends, max_held_bytes)
 
     def ends(self) -> int:
-        self.asked += 1
+        self.end_calls += 1
         return self.end
 
     def stored(self) -> LogPosition | None:

@@ -1,4 +1,4 @@
-"""A process that dies at a step, played by an exception that nobody catches."""
+"""A process that dies at a step, in the form of an exception that no code catches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.failpoints import Failpoint, observed
+from storage.failpoints import Failpoint
+from tests.failpoint_listeners import observed
 
 
 class _Died(BaseException):
@@ -16,7 +17,7 @@ class _Died(BaseException):
 
 @contextmanager
 def dying_at(step: Failpoint) -> Iterator[None]:
-    """What is done inside must come to `step`, and gets no further."""
+    """Require that the code inside reaches `step`, and end it there."""
 
     def die(failpoint: Failpoint) -> None:
         if failpoint is step:

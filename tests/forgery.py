@@ -231,11 +231,11 @@ def with_value(offset: int, column: str, value: Any) -> TableChange:
     """Give a row another value in one column."""
 
     def change(table: pa.Table) -> pa.Table:
-        found = table.to_pylist()
-        for row in found:
+        content = table.to_pylist()
+        for row in content:
             if row["offset"] == offset:
                 row[column] = value
-        return pa.Table.from_pylist(found, schema=rows.SCHEMA)
+        return pa.Table.from_pylist(content, schema=rows.SCHEMA)
 
     return change
 

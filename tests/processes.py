@@ -50,6 +50,6 @@ def process(pid: int) -> Process | None:
         return Process(fields[0], int(fields[1]))
     if shutil.which("ps") is None:
         pytest.skip("there is neither /proc nor ps to check processes with")
-    asked = subprocess.run(["ps", "-o", "stat=,ppid=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    found = asked.stdout.split()
-    return Process(found[0][:1], int(found[1])) if found else None
+    answer = subprocess.run(["ps", "-o", "stat=,ppid=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    fields = answer.stdout.split()
+    return Process(fields[0][:1], int(fields[1])) if fields else None

@@ -16,7 +16,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left behind. `program`: what its lines on stderr begin with."""
+    """The result of a command. `program`: the beginning of its lines on stderr."""
 
     program: str
     exit_code: int
@@ -69,11 +69,11 @@ class Program:
     monkeypatch: pytest.MonkeyPatch
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Ran:
-        given = self.folder / "stdin"
-        given.write_bytes(stdin)
-        # Both are kept here: a wrapper that nobody holds closes what is below it.
+        file = self.folder / "stdin"
+        file.write_bytes(stdin)
+        # Both are kept here: a wrapper without a reference closes its file.
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-        with given.open() as text, self.monkeypatch.context() as process:
+        with file.open() as text, self.monkeypatch.context() as process:
             process.setattr(sys, "argv", [self.name, *arguments])
             process.setattr(sys, "stdin", text)
             process.setattr(sys, "stdout", out)

@@ -133,9 +133,9 @@ def decide(
     if merged is not None:
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
-    found = located(ranges)
-    remaining = expected_totals(plan, found)
-    return PlannedRun(plan, previous, scanned, ranges, remaining, lay_out(plan, found, remaining, sizing))
+    by_source = located(ranges)
+    remaining = expected_totals(plan, by_source)
+    return PlannedRun(plan, previous, scanned, ranges, remaining, lay_out(plan, by_source, remaining, sizing))
 
 
 def carry_out(planned: PlannedRun) -> RunOutput:
@@ -148,13 +148,13 @@ def carry_out(planned: PlannedRun) -> RunOutput:
     )
 
 
-def manifest_of(store: ObjectStore, made: RunOutput) -> Manifest:
-    """The checked result of a run, as the next run's previous ledger."""
-    made.check()
-    plan, previous = made.planned.plan, made.planned.previous
+def manifest_of(store: ObjectStore, output: RunOutput) -> Manifest:
+    """Return the checked result of a run, as the next run's previous ledger."""
+    output.check()
+    plan, previous = output.planned.plan, output.planned.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
-    manifest = made.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
+    manifest = output.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
     check_objects(store, manifest)
     return manifest
 

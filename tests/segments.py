@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import google_crc32c
+import pytest
 
 from storage.clock import Clock
 from storage.entries.decode import StoredEntry
+from storage.errors import CompactorError
 from storage.log.active_segment_file import ActiveSegmentFile
+from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
+from storage.log.group_commit import GroupCommit
 from storage.log.high_watermark import HighWatermark, read_high_watermark
-from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions
+from storage.log.segment import AppendResult, FlushPolicy, LocalSegment, SegmentPaths, WriterOptions
 from storage.log.segment_reader import SegmentReader
+from storage.log.segment_tables import SegmentTableReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentContent
 from tests.clocks import ManualClock
@@ -37,6 +43,33 @@ def batch(messages: int, number: int = 0, publish_time: int = PUBLISHED) -> byte
     """An entry that says to be a batch."""
     described = metadata(sequence_id=number, publish_time=publish_time, num_messages_in_batch=messages)
     return entry(described, b"single" * messages)
+
+
+class SteppedWriter(SegmentWriter):
+    """A writer that a test steps: it appends now, and is closed by its `with` statement."""
+
+    @property
+    def entries(self) -> int:
+        """The number of entries that are written."""
+        content = self.content()
+        return content.entries if content else 0
+
+    def append(self, entry: bytes) -> AppendResult:
+        """Append an entry and return when it is acknowledged."""
+        return self.submit(entry).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+NO_LOG = SegmentTableReader(LogDirectory(Path("/no/log/directory")))
+"""The reader of segments for topics that have none."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +95,17 @@ class OneSegment:
 
     def _writer(
         self, opened: Callable[[LocalSegment, WriterOptions], ActiveSegmentFile], options: WriterOptions
-    ) -> SegmentWriter:
-        return SegmentWriter(opened(self.local, options), self.clock, options)
+    ) -> SteppedWriter:
+        return SteppedWriter(opened(self.local, options), self.clock, options)
 
-    def create(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
+    def create(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SteppedWriter:
         return self._writer(ActiveSegmentFile.create, WriterOptions(policy, **options))
 
-    def recover(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
+    def recover(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SteppedWriter:
         return self._writer(ActiveSegmentFile.recover, WriterOptions(policy, **options))
 
     def damaged(self) -> SegmentContent | None:
-        """What it held, though it cannot be recovered."""
+        """Return its known content, although it cannot be recovered."""
         with ActiveSegmentFile.damaged(self.local, WriterOptions()) as content:
             return content
 
@@ -80,9 +113,9 @@ class OneSegment:
         return SegmentReader(self.local, end, **options)
 
     def end(self) -> HighWatermark:
-        found = read_high_watermark(self.files.end, self.header.checksum)
-        assert found is not None
-        return found
+        mark = read_high_watermark(self.files.end, self.header.checksum)
+        assert mark is not None
+        return mark
 
     def visible(self) -> list[bytes]:
         """The entries that readers of an open segment see."""
@@ -102,12 +135,12 @@ def placed(stored: StoredEntry) -> tuple[int, int, bytes]:
 
 
 def places(entries: list[bytes], first_offset: int = 1000) -> list[tuple[int, int, bytes]]:
-    """What a reader must say of entries that were made by `message` and `batch`."""
-    found, offset = [], first_offset
+    """Return the places that a reader must report for entries of `message` and `batch`."""
+    expected, offset = [], first_offset
     for number, data in enumerate(entries):
-        found.append((number, offset, data))
+        expected.append((number, offset, data))
         offset += data.count(b"single") or 1
-    return found
+    return expected
 
 
 ENTRIES = [batch(1 + n % 3, n) if n % 2 else message(n, size=n % 40) for n in range(200)]
@@ -125,11 +158,25 @@ def flip(path: Path, position: int, bits: int = 0x10) -> None:
         file.write(bytes([byte ^ bits]))
 
 
-def write_version_1(path: Path, seed: int, ends: list[tuple[int, int, int, int]]) -> None:
-    """A `.end` file as version 1 was written: flushed, visible, entries, next offset, one after the other."""
-    data = bytearray(256)
-    for number, values in enumerate(ends, 1):
-        slot = struct.pack(">QQQQQ", number, *values)
-        at = number % 2 * 64
-        data[at : at + 44] = slot + struct.pack(">I", google_crc32c.extend(seed, slot))
-    path.write_bytes(data)
+def write_version_2(path: Path, seed: int, end: HighWatermark) -> None:
+    """A `.end` file as version 2 was written: without logical bytes."""
+    copy = struct.pack(">QQQQQB", 1, end.flushed, end.visible, end.entries, end.next_offset, 2)
+    copy += struct.pack(">I", google_crc32c.extend(seed, copy))
+    path.write_bytes((copy.ljust(64, b"\x00") * 2).ljust(256, b"\x00"))
+
+
+class EndingQueues:
+    """A record of the commit queues of writers that are being ended, for a wait until one of them refuses appends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._queues: list[GroupCommit] = []
+        self._end = GroupCommit.end
+        monkeypatch.setattr(GroupCommit, "end", lambda *arguments, **options: self._record(*arguments, **options))
+
+    def _record(self, queue: GroupCommit, refusal: CompactorError, *, drop: bool) -> None:
+        self._queues.append(queue)
+        self._end(queue, refusal, drop=drop)
+
+    def wait_for_refusal(self) -> None:
+        while not any(queue.refusal for queue in list(self._queues)):
+            os.sched_yield()

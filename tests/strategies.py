@@ -1,4 +1,4 @@
-"""What hypothesis draws from: messages, histories of them, rows in every column.
+"""Strategies of hypothesis: messages, histories of them, rows in every column.
 
 Keys come from a small pool and few are new, so that most histories have superseded messages, tombstones and keys that
 come back. Nothing here knows how messages are stored.

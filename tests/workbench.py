@@ -36,6 +36,11 @@ from tests.clocks import ManualClock
 HASH_SEED = 1
 
 
+def ensure_topic(environment: Environment, name: TopicName) -> Topic:
+    """A topic, made if need be."""
+    return Topic(environment, environment.metadata.tenancy.ensure_topic(name))
+
+
 def hashing_alike() -> AbstractContextManager[object]:
     """Topics made inside hash their keys alike in each run: what is in which hash range, and so how many objects a
     compaction writes, depends on it."""
@@ -158,7 +163,7 @@ class Workbench(Environment):
     def set_policies(self, topic: Topic, **values: object) -> None:
         """Policies of the topic itself, by their names."""
         for name, value in values.items():
-            self.metadata.policies.set(topic_scope(topic.record), name, value)
+            self.metadata.policies.change([topic_scope(topic.record)], {name: value})
 
     def with_sizing(self, sizing: Sizing | None) -> Workbench:
         return replace(self, sizing=sizing)
@@ -210,6 +215,6 @@ def raw(topic: Topic, start: MessageId = EARLIEST) -> list[Message]:
 
 
 def view(messages: Sequence[Message]) -> dict[bytes, bytes | None]:
-    """What a reader ends with who keeps the newest value of each key: written apart from compactor.reference."""
+    """Return the newest value of each key, as a reader collects them; independent of compactor.reference."""
     state = {message.key: message.payload for message in messages if message.key is not None}
     return {key: payload for key, payload in state.items() if payload}

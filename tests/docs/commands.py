@@ -1,13 +1,12 @@
-"""What the documentation of both programs is compared with: their commands, options and exit codes."""
+"""The commands, options and exit codes of both programs, with which their documentation is compared."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
-from api.cli.kit import exit_codes as kit_codes
+from api.cli.kit import exit_codes
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -26,9 +25,8 @@ def options(command: Any) -> set[str]:
     return {name for name in names if name == name.lower()} - {"--help", "-h"}
 
 
-def assert_exit_codes_are_documented(section: str, module: ModuleType) -> None:
-    """The table of a page, and the help of the program, have each code of the kit and of the module once."""
-    names = vars(kit_codes) | vars(module)
-    codes = {value for name, value in names.items() if name.isupper() and isinstance(value, int)}
+def assert_exit_codes_are_documented(section: str) -> None:
+    """The table of a page, and the help of both programs, have each code once."""
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     assert [int(row) for row in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(codes)
-    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", module.HELP)} == codes
+    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes

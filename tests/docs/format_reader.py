@@ -60,15 +60,15 @@ def read_index(data: bytes, directory: dict[str, Any]) -> tuple[list[dict[str, i
     for fence, count in enumerate(directory["counts"]):
         block = check(data[24 * before : 24 * (before + count)], directory["checksums"][fence])
         numbers = struct.unpack(f"<{3 * count}Q", block)
-        found = [dict(zip(("high", "low", "offset"), numbers[i::count], strict=True)) for i in range(count)]
+        rows = [dict(zip(("high", "low", "offset"), numbers[i::count], strict=True)) for i in range(count)]
         if directory["event_checksums"] is not None:
             start = 24 * total + 16 * before
             block = check(data[start : start + 16 * count], directory["event_checksums"][fence])
             events = struct.unpack(f"<{count}Q{count}q", block)
-            for i, record in enumerate(found):
+            for i, record in enumerate(rows):
                 record |= {"event_offset": events[i], "event_time": events[count + i]}
-        assert all(fence_of(directory, record["high"]) == fence for record in found)
-        records += found
+        assert all(fence_of(directory, record["high"]) == fence for record in rows)
+        records += rows
         before += count
     start = total * (24 if directory["event_checksums"] is None else 40)
     unkeyed = {}
@@ -84,22 +84,22 @@ def read_chunks(data: bytes, length: int, checksum: int) -> list[dict[str, int]]
     """A chunk table at the end of an index, or the whole of an object."""
     names_ = ("uuid_high", "uuid_low", "key_high", "key_low", "offset", "event_time", "publish_time", "retained_at")
     block = check(data[len(data) - length :], checksum) if length else b""
-    found = struct.iter_unpack("<5Q3q2I", block)
-    return [dict(zip((*names_, "index", "count"), numbers, strict=True)) for numbers in found]
+    fields = struct.iter_unpack("<5Q3q2I", block)
+    return [dict(zip((*names_, "index", "count"), numbers, strict=True)) for numbers in fields]
 
 
 def messages_of(chunks: list[dict[str, int]]) -> list[list[dict[str, int]]]:
     """The complete messages that chunks make, in the order of their last chunks."""
     begun: dict[tuple[int, ...], list[dict[str, int]]] = {}
     complete = []
-    for one in sorted(chunks, key=lambda item: item["offset"] & (1 << 62) - 1):
+    for chunk in sorted(chunks, key=lambda item: item["offset"] & (1 << 62) - 1):
         same = ("uuid_high", "uuid_low", "key_high", "key_low", "count")
-        identity = (*(one[name] for name in same), one["offset"] >> 62 & 1)
-        if one["index"] == 0:
+        identity = (*(chunk[name] for name in same), chunk["offset"] >> 62 & 1)
+        if chunk["index"] == 0:
             begun[identity] = []
-        if identity in begun and one["index"] == len(begun[identity]):
-            begun[identity].append(one)
-            if len(begun[identity]) == one["count"]:
+        if identity in begun and chunk["index"] == len(begun[identity]):
+            begun[identity].append(chunk)
+            if len(begun[identity]) == chunk["count"]:
                 complete.append(begun.pop(identity))
     return complete
 
@@ -121,8 +121,8 @@ def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[
     assert starts[:1] in ([4], [])
     for start, end, checksum in zip(starts, [*starts[1:], len(data) - footer_size], checksums, strict=bool(starts)):
         check(data[start:end], checksum)
-    found: list[dict[str, Any]] = file.read().to_pylist()
-    return found
+    rows: list[dict[str, Any]] = file.read().to_pylist()
+    return rows
 
 
 def dead_offsets(data: bytes, part: dict[str, Any]) -> list[int]:
@@ -146,15 +146,15 @@ def parse_name(name: str) -> tuple[str, int] | None:
             .replace("<ledger\\ id>", number)
             .replace("<number>", number)
         )
-        if found := re.fullmatch(expression, name):
-            return pattern.rsplit(">", 1)[-1], int(found[1])
+        if match := re.fullmatch(expression, name):
+            return pattern.rsplit(">", 1)[-1], int(match[1])
     return None
 
 
 def block(kind: str) -> str:
     """The fenced block of that kind on the page."""
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return str(found)
+    (block,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return str(block)
 
 
 def hex_block(kind: str) -> bytes:

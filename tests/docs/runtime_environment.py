@@ -48,12 +48,12 @@ def runtime_environment(folder: Path) -> dict[str, str]:
     (folder / "hidden.json").write_text(json.dumps(hidden))
     (folder / "installed").touch()
     (folder / "sitecustomize.py").write_text(_HOOK)
-    here = Path(sys.executable).parent
+    scripts = Path(sys.executable).parent
     _script(folder / "python", f'exec {sys.executable} "$@"')
     _script(folder / "pip", f'[ "$1" = install ]; shift; printf "%s\\n" "$@" >> {folder}/installed')
     for name in PROGRAMS:
-        _script(folder / name, f'exec {here / name} "$@"')
-    others = [item for item in os.environ["PATH"].split(os.pathsep) if Path(item) != here]
+        _script(folder / name, f'exec {scripts / name} "$@"')
+    others = [item for item in os.environ["PATH"].split(os.pathsep) if Path(item) != scripts]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMPACTOR_", "PYTHON"))}
     return {**kept, "PATH": os.pathsep.join([str(folder), *others]), "PYTHONPATH": str(folder)}
 

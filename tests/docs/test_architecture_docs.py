@@ -10,29 +10,29 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def shown() -> dict[str, list[str]]:
-    """By folder, the modules that the page's tree names."""
+def modules_of_the_page() -> dict[str, list[str]]:
+    """Return the modules that the page's tree names, by folder."""
     (tree,) = re.findall(r"```\n(storage/.*?)```", PAGE, re.DOTALL)
-    found, folder = defaultdict[str, list[str]](list), ""
+    by_folder, folder = defaultdict[str, list[str]](list), ""
     for line in tree.splitlines():
         if line.startswith(" "):
-            found[folder] += line.split()
+            by_folder[folder] += line.split()
         else:
             folder = line.split()[0].rstrip("/")
-    return dict(found)
+    return dict(by_folder)
 
 
 def real() -> dict[str, set[str]]:
-    found = defaultdict[str, set[str]](set)
+    by_folder = defaultdict[str, set[str]](set)
     for package in ("storage", "compactor", "api"):
         for file in (ROOT / package).rglob("*.py"):
             if file.stem != "__init__":
-                found[file.parent.relative_to(ROOT).as_posix()].add(file.stem)
-    return dict(found)
+                by_folder[file.parent.relative_to(ROOT).as_posix()].add(file.stem)
+    return dict(by_folder)
 
 
 def test_the_tree_is_the_real_one() -> None:
-    assert {folder: sorted(names) for folder, names in shown().items()} == {
+    assert {folder: sorted(names) for folder, names in modules_of_the_page().items()} == {
         folder: sorted(names) for folder, names in real().items()
     }
 

@@ -1,4 +1,4 @@
-"""What deploys the service, against the code: the paths, ports, settings and probes that are named exist."""
+"""The files that deploy the service name paths, ports, settings and probes that exist in the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KNOWN = {"COMPACTOR_CONFIG", *(item.variable for item in SETTINGS.values())}
 
 
 def copied() -> list[str]:
-    """What the image is built of."""
+    """Return the files of which the image is built."""
     return [
         name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
     ]
@@ -102,18 +102,20 @@ Note = Callable[[str, object], None]
 
 
 def validated(note: Note, program: str, *arguments: str) -> str:
-    """What a validator says, which tests/costs.py prints; it must find nothing wrong. It stands beside this Python, or
-    on the path."""
+    """Run a validator, which is beside this Python or on the path. Return its report, which must be without errors.
+
+    tests/costs.py prints the report.
+    """
     command = shutil.which(program, path=str(Path(sys.executable).parent)) or shutil.which(program)
     if command is None:
         pytest.skip(f"there is no {program} for this machine")
     done = subprocess.run([command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    passed = said.count(" passed for resource ")
-    last = said.strip().splitlines()[-1:] or ["nothing to say"]
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report
+    passed = report.count(" passed for resource ")
+    last = report.strip().splitlines()[-1:] or ["nothing to say"]
     note("validator", f"{program} {arguments[0]}: {f'{passed} resources passed' if passed else last[0].strip()}")
-    return said
+    return report
 
 
 def test_the_image_as_hadolint_sees_it(record_property: Note) -> None:
@@ -159,11 +161,11 @@ def test_what_the_chart_makes_is_kubernetes_own(chosen: tuple[str, ...], tmp_pat
     documents = rendered(*chosen)
     file = tmp_path / "rendered.yaml"
     file.write_text(yaml.safe_dump_all(documents))
-    said = validated(record_property, "kubernetes-validate", "--strict", "-k", "1.33", str(file))
+    report = validated(record_property, "kubernetes-validate", "--strict", "-k", "1.33", str(file))
     kinds = {document["kind"] for document in documents}
     assert {"StatefulSet", "Job", "Service", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= kinds
     assert ("Ingress" in kinds, "PrometheusRule" in kinds) == (chosen == COMPLETE,) * 2
-    assert said.count(" passed for resource ") >= len(kinds - {"ServiceMonitor", "PrometheusRule"})
+    assert report.count(" passed for resource ") >= len(kinds - {"ServiceMonitor", "PrometheusRule"})
 
 
 def test_the_chart_upgrades_the_schema_once_before_the_pods() -> None:
@@ -250,8 +252,8 @@ def test_the_chart_refuses_values_that_it_does_not_know() -> None:
 
 def test_the_unit_as_systemd_sees_it(tmp_path: Path, record_property: Note) -> None:
     unit = (ROOT / "deploy" / "compactor.service").read_text()
-    here = tmp_path / "compactor.service"
-    here.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit, flags=re.MULTILINE))
-    assert not validated(record_property, "systemd-analyze", "verify", str(here))
+    unit_file = tmp_path / "compactor.service"
+    unit_file.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit, flags=re.MULTILINE))
+    assert not validated(record_property, "systemd-analyze", "verify", str(unit_file))
     # Exposure in tenths of ten; 20 is "OK".
-    validated(record_property, "systemd-analyze", "security", "--offline=true", "--threshold=20", str(here))
+    validated(record_property, "systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit_file))

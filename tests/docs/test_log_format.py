@@ -32,7 +32,7 @@ def read_header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def messages_in(entry: bytes) -> int:
-    """How many offsets an entry takes."""
+    """Return the number of offsets of an entry."""
     assert entry[:2] == b"\x0e\x01"
     assert google_crc32c.value(entry[6:]) == struct.unpack_from(">I", entry, 2)[0]
     (size,) = struct.unpack_from(">I", entry, 6)
@@ -58,12 +58,13 @@ def read_frames(data: bytes, seed: int, first_offset: int, end: int) -> Iterator
 def read_end(data: bytes, seed: int) -> dict[str, int]:
     """The newest whole copy in a `.end` file."""
     assert len(data) == 256
-    found = {}
+    by_offset = {}
+    names = ("flushed", "visible", "entries", "next_offset", "logical_bytes")
     for at in (0, 64):
-        *values, version, checksum = struct.unpack_from(">QQQQQBI", data, at)
-        if version == 2 and google_crc32c.extend(seed, data[at : at + 41]) == checksum:
-            found[values[0]] = dict(zip(("flushed", "visible", "entries", "next_offset"), values[1:], strict=True))
-    return found[max(found)]
+        *values, version, checksum = struct.unpack_from(">QQQQQQBI", data, at)
+        if version == 3 and google_crc32c.extend(seed, data[at : at + 49]) == checksum:
+            by_offset[values[0]] = dict(zip(names, values[1:], strict=True))
+    return by_offset[max(by_offset)]
 
 
 def read_index(data: bytes, seed: int) -> list[tuple[int, int, int, int]]:
@@ -84,7 +85,7 @@ def written(tmp_path: Path) -> Iterator[tuple[Topic, Path]]:
     """A topic, and its second segment's path without the suffix."""
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
-    bench.metadata.policies.set(topic_scope(topic.record), "segment.bytes", "1M")
+    bench.metadata.policies.change([topic_scope(topic.record)], {"segment.bytes": "1M"})
     with topic.append_log() as log:
         log.append(one(b"first", b"segment"))
         log.roll()
@@ -103,9 +104,10 @@ def test_a_segment_is_read_by_what_the_page_says(written: tuple[Topic, Path]) ->
     assert header == {"uid": topic.record.uid, "ledger_id": segment.ledger_id, "first_offset": 1}
     end = read_end(path.with_suffix(".end").read_bytes(), seed)
     frames = list(read_frames(data, seed, 1, end["visible"]))
+    assert end.pop("logical_bytes") >= 100 * len(b"k" + b"x" * 2000 + b"a1b")
     assert end == {"flushed": len(data), "visible": len(data), "entries": 200, "next_offset": 301}
-    ours = [(m.message_id.entry_id, m.offset) for m in raw(topic) if m.offset >= 1 and m.message_id.batch_index <= 0]
-    assert [(entry_id, offset) for _, entry_id, offset, _ in frames] == ours
+    entries = [(m.message_id.entry_id, m.offset) for m in raw(topic) if m.offset >= 1 and m.message_id.batch_index <= 0]
+    assert [(entry_id, offset) for _, entry_id, offset, _ in frames] == entries
 
 
 def test_its_index_points_to_frames_that_are_there(written: tuple[Topic, Path]) -> None:

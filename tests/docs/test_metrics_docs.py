@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.components import open_environment
+from api.documents import SchedulerStatus
 from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, MetricSources
-from api.rest.compaction.runs import SchedulerStatus
 from api.settings.settings import Settings
 from compactor.scheduling.due import TopicsCheckResult
 from tests.clocks import ManualClock
@@ -53,10 +53,11 @@ def test_the_table_has_every_metric_in_order_and_no_other() -> None:
 
 
 def test_the_registry_has_what_the_table_says(scrape: dict[str, Any]) -> None:
-    found = {name: family for name, family in scrape.items() if not name.startswith(("process_", "python_"))}
-    found = {name: family for name, family in found.items() if not name.endswith("_created")}
+    families = {name: family for name, family in scrape.items() if not name.startswith(("process_", "python_"))}
+    families = {name: family for name, family in families.items() if not name.endswith("_created")}
     assert {
-        f"{name}_total" if one.type == "counter" else name: (one.type, one.documentation) for name, one in found.items()
+        f"{name}_total" if item.type == "counter" else name: (item.type, item.documentation)
+        for name, item in families.items()
     } == {metric.name: (metric.kind, metric.doc) for metric in METRICS.values()}
 
 
@@ -107,7 +108,7 @@ def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do(scrape: dict[s
 
 
 def test_an_alert_fires_when_one_service_or_all_or_the_leader_is_missing() -> None:
-    """A comparison with a series that no target exports any more is empty, and an empty result alerts nobody."""
+    """A comparison with a series that no target exports any more is empty, and an empty result fires no alert."""
     yaml = pytest.importorskip("yaml")
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = {rule["alert"]: rule["expr"] for rule in group["rules"]}
@@ -134,7 +135,7 @@ def test_who_is_alerted_of_failing_topics_is_sent_where_all_of_them_are_shown() 
     )
     assert remedy is not None
     assert remedy[1] == "compactor-admin compactions scheduler"
-    assert "failing" in SchedulerStatus.model_fields
+    assert "failing" in SchedulerStatus.__annotations__
 
 
 def test_the_unit_runs_a_command_that_exists() -> None:

@@ -1,4 +1,4 @@
-"""What a fresh clone relies on: locks that pin and hash everything and name no place, and a Makefile that tells its
+"""The basis of a fresh clone: locks that pin and hash everything and name no place, and a Makefile that tells its
 targets.
 """
 
@@ -43,7 +43,7 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def wanted(requirements: list[str]) -> set[str]:
+def package_names(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in requirements}
 
 
@@ -67,17 +67,22 @@ def test_everything_in_a_lock_is_pinned_and_hashed(lock: str) -> None:
 def test_what_pyproject_asks_for_is_locked() -> None:
     project = pyproject()["project"]
     groups = pyproject()["dependency-groups"]
-    runtime = wanted(project["dependencies"]) | wanted(project["optional-dependencies"]["postgres"])
-    everything = runtime.union(*map(wanted, project["optional-dependencies"].values()), *map(wanted, groups.values()))
-    assert wanted(groups["build"]) <= packages("build")
+    runtime = package_names(project["dependencies"]) | package_names(project["optional-dependencies"]["postgres"])
+    everything = runtime.union(
+        *map(package_names, project["optional-dependencies"].values()), *map(package_names, groups.values())
+    )
+    assert package_names(groups["build"]) <= packages("build")
     assert runtime <= packages("runtime"), "run make lock"
     assert everything <= packages("dev"), "run make lock"
 
 
 def test_the_pins_are_within_what_pyproject_allows() -> None:
     project = pyproject()["project"]
-    asked = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
-    for requirement in map(Requirement, asked):
+    requirements = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
+    for requirement in map(Requirement, requirements):
         for locked, _ in entries("dev"):
             if canonicalize_name(locked.name) == canonicalize_name(requirement.name):
                 version = str(locked.specifier).removeprefix("==")
@@ -87,8 +92,8 @@ def test_the_pins_are_within_what_pyproject_allows() -> None:
 def test_one_environment_can_hold_all_three_locks() -> None:
     """install.sh takes a dev environment for a runtime one as well: it has every pin, or has it on more platforms."""
     for smaller, larger in (("build", "runtime"), ("runtime", "dev")):
-        there = pins(larger)
-        missing = {pin for pin in pins(smaller) if pin not in there and (*pin[:2], "") not in there}
+        pinned = pins(larger)
+        missing = {pin for pin in pins(smaller) if pin not in pinned and (*pin[:2], "") not in pinned}
         assert not missing, f"{larger}.lock lacks pins of {smaller}.lock: run make lock"
 
 
@@ -137,6 +142,6 @@ def test_the_files_that_contributing_names_exist() -> None:
 def test_a_new_module_is_under_the_contracts_as_well(contract: str, only: str) -> None:
     """import-linter checks all three packages whole; only the place that a contract names may import."""
     contracts = pyproject()["tool"]["importlinter"]["contracts"]
-    (found,) = (item for item in contracts if item["name"] == contract)
-    assert set(found["source_modules"]) == {"api", "compactor", "storage"}
-    assert {ignored.split(" -> ")[0] for ignored in found["ignore_imports"]} == {only}
+    (contract_item,) = (item for item in contracts if item["name"] == contract)
+    assert set(contract_item["source_modules"]) == {"api", "compactor", "storage"}
+    assert {ignored.split(" -> ")[0] for ignored in contract_item["ignore_imports"]} == {only}

@@ -28,7 +28,7 @@ def test_the_table_has_every_policy_in_order_and_no_other() -> None:
 
 
 def instead(policy: Policy) -> str:
-    """What counts where the stored value cannot be read, as the list has it."""
+    """Return the value that counts where the stored one cannot be read, as the list states it."""
     if policy.unreadable is NO_RUN:
         return f"- `{policy.name}`: no compaction"
     if policy.unreadable in (NO_LIMIT, ALWAYS_MS):

@@ -45,7 +45,7 @@ def test_every_group_has_an_example_that_calls_one_of_its_routes(section: str) -
         re.compile(f"{verb} " + re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)))
         for verb, path in re.findall(r"^\| `([A-Z]+) (/[^`]*)` \|", text, re.MULTILINE)
     ]
-    calls = re.findall(r"^curl (?:-N )?(?:-X ([A-Z]+) )?\"?\$C(/[^\s\"?]*)", text, re.MULTILINE)
+    calls = re.findall(r"^curl (?:-N )?(?:-X ([A-Z]+) )?\"?\$URL(/[^\s\"?]*)", text, re.MULTILINE)
     assert calls
     for verb, path in calls:
         assert any(pattern.fullmatch(f"{verb or 'GET'} {path}") for pattern in patterns), f"{verb} {path}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.local.config_command import _cell
+from api.cli.local.config_command import value_text
 from api.settings.setting import Setting
 from api.settings.settings import SETTINGS, Settings
 from api.settings.sources import read_file
@@ -21,10 +21,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text(
 
 def line(setting: Setting) -> str:
     """The setting as the table has it."""
-    default = _cell(setting.displayed(setting.default))
-    shown = f"`{default}`" if default else ""
+    default = value_text(setting.displayed(setting.default))
+    cell = f"`{default}`" if default else ""
     names = ", ".join(f"`{alias.name}`" for alias in setting.aliases)
-    return f"| `{setting.name}` | `{setting.variable}` | {shown} | {setting.kind.allowed} | {setting.doc} | {names} |"
+    return f"| `{setting.name}` | `{setting.variable}` | {cell} | {setting.kind.allowed} | {setting.doc} | {names} |"
 
 
 def test_the_table_has_every_setting_in_order_and_no_other() -> None:
@@ -51,7 +51,7 @@ def test_the_examples_can_be_read(language: str, suffix: str, tmp_path: Path) ->
     for text in examples:
         file = tmp_path / f"example{suffix}"
         file.write_text(text)
-        found = read_file(file)
-        assert found.settings
-        assert found.policies
-        assert Settings.load({}, str(file)).policies == found.policies
+        values = read_file(file)
+        assert values.settings
+        assert values.policies
+        assert Settings.load({}, str(file)).policies == values.policies

@@ -23,6 +23,7 @@ import pytest
 from api import DISTRIBUTION
 from tests.budgets import IN_CI
 from tests.servers.compactor_service import compactor_service
+from tests.servers.light_java import LIGHT_JAVA
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +117,7 @@ def demo(installed: Path, folder: Path) -> None:
     for tool in TOOLS:
         if path := shutil.which(tool):
             (tools / tool).symlink_to(path)
-    environment = {**GIT, "HOME": str(folder), "PATH": str(tools)}
+    environment = {**GIT, **LIGHT_JAVA, "HOME": str(folder), "PATH": str(tools)}
     repository = folder / "repository"
     repository.mkdir()
     (repository / "a").write_text("1")

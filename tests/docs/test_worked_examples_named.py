@@ -12,5 +12,5 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("number", range(1, 13))
 def test_each_worked_example_has_a_test(number: int) -> None:
-    wanted = re.compile(rf"^def test_worked_example_{number}_", re.MULTILINE)
-    assert any(wanted.search(file.read_text(encoding="utf-8")) for file in TESTS.rglob("test_*.py"))
+    pattern = re.compile(rf"^def test_worked_example_{number}_", re.MULTILINE)
+    assert any(pattern.search(file.read_text(encoding="utf-8")) for file in TESTS.rglob("test_*.py"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
 from storage.advice import Advice, AdviceKind
-from storage.errors import Misconfigured, Unavailable
+from storage.errors import ErrorText, Misconfigured, Unavailable
 from storage.metadata import schema
 from storage.metadata.engine import Database
 from storage.metadata.records import SERVICE_DEAD_MS, SegmentRecord, SegmentState
@@ -58,9 +60,9 @@ def test_the_history_makes_the_tables(empty: list[Database]) -> None:
 def described(connection: Connection) -> dict[str, Any]:
     """All that the database knows of our tables, in a form that two databases can be compared by."""
     looked_at = inspect(connection)
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     for table in sorted(set(looked_at.get_table_names()) - {"alembic_version"}):
-        found[table] = {
+        description[table] = {
             "columns": sorted(
                 (
                     column["name"],
@@ -71,36 +73,38 @@ def described(connection: Connection) -> dict[str, Any]:
                 for column in looked_at.get_columns(table)
             ),
             "primary key": looked_at.get_pk_constraint(table),
-            "unique": sorted(looked_at.get_unique_constraints(table), key=lambda found: str(found["name"])),
-            "foreign keys": sorted(looked_at.get_foreign_keys(table), key=lambda found: str(found["name"])),
+            "unique": sorted(looked_at.get_unique_constraints(table), key=lambda constraint: str(constraint["name"])),
+            "foreign keys": sorted(looked_at.get_foreign_keys(table), key=lambda constraint: str(constraint["name"])),
         }
     if connection.dialect.name == "sqlite":
         indices = text("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
         counted = text("SELECT name, sql LIKE '%AUTOINCREMENT%' FROM sqlite_master WHERE type = 'table'")
-        found["autoincrement"] = {name: value for name, value in connection.execute(counted) if name in METADATA.tables}
+        description["autoincrement"] = {
+            name: value for name, value in connection.execute(counted) if name in METADATA.tables
+        }
     else:
         indices = text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'")
-    found["indices"] = {
+    description["indices"] = {
         name: re.sub(r"\s+", " ", sql)
         for name, sql in connection.execute(indices)
         if not name.startswith("alembic_version")
     }
-    return found
+    return description
 
 
 def test_the_description_sees_the_partial_indices(empty: list[Database]) -> None:
     upgrade(empty[0], ManualClock())
     with empty[0].read() as connection:
-        found = described(connection)
-    assert set(METADATA.tables) < set(found)
-    assert "WHERE" in found["indices"]["uq_runs_running"]
-    assert "UNIQUE" in found["indices"]["uq_compacted_ledgers_serving"]
+        description = described(connection)
+    assert set(METADATA.tables) < set(description)
+    assert "WHERE" in description["indices"]["uq_runs_running"]
+    assert "UNIQUE" in description["indices"]["uq_compacted_ledgers_serving"]
 
 
 def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Database]) -> None:
     database = empty[0]
     with database.write() as connection:
-        config = schema._config()
+        config = schema.alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         connection.execute(text(OLD_TOPIC))
@@ -134,7 +138,7 @@ def test_services_that_still_run_stop_an_upgrade(empty: list[Database]) -> None:
     database, clock = empty[0], ManualClock()
     beat = clock.now_ms()
     with database.write() as connection:
-        config = schema._config()
+        config = schema.alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0007")
         connection.execute(
@@ -157,7 +161,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     """From 0002 on: every row stays, nothing is trimmed, nothing waits to be rolled, and the topic can be written."""
     database = empty[0]
     with database.write() as connection:
-        config = schema._config()
+        config = schema.alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0002")
         for statement in (OLD_TOPIC, OLD_COMPACTED, *ROWS_OF_0002):
@@ -201,11 +205,54 @@ ROWS_OF_0002 = (
 )
 
 
+def test_texts_of_errors_come_to_have_parts(empty: list[Database]) -> None:
+    """From 0011 on, and back: a stored text of two parts becomes two columns, and one without parts stays."""
+    database = empty[0]
+    two, plain, tail = "it failed\nin full: s3://b failed\nand more", "by hand", "left\nin full: left in /log"
+    with database.write() as connection:
+        config = schema.alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        connection.execute(text(OLD_TOPIC))
+        command.upgrade(config, "0011")
+        for error, statistics in ((two, {}), (plain, {"tail_left": tail, "parts": 3}), ("", {})):
+            row = {"attempt": error[:9], "error": error, "statistics": json.dumps(statistics)}
+            connection.execute(text(OLD_RUN), row)
+        connection.execute(text("INSERT INTO controls (topic_id, failures, last_error) VALUES (1, 2, :e)"), {"e": two})
+        before = everything(connection)
+    upgrade(database, ManualClock())
+    with closing(MetadataStore(database.url, ManualClock())) as store:
+        (topic,) = store.topics.all()
+        runs = store.runs.of_topic(topic.id, 5)
+        parts = ErrorText("it failed", "s3://b failed\nand more")
+        assert [run.error for run in runs] == [ErrorText(), ErrorText(plain), parts]
+        assert [run.tail_left for run in runs] == [ErrorText(), ErrorText("left", "left in /log"), ErrorText()]
+        assert runs[1].statistics["parts"] == 3
+        assert store.compaction_control.get(topic.id).last_error == parts
+        store.runs.cancel(store.runs.claim(topic.id, "worker", {}, 1).run_id, "not wanted")
+        last = store.runs.last(topic.id)
+        assert last is not None
+        assert last.error == ErrorText("not wanted")
+    with database.write() as connection:
+        connection.execute(text("DELETE FROM runs WHERE run_id > 3"))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0011")
+        after = everything(connection)
+    after["runs"].sort(key=lambda row: row["run_id"])
+    assert (after["runs"], after["controls"]) == (before["runs"], before["controls"])
+
+
+OLD_RUN = (
+    "INSERT INTO runs (topic_id, attempt_id, holder, epoch, state, phase, policies, started_at, heartbeat_at, "
+    "error, statistics) VALUES (1, :attempt, 'worker', 9, 'ERROR', 'done', '{}', 1, 2, :error, :statistics)"
+)
+
+
 def everything(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     """All rows of all tables, by name of table and column."""
     tables = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"})
-    found = {table: connection.execute(text(f"SELECT * FROM {table}")).mappings() for table in tables}
-    return {table: [dict(row) for row in rows] for table, rows in found.items()}
+    contents = {table: connection.execute(text(f"SELECT * FROM {table}")).mappings() for table in tables}
+    return {table: [dict(row) for row in rows] for table, rows in contents.items()}
 
 
 def test_upgrading_twice_and_at_once(empty: list[Database]) -> None:

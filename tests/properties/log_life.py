@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from compactor.engines.engine import InProcessEngine
+from storage.clock import Clock
 from storage.errors import StateMayBeStale
 from storage.ledger.rows import RowType
+from storage.log.active_segment_file import ActiveSegmentFile
 from storage.log.directory import LogDirectory
+from storage.log.segment import WriterOptions
+from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
@@ -23,7 +28,7 @@ from storage.objects.registry import open_store
 from storage.positions import StartOffset, StartPosition, StartTime
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
-from tests.properties.log_model import AskingClock, NoHeartbeat, Reading, Row, rows_of, times, values
+from tests.properties.log_model import AskingClock, Reading, Row, SteppedHeartbeat, rows_of, times, values
 from tests.workbench import TINY, Workbench
 
 
@@ -34,8 +39,14 @@ class LogLife(RuleBasedStateMachine):
         super().__init__()
         self.life = ExitStack()
         folder = Path(self.life.enter_context(tempfile.TemporaryDirectory()))
-        for module in ("log.lease", "log.topic_log", "log.log_manager"):
-            self.life.enter_context(mock.patch(f"storage.{module}.Heartbeat", NoHeartbeat))
+        self.heartbeats: list[SteppedHeartbeat] = []
+        """Those of the writer: first the one of its lease, then the one that polls."""
+        self.segment_writer: SegmentWriter | None = None
+        """The newest one."""
+        self.patch("lease.Heartbeat", partial(SteppedHeartbeat, self.heartbeats))
+        self.patch("topic_log.Heartbeat", partial(SteppedHeartbeat, self.heartbeats))
+        self.patch("log_manager.Heartbeat", partial(SteppedHeartbeat, []))
+        self.patch("segment_lifecycle.SegmentWriter", self.new_segment_writer)
         self.clock = AskingClock()
         store = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", self.clock)
         store.upgrade()
@@ -55,6 +66,9 @@ class LogLife(RuleBasedStateMachine):
         self.kept = 0
         """The first offset that no trimmed ledger held."""
         self.readings: list[Reading] = []
+
+    def patch(self, name: str, replacement: object) -> None:
+        self.life.enter_context(mock.patch(f"storage.log.{name}", replacement))
 
     def teardown(self) -> None:
         try:
@@ -86,7 +100,7 @@ class LogLife(RuleBasedStateMachine):
             self.rows.append(row)
 
     def set_policy(self, name: str, value: object) -> None:
-        self.bench.metadata.policies.set(topic_scope(self.topic.record), name, value)
+        self.bench.metadata.policies.change([topic_scope(self.topic.record)], {name: value})
 
     # The writer
 
@@ -99,11 +113,19 @@ class LogLife(RuleBasedStateMachine):
         return self.log
 
     def beat(self) -> None:
-        """What a living writer does all the time."""
+        """Do what a living writer does all the time: renew the lease and poll."""
         if self.log is not None:
-            segments = self.log._open_segments
-            self.bench.metadata.leases.renew(segments._lease, 15_000)
-            self.log.poll()
+            for heartbeat in [*self.heartbeats]:
+                heartbeat.beat()
+
+    def new_segment_writer(self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions) -> SegmentWriter:
+        self.segment_writer = SegmentWriter(file, clock, options)
+        return self.segment_writer
+
+    def open_segment(self) -> SegmentWriter | None:
+        """Return the writer of the open segment, while a log is open. None: no segment is open."""
+        segment, writer = self.bench.metadata.segments.find_open(self.topic.record.id), self.segment_writer
+        return writer if segment and writer and writer.ledger_id == segment.ledger_id else None
 
     def close_writer(self) -> None:
         log, self.log = self.log, None
@@ -127,7 +149,7 @@ class LogLife(RuleBasedStateMachine):
     # Reading
 
     def behind(self, start: StartPosition, view: list[Row], flag: bool) -> list[Row]:
-        """What of a view comes at or behind a start (R1: above the horizon the flag changes nothing)."""
+        """Return the part of a view at or after a start (R1: above the horizon the flag changes nothing)."""
         if isinstance(start, StartTime):
             first = next((n for n, row in enumerate(view) if row.publish_time >= start.publish_time), len(view))
             return view[first:]

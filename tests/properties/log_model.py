@@ -63,17 +63,17 @@ class Sent:
         assert at.messages == len(self.rows)
         # That a batch cannot be taken apart is not known yet when it is acknowledged.
         assert first.message_id.batch_index == (0 if self.batched else -1) or self.rows[0][2] is RowType.WHOLE_ENTRY
-        found = []
+        placed_rows = []
         for number, (key, payload, slot, chunk) in enumerate(self.rows):
             index = number if self.batched or number else -1
             place = (first.offset + number, first.message_id.ledger_id, first.message_id.entry_id, index)
-            found.append(Row(*place, key, payload, self.publish_time, int(slot), chunk))
-        return found
+            placed_rows.append(Row(*place, key, payload, self.publish_time, int(slot), chunk))
+        return placed_rows
 
 
 @st.composite
 def sent(draw: st.DrawFn) -> list[Sent]:
-    """What a producer sends at once: one entry, or the chunks of a message."""
+    """Draw what a producer sends at once: one entry, or the chunks of a message."""
     time, key = draw(times), draw(st.none() | keys)
     kinds = ["message", "message", "batch", "batch", "encrypted", "encrypted batch", "undecodable", "chunks"]
     match draw(st.sampled_from(kinds)):
@@ -89,10 +89,10 @@ def sent(draw: st.DrawFn) -> list[Sent]:
             data = encode_batch(table, producer="p", first_sequence_id=1, publish_time=time, codec=codec)
             return [Sent(data, time, tuple((k, p, RowType.MESSAGE, None) for k, p in inside), batched=True)]
         case "encrypted":
-            given: dict[str, Any] = {} if key is None else {"partition_key": key}
+            key_fields: dict[str, Any] = {} if key is None else {"partition_key": key}
             if key == b"\xff":
-                given = {"partition_key": b"/w==", "partition_key_b64_encoded": True}
-            data = entry(encrypted(publish_time=time, **given), b"secret")
+                key_fields = {"partition_key": b"/w==", "partition_key_b64_encoded": True}
+            data = entry(encrypted(publish_time=time, **key_fields), b"secret")
             return [Sent(data, time, ((key, b"secret", RowType.MESSAGE, None),))]
         case "encrypted batch":
             data = entry(encrypted(publish_time=time, num_messages_in_batch=3), b"secrets")
@@ -120,7 +120,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
 
 
 def fold(rows: Iterable[Row]) -> list[Row]:
-    """What a compaction keeps: the newest of each key if it has a value, and what passes whole."""
+    """Return what a compaction keeps: the newest of each key if it has a value, and what passes whole."""
     newest: dict[bytes, Row] = {}
     whole = []
     for row in rows:
@@ -133,20 +133,20 @@ def fold(rows: Iterable[Row]) -> list[Row]:
 
 def ending(rows: Iterable[Row]) -> list[Row]:
     """The rows with which a message is whole: of a chunked one the last, if all others come before it."""
-    found = []
+    ends = []
     begun: dict[bytes | None, int] = {}
     for row in rows:
         if row.slot != int(RowType.CHUNK):
-            found.append(row)
+            ends.append(row)
         elif row.chunk_index == begun.get(row.key, 0):
             begun[row.key] = row.chunk_index + 1
             if row.payload == b"%d of %d" % (begun[row.key], begun[row.key]):
-                found.append(row)
-    return found
+                ends.append(row)
+    return ends
 
 
 def values(rows: Iterable[Row]) -> dict[bytes, bytes]:
-    """Where a reader ends that keeps the newest value of each key."""
+    """Return the final state of a reader that keeps the newest value of each key."""
     return {
         row.key: row.payload
         for row in fold(rows)
@@ -166,17 +166,18 @@ class AskingClock(ManualClock):
         self.meanwhile()
 
 
-class NoHeartbeat:
-    """Instead of `storage.heartbeat.Heartbeat`."""
+class SteppedHeartbeat:
+    """A `storage.heartbeat.Heartbeat` without a thread: its owner finds it in `active` and calls `beat`."""
 
-    def __init__(self, *_: object) -> None:
-        pass
+    def __init__(self, active: list[SteppedHeartbeat], beat: Callable[[], object], *_: object) -> None:
+        self._active = active
+        self.beat = beat
 
     def __enter__(self) -> None:
-        pass
+        self._active.append(self)
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._active.remove(self)
 
 
 class PagesReader:

@@ -64,28 +64,29 @@ steps = st.lists(
 
 @settings(max_examples=300)
 @given(st.lists(drawn_rows, max_size=40), st.booleans())
+@within(fast=1, ci=2)
 def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str, Any]], colliding: bool) -> None:
     table = table_of(Drawn().rows(drawn, START, START), 3, 100, START)
-    found = list(row_messages(iter(table.to_batches()), -1))
-    messages, rows_of, pending = reference.whole_messages(found)
-    assert list(assembled(found)) == messages
+    stored_rows = list(row_messages(iter(table.to_batches()), -1))
+    messages, rows_of, pending = reference.whole_messages(stored_rows)
+    assert list(assembled(stored_rows)) == messages
 
     created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
-    chunked = [message for message in messages if found[message.offset - 100].is_chunk]
+    chunked = [message for message in messages if stored_rows[message.offset - 100].is_chunk]
     assert sorted(created.offset.tolist()) == [item.offset for item in chunked]
     for number, (at, empty) in enumerate(zip(created.last, created.empty, strict=True)):
-        mine = created.chunks[created.message == number]
-        (one,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
-        assert offsets(mine).tolist() == [row.offset for row in rows_of[one.offset]]
-        assert empty == (not one.payload)
+        own_chunks = created.chunks[created.message == number]
+        (message,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
+        assert offsets(own_chunks).tolist() == [row.offset for row in rows_of[message.offset]]
+        assert empty == (not message.payload)
         event_time = created.chunks["event_time"][created.first[number]]
-        assert (None if event_time == NO_EVENT_TIME else event_time) == one.event_time
+        assert (None if event_time == NO_EVENT_TIME else event_time) == message.event_time
     carried = sorted(row.offset for group in pending for row in group)
     assert sorted(offsets(created.chunks[created.message == PENDING])) == carried
     everyone = sorted(
         [*carried, *offsets(created.chunks[created.message >= 0]), *offsets(created.chunks[created.message == STALE])]
     )
-    assert everyone == [row.offset for row in found if row.is_chunk]
+    assert everyone == [row.offset for row in stored_rows if row.is_chunk]
     newest = created.newest_pending()[np.unique(created.group[created.message == PENDING])]
     assert sorted(newest) == sorted(max(row.publish_time for row in group) for group in pending)
 
@@ -148,17 +149,17 @@ def _replay(
 
 
 def compare(bench: Workbench, topic: Topic, state: reference.ReferenceLedger, horizon: int) -> None:
-    """What the manifest says of the compacted ledger."""
+    """Compare the manifest of the compacted ledger with the reference."""
     manifest = manifest_of(topic, bench)
     messages, _, pending = reference.whole_messages(state.messages)
     keyed = [message for message in messages if message.key is not None]
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
     assert manifest.dropped_to == state.dropped_to
     assert manifest.messages == len(state.messages)
-    found = [chunk_table.none(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
-    chunks = np.concatenate(found)
+    tables = [chunk_table.none(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
+    chunks = np.concatenate(tables)
     assert sorted(offsets(chunks)) == [row.offset for row in state.messages if row.is_chunk]
-    assert all(len(table) == one.records > 0 for table, one in zip(found[1:], manifest.chunks, strict=True))
+    assert all(len(table) == location.records > 0 for table, location in zip(tables[1:], manifest.chunks, strict=True))
     assert sum(chunk.pending for chunk in manifest.chunks) == sum(map(len, pending))
     kept = chunks[chunks["retained_at"] != NO_EVENT_TIME]
     times = dict(zip(offsets(kept).tolist(), kept["retained_at"].tolist(), strict=True))
@@ -206,7 +207,7 @@ BY_EVENT = RunPolicies(event_time_order=True)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
 @example(one_run([drawn_row("x", b"1", 1)], [drawn_row("u", None, 2), drawn_row("u", b"", 0)]), BY_EVENT, False, True)
 @given(steps, policies, st.booleans(), st.booleans())
-@within(fast=5, ci=25)
+@within(fast=2, ci=6)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool, uniform: bool
 ) -> None:
@@ -216,6 +217,6 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=3, ci=15)
+@within(fast=2, ci=4)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False, True)

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from storage.ack_ranges import RANGE_OFFSETS
-from storage.cursor import Cursor, CursorSettings
+from storage.cursor import Cursor
 from storage.errors import Fenced
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
@@ -44,18 +44,17 @@ class Life:
     metadata: MetadataStore
     topic: TopicRecord
     random: Random
-    gone: set[int]
+    lost: set[int]
     """Offsets whose messages cannot be found any more."""
     stored: set[int] = field(default_factory=set)
     floor: int = -1
     """Mark-delete of the last reset, or the highest since."""
 
     def locate(self, offset: int) -> LogPosition | None:
-        return next((at(number) for number in range(offset, HIGH) if number not in self.gone), None)
+        return next((at(number) for number in range(offset, HIGH) if number not in self.lost), None)
 
     def open(self) -> Owner:
-        settings = CursorSettings(flush_acknowledgements=None, flush_ms=None)
-        cursor = Cursor(self.metadata, ManualClock(), self.topic, "s", self.locate, lambda: HIGH + 1, settings)
+        cursor = Cursor(self.metadata, self.topic, "s", self.locate, lambda: HIGH + 1)
         self.check(cursor, self.stored)
         return Owner(cursor, set(self.stored))
 
@@ -64,7 +63,7 @@ class Life:
         expected = [offset for offset in range(LOW, HIGH) if offset not in acknowledged]
         gaps = list(cursor.unacknowledged(HIGH))
         assert [offset for gap in gaps for offset in gap] == expected
-        assert all(one.stop < next_one.start for one, next_one in pairwise(gaps))
+        assert all(gap.stop < next_one.start for gap, next_one in pairwise(gaps))
         assert [offset for offset in range(LOW, HIGH) if not cursor.is_acknowledged(offset)] == expected
         assert cursor.backlog(HIGH) == len(expected)
         mark = cursor.mark_delete
@@ -133,9 +132,9 @@ class Life:
         self.check(cursor, owner.known)
 
     def skip(self, owner: Owner) -> None:
-        wanted = self.random.randrange(4)
-        skipped = [offset for offset in range(LOW, HIGH) if offset not in owner.known][:wanted]
-        assert owner.cursor.skip(wanted, HIGH) == len(skipped)
+        count = self.random.randrange(4)
+        skipped = [offset for offset in range(LOW, HIGH) if offset not in owner.known][:count]
+        assert owner.cursor.skip(count, HIGH) == len(skipped)
         owner.known.update(skipped)
 
 
@@ -146,9 +145,9 @@ def test_random_lives(tmp_path: Path) -> None:
         random = Random(seed)
         topic = metadata.tenancy.ensure_topic(TopicName.parse(f"t{seed}"))
         metadata.cursors.create(topic.id, "s", at(LOW - 1), {})
-        gone = set(random.sample(range(LOW, HIGH), random.choice([0, 0, 5, 40])))
+        lost = set(random.sample(range(LOW, HIGH), random.choice([0, 0, 5, 40])))
         try:
-            Life(metadata, topic, random, gone).run()
+            Life(metadata, topic, random, lost).run()
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

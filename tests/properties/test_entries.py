@@ -19,7 +19,7 @@ from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import EntryHeader, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
-from storage.ledger.rows import SCHEMA, CompressionType, RowType
+from storage.ledger.rows import SCHEMA, CompressionType, RowType, logical_sizes
 from storage.log.bulk_append import INPUT_SCHEMA
 from tests import strategies
 from tests.pulsar_entries import batch_payload, brokers, encrypted, entry, metadata, single
@@ -133,7 +133,7 @@ field_bytes = st.one_of(number_bytes, property_bytes, key_bytes, size_bytes, st.
 
 @st.composite
 def described_singles(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """Metadata as producers write it, as nobody does but protobuf takes it, or nonsense; and a payload."""
+    """Draw metadata as producers write it, as only protobuf accepts it, or nonsense; and a payload."""
     size = draw(st.integers(0, 200))
     usual = [
         draw(st.lists(property_bytes, max_size=2)),
@@ -201,11 +201,12 @@ def described_entries(draw: st.DrawFn) -> bytes:
     return brokers(bytes(whole)) if draw(st.booleans()) else bytes(whole)
 
 
-def inspected(data: bytes) -> EntryHeader | None:
+def inspected(data: bytes) -> EntryHeader:
+    """The header of an entry; of bytes that are none, that of a message that they were before."""
     try:
         return inspect(data)
     except InvalidRecord:
-        return None
+        return inspect(encode_message(None, b"", producer="p", sequence_id=0, publish_time=1))
 
 
 @given(st.lists(described_entries() | st.binary(max_size=40), min_size=1, max_size=4))
@@ -214,9 +215,8 @@ def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> Non
     for number, data in enumerate(stored):
         header = inspected(data)
         entries.append(StoredEntry(number, offset, data, header))
-        taken = header.messages if header else 1
-        offsets += range(offset, offset + taken)
-        offset += taken
+        offsets += range(offset, offset + header.messages)
+        offset += header.messages
     table = unpack(entries, 1)
     table.validate(full=True)
     assert table.schema == SCHEMA
@@ -229,6 +229,22 @@ def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> Non
         if row["slot"] == RowType.WHOLE_ENTRY:
             assert row["payload"] == stored[row["entry_id"]]
             assert row["batch_index"] == -1
+
+
+@given(described_entries())
+def test_logical_bytes_are_those_of_the_rows_and_of_a_batch_no_fewer(data: bytes) -> None:
+    with contextlib.suppress(InvalidRecord):
+        header = inspect(data)
+        table = unpack([StoredEntry(0, 0, data, header)], 1)
+        sealed = int(logical_sizes(table).sum())
+        if header.batched and not header.encrypted and not header.marker:
+            assert header.logical_bytes >= sealed or is_kept_whole(table)
+        else:
+            assert header.logical_bytes == sealed or is_kept_whole(table)
+
+
+def is_kept_whole(table: pa.Table) -> bool:
+    return RowType.WHOLE_ENTRY in table.column("slot").to_pylist()
 
 
 @given(codecs, st.binary(max_size=300), st.integers(0, 400), st.binary(max_size=40))
@@ -273,7 +289,7 @@ def test_what_only_looks_like_the_common_layout_is_left_to_protobuf(name: str, c
 def test_numbers_of_one_two_and_three_bytes_are_read_by_hand() -> None:
     sent = [single(b"x" * size, partition_key=b"k", sequence_id=size) for size in (0, 127, 128, 16_383, 16_384, 70_000)]
     data = batch_payload(sent)
-    found = split(data, len(sent), by_hand=True)
-    assert found is not None
-    assert [len(payload or b"") for payload in found.payloads] == [0, 127, 128, 16_383, 16_384, 70_000]
-    assert found.sequence_ids == [0, 127, 128, 16_383, 16_384, 70_000]
+    result = split(data, len(sent), by_hand=True)
+    assert result is not None
+    assert [len(payload or b"") for payload in result.payloads] == [0, 127, 128, 16_383, 16_384, 70_000]
+    assert result.sequence_ids == [0, 127, 128, 16_383, 16_384, 70_000]

@@ -1,7 +1,7 @@
 """Random schedules of imports, runs, readers, dead attempts, time and garbage collection: properties 1, 6, 9 and R7.
 
 At each collection: what is referred to, pinned, young or at work stays; twice is once; a dry run deletes nothing and
-says what a run then does. And every reader, however slow, ends with the newest value of every key, or is told that its
+says what a run then does. And every reader, however slow, ends with the newest value of every key, or learns that its
 state may be stale, when it may be. Each schedule is a seed, so that a failure names what brings it back; a step takes
 tens of milliseconds, and the weights are such that readers are overtaken often. In some of them values expire, too.
 """
@@ -35,8 +35,8 @@ GRACE_MS = PIN_TTL_MS // 4
 """Shorter than a pin's term, so that a few steps are enough to outlive the one and not the other."""
 TIMES = [GRACE_MS // 2, GRACE_MS, 2 * GRACE_MS, PIN_TTL_MS]
 SCHEDULES, STEPS = 30, 30
-FEW = 8
-"""Schedules for every run of the tests; CI has all."""
+FEW, MORE = 6, 15
+"""Schedules of the fast tier, and of CI; `make soak` runs the rest."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Schedule:
         self.check(list(self.topic.messages(read_compacted=True)))
 
     def replace_all_parts(self) -> None:
-        """Nothing of the generation before is kept, and soon nobody but a pin holds it."""
+        """Nothing of the generation before is kept, and soon only a pin holds it."""
         deleted = self.random.choice([None, *KEYS])
         changes = [(key, None if key == deleted else b"4" * 50) for key in KEYS]
         self.everything += self.bench.append(self.topic, [content(*changes)])
@@ -107,11 +107,11 @@ class Schedule:
         self.collect()
 
     def trim(self) -> None:
-        """By the policy `compact`: so readers whose generation is gone must continue in a newer one."""
+        """Trim by the policy `compact`. Readers of a deleted generation must then continue in a newer one."""
         scope = topic_scope(self.topic.record)
-        self.bench.metadata.policies.set(scope, "cleanup.policy", "compact")
-        Retention(replace(self.bench, clock=self.clock)).apply(self.topic.record)
-        self.bench.metadata.policies.set(scope, "cleanup.policy", "")
+        self.bench.metadata.policies.change([scope], {"cleanup.policy": "compact"})
+        Retention(replace(self.bench, clock=self.clock)).trim(self.topic.record)
+        self.bench.metadata.policies.change([scope], {"cleanup.policy": ""})
         for reader in self.readers:
             reader.held = False
 
@@ -158,7 +158,7 @@ class Schedule:
         assert self.listed() == after
 
     def needed(self) -> set[str]:
-        """What is referred to, pinned, young or at work now: written apart from the collector."""
+        """Return what is referred to, pinned, young or in progress: written apart from the collector."""
         snapshot, now = self.bench.metadata.pins.referenced(self.topic.record.id), self.clock.now_ms()
         delay = self.bench.metadata.policies.effective(self.topic.record).file_delete_delay_ms
         stays, goes = set[str](), set[str]()
@@ -213,13 +213,15 @@ class Schedule:
         assert not reader.held
         assert reader.got
         ttl, now = self.policies.key_ttl_ms, self.clock.now_ms()
-        gone = [item for item in self.everything if item.is_tombstone or (ttl and item.publish_time + ttl <= now)]
-        assert gone[-1].offset > reader.got[-1].offset
+        removable = [item for item in self.everything if item.is_tombstone or (ttl and item.publish_time + ttl <= now)]
+        assert removable[-1].offset > reader.got[-1].offset
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed >= FEW else []) for seed in range(SCHEDULES)]
-)
+def tier(seed: int) -> list[pytest.MarkDecorator]:
+    return [] if seed < FEW else [pytest.mark.slow] if seed < MORE else [pytest.mark.soak]
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=tier(seed)) for seed in range(SCHEDULES)])
 def test_nothing_that_is_needed_goes_and_no_reader_is_misled(seed: int, tmp_path: Path) -> None:
     schedule = Schedule(tmp_path, Random(seed))
     try:

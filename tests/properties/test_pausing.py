@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced
+from storage.errors import CompactionPaused, CompactionRunning, Conflict, ErrorText, Fenced
 from storage.metadata.records import RUN_DEAD_MS, RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -62,7 +62,7 @@ def test_the_states_by_hand(metadata: MetadataStore) -> None:
         begin()
     with pytest.raises(Conflict):
         control.resume([topic])
-    metadata.runs.fail(run, "it was fenced")
+    metadata.runs.fail(run, ErrorText("it was fenced"))
     assert state_of(metadata, topic) == (PAUSED, 2)
     with pytest.raises(CompactionPaused):
         begin()
@@ -76,7 +76,7 @@ def test_the_states_by_hand(metadata: MetadataStore) -> None:
     assert state_of(metadata, topic) == (ABORTED, 0)
     with pytest.raises(CompactionRunning):
         begin()
-    metadata.runs.fail(run, "it was fenced")
+    metadata.runs.fail(run, ErrorText("it was fenced"))
     assert state_of(metadata, topic) == (NONE, 0)
 
 
@@ -142,7 +142,7 @@ class Pausing(RuleBasedStateMachine):
         if self.phase == ABORTED:
             with pytest.raises(Fenced):
                 self.metadata.runs.finish(self.run, {})
-            self.metadata.runs.fail(self.run, "it was fenced")
+            self.metadata.runs.fail(self.run, ErrorText("it was fenced"))
         else:
             self.metadata.runs.finish(self.run, {})
         self._ended()

@@ -78,7 +78,7 @@ run_steps = st.lists(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
-@within(fast=5, ci=25)
+@within(fast=2, ci=6)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:
@@ -106,10 +106,10 @@ def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used
         base = step["policies"] or used
         used = RunPolicies(**{**vars(base), "start_offset": begins})
 
-        there = topic.snapshot()
-        end = max([horizon, *(ledger.last_offset for ledger in there.ledgers)])
+        before_run = topic.snapshot()
+        end = max([horizon, *(ledger.last_offset for ledger in before_run.ledgers)])
         added = [message for message in everything if horizon < message.offset <= end]
-        expected = reference.run(state, added, used, clock.now_ms(), raw_from=there.topic.start_offset)
+        expected = reference.run(state, added, used, clock.now_ms(), raw_from=before_run.topic.start_offset)
         outcome = bench.with_sizing(step["sizing"]).compactor().compact(topic.name, used)
         horizon = end
         snapshot = topic.snapshot()
@@ -121,8 +121,8 @@ def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used
         state = expected
         assert snapshot.compacted is not None
         manifest = read_manifest(bench.store, snapshot.compacted.manifest)
-        found = live_rows(bench.store, manifest)
-        assert found.column("offset").to_pylist() == [message.offset for message in state.messages]
+        live = live_rows(bench.store, manifest)
+        assert live.column("offset").to_pylist() == [message.offset for message in state.messages]
         assert manifest.tombstones == len(state.retained_at)
         assert manifest.dropped_to == state.dropped_to
         assert manifest.keys == sum(message.key is not None for message in state.messages) - manifest.tombstones
@@ -151,7 +151,7 @@ trim_steps = st.lists(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)
-@within(fast=3, ci=15)
+@within(fast=2, ci=4)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcessEngine())
@@ -171,7 +171,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
         clock.advance(value)
     elif what in ("policy", "time", "bytes"):
         name = {"policy": "cleanup.policy", "time": "retention.ms", "bytes": "retention.bytes"}[what]
-        bench.metadata.policies.set(scope, name, value)
+        bench.metadata.policies.change([scope], {name: value})
     elif what == "cursor":
         messages = list(topic.messages())
         if messages:
@@ -187,7 +187,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
 
 
 def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool) -> None:
-    """Trim, and check what must hold, told by readers and rows and by no plan."""
+    """Trim, and check what must hold, by readers and rows, not by a plan."""
     retention = Retention(bench)
     before, cleanup = topic.snapshot(), bench.metadata.policies.effective(topic.record).cleanup_policy
     raw_before = [message.offset for message in topic.messages()]
@@ -196,7 +196,7 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     needed = min((cursor.mark_delete.offset + 1 if cursor.mark_delete else 0 for cursor in cursors), default=2**62)
 
     if share is None:
-        retention.apply(topic.record, force=force)
+        retention.trim(topic.record, force=force)
     elif cleanup != {"compact"}:
         retention.trim(topic.record, int(share * before.topic.next_offset), force=force)
     after = topic.snapshot()
@@ -205,24 +205,24 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     assert after.ledgers == before.ledgers[len(before.ledgers) - len(after.ledgers) :], "a prefix went"
     assert after.topic.start_offset >= before.topic.start_offset
     assert raw_after == raw_before[len(raw_before) - len(raw_after) :]
-    gone = raw_before[: len(raw_before) - len(raw_after)]
+    removed = raw_before[: len(raw_before) - len(raw_after)]
     if not force:
-        assert all(offset < needed for offset in gone)
+        assert all(offset < needed for offset in removed)
     if (
         "compact" in cleanup
         and not force
         and not any(cursor.name == COMPACTION_CURSOR for cursor in cursors)
         and share is None
     ):
-        assert gone == []
+        assert removed == []
     if share is None and not cleanup:
-        assert gone == []
+        assert removed == []
     if share is None and cleanup == {"compact"}:
         assert list(topic.messages(read_compacted=True)) == view_before
         assert after.topic.start_offset == before.topic.start_offset
 
     if share is None:
-        assert not retention.apply(topic.record, force=force).plan.candidates, "twice is once"
+        assert not retention.trim(topic.record, force=force).plan.candidates, "twice is once"
     elif cleanup != {"compact"}:
         assert not retention.trim(topic.record, int(share * before.topic.next_offset), force=force).plan.candidates
     assert topic.snapshot() == after

@@ -141,14 +141,14 @@ def value_of(
 ) -> Message | None:
     """T4, by hand: the winner of the key among compacted messages, what is remembered of it, and the tail."""
     by_event = used.event_time_order
-    found: list[tuple[tuple[int, int], Message | None]] = []
+    candidates: list[tuple[tuple[int, int], Message | None]] = []
     for message in [*state.messages, *tail]:
         if message.key == key:
             event_time = -(2**63) if message.event_time is None or not by_event else message.event_time
-            found.append(((event_time, message.offset), message))
+            candidates.append(((event_time, message.offset), message))
     if by_event and key in state.markers and state.markers[key][0] > now - used.event_time_max_lateness_ms:
-        found.append((state.markers[key], None))
-    winner = max(found, key=lambda item: item[0])[1] if found else None
+        candidates.append((state.markers[key], None))
+    winner = max(candidates, key=lambda item: item[0])[1] if candidates else None
     return None if winner is None or winner.is_tombstone else winner
 
 
@@ -178,7 +178,7 @@ def last_old_enough(topic: Topic, used: RunPolicies, now: int, horizon: int) -> 
 
 
 def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
-    """By offset, when a compaction first kept each row that says so."""
+    """Return, by offset, when a compaction first kept each row that has this time."""
     return {
         offset: time
         for batch in topic.read(read_compacted=True)
@@ -189,7 +189,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
-@within(fast=5, ci=25)
+@within(fast=2, ci=6)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:
@@ -199,6 +199,6 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=3, ci=15)
+@within(fast=2, ci=4)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False)

@@ -58,86 +58,88 @@ class Tenancy(RuleBasedStateMachine):
 
     @rule(tenant=TENANTS)
     def delete_tenant(self, tenant: str) -> None:
-        there = self.tree.get(tenant)
-        if self.check(lambda: self.store.tenancy.delete_tenant(tenant), there is None, bool(there)):
+        namespaces = self.tree.get(tenant)
+        if self.check(lambda: self.store.tenancy.delete_tenant(tenant), namespaces is None, bool(namespaces)):
             del self.tree[tenant]
 
     @rule(tenant=TENANTS, namespace=NAMESPACES)
     def create_namespace(self, tenant: str, namespace: str) -> None:
-        there = self.tree.get(tenant)
+        namespaces = self.tree.get(tenant)
         full = f"{tenant}/{namespace}"
-        if self.check(lambda: self.store.tenancy.create_namespace(full), there is None, namespace in (there or {})):
+        if self.check(
+            lambda: self.store.tenancy.create_namespace(full), namespaces is None, namespace in (namespaces or {})
+        ):
             self.tree[tenant][namespace] = {}
 
     @rule(tenant=TENANTS, namespace=NAMESPACES)
     def delete_namespace(self, tenant: str, namespace: str) -> None:
-        there = self.tree.get(tenant, {}).get(namespace)
+        topics = self.tree.get(tenant, {}).get(namespace)
         inside = any((name.tenant, name.namespace) == (tenant, namespace) for name in self.partitioned)
         full = f"{tenant}/{namespace}"
-        if self.check(lambda: self.store.tenancy.delete_namespace(full), there is None, bool(there) or inside):
+        if self.check(lambda: self.store.tenancy.delete_namespace(full), topics is None, bool(topics) or inside):
             del self.tree[tenant][namespace]
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
     def create_topic(self, tenant: str, namespace: str, topic: str) -> None:
-        there = self.tree.get(tenant, {}).get(namespace)
+        topics = self.tree.get(tenant, {}).get(namespace)
         name = TopicName(tenant, namespace, topic)
-        taken = topic in (there or {}) or name in self.partitioned
-        if self.check(lambda: self.store.tenancy.create_topic(name, {"a": topic}), there is None, taken):
-            self.made(name)
+        taken = topic in (topics or {}) or name in self.partitioned
+        if self.check(lambda: self.store.tenancy.create_topic(name, {"a": topic}), topics is None, taken):
+            self.record_topic(name)
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
     def import_topic(self, tenant: str, namespace: str, topic: str) -> None:
         name = TopicName(tenant, namespace, topic)
         if self.check(lambda: self.store.tenancy.ensure_topic(name), False, name in self.partitioned):
-            there = self.tree.setdefault(tenant, {}).setdefault(namespace, {})
-            if topic not in there:
-                self.made(name)
+            topics = self.tree.setdefault(tenant, {}).setdefault(namespace, {})
+            if topic not in topics:
+                self.record_topic(name)
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
     def delete_topic(self, tenant: str, namespace: str, topic: str) -> None:
-        there = self.tree.get(tenant, {}).get(namespace, {})
+        topics = self.tree.get(tenant, {}).get(namespace, {})
         name = TopicName(tenant, namespace, topic)
         if self.check(
-            lambda: self.store.tenancy.delete_topic(self.store.topics.get(name).id), topic not in there, False
+            lambda: self.store.tenancy.delete_topic(self.store.topics.get(name).id), topic not in topics, False
         ):
-            self.ended.add(there.pop(topic))
+            self.ended.add(topics.pop(topic))
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
     def create_partitioned(self, tenant: str, namespace: str, topic: str, partitions: int) -> None:
-        there = self.tree.get(tenant, {}).get(namespace)
+        topics = self.tree.get(tenant, {}).get(namespace)
         name = TopicName(tenant, namespace, topic)
         new = [f"{topic}-partition-{n}" for n in range(partitions)]
-        taken = bool({topic, *new} & set(there or {})) or name in self.partitioned
-        if self.check(lambda: self.store.partitions.create(name, partitions, {}), there is None, taken):
+        taken = bool({topic, *new} & set(topics or {})) or name in self.partitioned
+        if self.check(lambda: self.store.partitions.create(name, partitions, {}), topics is None, taken):
             self.partitioned[name] = partitions
             for item in new:
-                self.made(TopicName(tenant, namespace, item))
+                self.record_topic(TopicName(tenant, namespace, item))
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
     def update_partitions(self, tenant: str, namespace: str, topic: str, partitions: int) -> None:
         name = TopicName(tenant, namespace, topic)
         before = self.partitioned.get(name)
-        there = self.tree.get(tenant, {}).get(namespace, {})
-        taken = any(f"{topic}-partition-{n}" in there for n in range(before or 0, partitions))
+        topics = self.tree.get(tenant, {}).get(namespace, {})
+        taken = any(f"{topic}-partition-{n}" in topics for n in range(before or 0, partitions))
         refused = partitions < (before or 0) or taken
         if self.check(lambda: self.store.partitions.update(name, partitions), before is None, refused):
             self.partitioned[name] = partitions
             for number in range(partitions):
-                if f"{topic}-partition-{number}" not in there:
-                    self.made(TopicName(tenant, namespace, f"{topic}-partition-{number}"))
+                if f"{topic}-partition-{number}" not in topics:
+                    self.record_topic(TopicName(tenant, namespace, f"{topic}-partition-{number}"))
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN)
     def delete_partitioned(self, tenant: str, namespace: str, topic: str) -> None:
         name = TopicName(tenant, namespace, topic)
         number = self.partitioned.get(name)
         if self.check(lambda: self.store.partitions.delete(name, False), number is None, False):
-            there = self.tree[tenant][namespace]
+            topics = self.tree[tenant][namespace]
             self.ended |= {
-                there.pop(item) for item in [f"{topic}-partition-{n}" for n in range(number or 0)] if item in there
+                topics.pop(item) for item in [f"{topic}-partition-{n}" for n in range(number or 0)] if item in topics
             }
             del self.partitioned[name]
 
-    def made(self, name: TopicName) -> None:
+    def record_topic(self, name: TopicName) -> None:
         uid = self.store.topics.get(name).uid
         assert uid not in self.ended
         self.tree[name.tenant][name.namespace][name.topic] = uid
@@ -145,14 +147,14 @@ class Tenancy(RuleBasedStateMachine):
     @invariant()
     def the_same_tree(self) -> None:
         tenancy = self.store.tenancy
-        found = {
+        tree = {
             tenant: {
                 full.partition("/")[2]: {item.name.topic: item.uid for item in self.store.topics.in_namespace(full)}
                 for full in tenancy.namespaces(tenant)
             }
             for tenant in tenancy.tenants()
         }
-        assert found == self.tree
+        assert tree == self.tree
         everywhere = [full for tenant in self.tree for full in tenancy.namespaces(tenant)]
         assert {
             item.name: item.partitions for full in everywhere for item in self.store.partitions.in_namespace(full)

@@ -96,7 +96,7 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
-@within(fast=5, ci=20)
+@within(fast=2, ci=5)
 def test_a_clean_topic_has_no_difference(
     schedule: list[dict[str, Any]], done: list[str], first: RunPolicies, uniform: bool, colliding: bool
 ) -> None:

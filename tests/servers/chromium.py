@@ -17,13 +17,13 @@ _INSTALL_SECONDS = 300
 def chromium() -> str:
     """The program; installed by apt-get if this is root's machine. Without one the test is skipped, but in CI it
     fails."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
             subprocess.run(["apt-get", "-qq", *command], env=environment, timeout=_INSTALL_SECONDS, check=True)
-        found = shutil.which(_NAMES[0])
-    if found is None and not os.environ.get("CI"):
+        program = shutil.which(_NAMES[0])
+    if program is None and not os.environ.get("CI"):
         pytest.skip("there is no Chromium on this machine: install it (Debian: apt-get install chromium)")
-    assert found is not None, "this machine has no Chromium, and it cannot be installed"
-    return found
+    assert program is not None, "this machine has no Chromium, and it cannot be installed"
+    return program

@@ -36,7 +36,7 @@ def compactor_service(
     log = folder / "serve.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("COMPACTOR_")}
     chosen = {"COMPACTOR_DATA": str(folder / "data"), "COMPACTOR_SPARK_MASTER": "in-process", **environment}
-    # Into a file: nobody reads a pipe while the service runs, and a full one would stop it.
+    # Into a file: no process reads a pipe while the service runs, and a full one would stop it.
     with log.open("w") as written, log.open() as read:
         process = subprocess.Popen(
             [*command, *arguments], env={**clean, **chosen}, stdout=written, stderr=written, text=True
@@ -59,8 +59,8 @@ def _urls(process: subprocess.Popen[str], log: TextIO) -> tuple[str, str]:
         message += log.read()
         for line in message.splitlines(keepends=True):
             if '"serving"' in line and line.endswith("\n"):
-                told = json.loads(line)
-                return told["url"], told["broker_service_url"]
+                addresses = json.loads(line)
+                return addresses["url"], addresses["broker_service_url"]
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_AGAIN_SECONDS)
     raise AssertionError(f"the service ended with {process.returncode}: {message}{log.read()}")

@@ -44,7 +44,7 @@ class PostgresLink:
         self._start(self._accept)
 
     def cut(self, when: Cut, *, stays_down: bool = False) -> None:
-        """Break at the next COMMIT; with `stays_down`, let nobody connect from then on."""
+        """Break at the next COMMIT; with `stays_down`, refuse all connections from then on."""
         self._armed, self._stays_down = when, stays_down
 
     def disarm(self) -> None:
@@ -52,7 +52,7 @@ class PostgresLink:
         self._armed = None
 
     def sever(self) -> None:
-        """Break every connection now, and let nobody connect until `restore`."""
+        """Break every connection now, and refuse all until `restore`."""
         self._down = True
         broken, self._sockets = self._sockets[1:], self._sockets[:1]
         for item in broken:
@@ -125,7 +125,7 @@ class PostgresLink:
 
 
 class _Answers:
-    """What the two directions of one connection tell each other."""
+    """The state that the two directions of one connection share."""
 
     def __init__(self) -> None:
         self.dropped = False
@@ -139,10 +139,10 @@ def _receive(source: socket.socket) -> bytes:
         return b""
 
 
-def _close(one: socket.socket) -> None:
+def _close(side: socket.socket) -> None:
     with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        side.shutdown(socket.SHUT_RDWR)
+    side.close()
 
 
 class SqliteLink:
@@ -159,6 +159,10 @@ class SqliteLink:
     def cut(self, when: Cut, *, stays_down: bool = False) -> None:
         """Fail at the next COMMIT; with `stays_down`, fail everything from then on."""
         self._armed, self._stays_down = when, stays_down
+
+    def disarm(self) -> None:
+        """Do not fail at the next COMMIT after all."""
+        self._armed = None
 
     def restore(self) -> None:
         self._down = False

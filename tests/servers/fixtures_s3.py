@@ -20,7 +20,7 @@ from tests.servers.versitygw import ToolMissing, Versitygw, new_bucket, versityg
 
 
 class S3Server(Protocol):
-    """What tests need of a server."""
+    """An S3 server as tests use it."""
 
     @property
     def endpoint(self) -> str: ...

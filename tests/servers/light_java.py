@@ -1,20 +1,70 @@
-"""How tests start Java: with the quick compiler alone and one thread of garbage collection.
+"""Options for a cheap Java in tests: the quick compiler alone, one thread of garbage collection, archived classes.
 
-A Spark of a test lives for some seconds, of which the second compiler takes half: 8 s of CPU a start instead of 16.
+A Spark of a test lives for some seconds, of which the second compiler would take half: 8 s of CPU a start instead of
+16. Half of the rest is the loading of 10,000 classes, which an archive of loaded classes saves.
+`python -m tests.servers.light_java` writes that archive into `.cache`, once, for 30 s of CPU. A Java of another version
+or with another class path ignores it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+ARCHIVE = CACHE / "spark-classes.jsa"
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ARCHIVED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if ARCHIVE.exists() and " " not in str(ARCHIVE) else ""
 
 LIGHT_JAVA: Mapping[str, str] = MappingProxyType(
     {
-        "SPARK_LAUNCHER_OPTS": _OPTIONS,
-        "SPARK_SUBMIT_OPTS": f"{_OPTIONS} -Dspark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
-        "SPARK_DAEMON_JAVA_OPTS": _OPTIONS,
+        "SPARK_LAUNCHER_OPTS": _QUICK,
+        "SPARK_SUBMIT_OPTS": f"{_QUICK}{_ARCHIVED} -Dspark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": _QUICK,
     }
 )
 """For the environment: of Spark's launcher, of drivers and their executors, of masters and workers."""
+
+
+def write_archive() -> None:
+    """Write the archive of the classes that a session with one job loads. One process writes, others wait for it."""
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "light_java.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ARCHIVE.exists():
+            return
+        classes, archive = Path(folder) / "classes", Path(folder) / "archive"
+        options = {"SPARK_SUBMIT_OPTS": f"{_QUICK} -XX:DumpLoadedClassList={classes}"}
+        session = [sys.executable, "-m", "tests.servers.light_java", "--session", folder]
+        done = subprocess.run(
+            session, env={**os.environ, **LIGHT_JAVA, **options}, capture_output=True, text=True, check=True
+        )
+        java, class_path = done.stdout.splitlines()[-2:]
+        dump = [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}", "-cp", class_path]
+        subprocess.run([java, "-Xshare:dump", *_QUICK.split(), *dump], capture_output=True, check=True)
+        archive.replace(ARCHIVE)
+
+
+def run_session(folder: Path) -> None:
+    """Run one job in a session, and print the path of its Java and the class path."""
+    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
+
+    session = open_session(SparkSettings(folder / "spark.log", "local[2]"))
+    SparkEngine(session).run(2, lambda number: number, lambda _: None)
+    system = session.sparkContext._jvm.System  # type: ignore[union-attr]
+    home, class_path = system.getProperty("java.home"), system.getProperty("java.class.path")
+    session.stop()
+    print(Path(home) / "bin" / "java", class_path, sep="\n")
+
+
+if __name__ == "__main__":
+    if "--session" in sys.argv:
+        run_session(Path(sys.argv[-1]))
+    else:
+        write_archive()

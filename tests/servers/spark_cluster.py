@@ -36,11 +36,11 @@ WAIT_SECONDS = 0.1
 
 
 def until(look: Callable[[], Found | None], what: str) -> Found:
-    """What `look` finds, searched for during some minutes: a foreign process gives nothing to wait on."""
+    """Call `look` for some minutes until it returns a value, and return that: a foreign process sends no signal."""
     pause = threading.Event()
     for _ in range(TRIES):
-        if (found := look()) is not None:
-            return found
+        if (result := look()) is not None:
+            return result
         pause.wait(WAIT_SECONDS)
     raise AssertionError(f"{what} did not come")
 
@@ -68,14 +68,14 @@ class Daemon:
         assert guard.stdout is not None
         return cls(int(guard.stdout.readline()), log, guard)
 
-    def said(self, pattern: str) -> str:
+    def logged(self, pattern: str) -> str:
         """The first group of what its log says, once it does."""
 
         def look() -> str | None:
             if self._guard.poll() is not None:
                 raise AssertionError(f"a Spark daemon ended:\n{self.log.read_text()}")
-            found = re.search(pattern, self.log.read_text())
-            return found[1] if found else None
+            match = re.search(pattern, self.log.read_text())
+            return match[1] if match else None
 
         return until(look, f"{pattern!r} in {self.log}")
 
@@ -118,8 +118,8 @@ class SparkCluster:
     def __enter__(self) -> Self:
         self._start_master("0")
         try:
-            self.url = self._master.said(r"Starting Spark master at (spark://\S+)")
-            self._master.said(r"(New state: ALIVE)")
+            self.url = self._master.logged(r"Starting Spark master at (spark://\S+)")
+            self._master.logged(r"(New state: ALIVE)")
             self.fill_up()
         except BaseException:
             self.__exit__(None, None, None)
@@ -137,7 +137,7 @@ class SparkCluster:
             work = ["--work-dir", str(self._folder / "work"), "--cores", "1", "--memory", "1g"]
             self._workers[host] = self._start("worker.Worker", ["--host", host, *work, self.url])
         for host in missing:
-            self._workers[host].said(r"(Successfully registered with master)")
+            self._workers[host].logged(r"(Successfully registered with master)")
 
     def kill_all(self) -> None:
         """SIGKILL the master and all workers."""
@@ -148,7 +148,7 @@ class SparkCluster:
     def start_again(self) -> None:
         """After `kill_all`: a master at the same address, which knows nothing, and workers."""
         self._start_master(self.url.rpartition(":")[2])
-        self._master.said(r"(New state: ALIVE)")
+        self._master.logged(r"(New state: ALIVE)")
         self.fill_up()
 
     def kill_worker(self, pid: int) -> None:

@@ -1,7 +1,7 @@
 """Runs a command in a process group of its own until it ends, or until stdin does: then the whole group is ended.
 
-Whoever started this holds the other end of stdin, so that nothing stays behind when it is killed. The command's process
-id goes to stdout.
+The process that started this holds the other end of stdin, so that nothing remains when it is killed. The command's
+process id goes to stdout.
 """
 
 from __future__ import annotations

