@@ -18,19 +18,21 @@ demo: runtime-environment ## install what is needed, make a topic, compact it an
 
 # The tier is decided here and nowhere else: everything with CI=true, otherwise all but the tests marked slow.
 # pytest comes last and nothing is printed after it: CI reads its closing line.
-# Two at once: many tests wait for disks and servers. ARGS="-n 0" for one, to look with a debugger.
+# Three at once, on two cores: a third of the tests wait for disks and servers. ARGS="-n 0" for one, with a debugger.
 test: check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
 	@case "$${CI:-}" in \
-		true) tier='not soak'; slowest=--durations=40; $(BIN)/python -m tests.servers.versitygw || exit ;; \
+		true) tier='not soak'; slowest=--durations=40; \
+			$(BIN)/python -m tests.servers.versitygw && $(BIN)/python -m tests.servers.light_java || exit ;; \
 		*) tier='not slow and not soak'; slowest= ;; \
-	esac; exec $(BIN)/python -m pytest -m "$$tier" -n 2 --dist worksteal $$slowest $(ARGS)
+	esac; exec $(BIN)/python -m pytest -m "$$tier" -n 3 --dist worksteal $$slowest $(ARGS)
 
-check: dev-environment ## lint, format, types, the rules between packages, and the English
+check: dev-environment ## lint, format, types, the rules between packages and for tests, and the English
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/prose.py
+	@$(BIN)/python tools/private_members.py
 	@$(BIN)/python tools/commit_subjects.py
 
 docs: dev-environment ## make the documentation's site, in .cache/site, without a network
