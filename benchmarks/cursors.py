@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from storage.clock import SystemClock
-from storage.cursor import Cursor, CursorSettings
+from storage.cursor import Cursor
 from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, MessageId, TopicName
 
@@ -36,12 +36,12 @@ def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int
             positions = [LogPosition(1 + step * n, MessageId(1, 1 + step * n)) for n in range(count)]
             name = f"cursor-{len(results)}"
             metadata.cursors.create(topic.id, name, LogPosition(0, MessageId(1, 0)) if step == 1 else None, {})
-            cursor = Cursor(
-                metadata, SystemClock(), topic, name, lambda offset: None, lambda: 1 << 40, CursorSettings(batch, None)
-            )
+            cursor = Cursor(metadata, topic, name, lambda offset: None, lambda: 1 << 40)
             started = time.perf_counter()
-            for position in positions:
+            for number, position in enumerate(positions, 1):
                 cursor.acknowledge(position)
+                if number % batch == 0:
+                    cursor.flush()
             cursor.close()
             results.append((way, count, time.perf_counter() - started))
         metadata.close()

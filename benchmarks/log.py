@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -77,7 +78,7 @@ class Bench:
         self._folder = folder
         self._metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", SystemClock())
         self._metadata.upgrade()
-        self._metadata.policies.set(BROKER, "segment.bytes", (1 << 31) - 1)
+        self._metadata.policies.change([BROKER], {"segment.bytes": (1 << 31) - 1})
         self._log = LogDirectory(folder / "log")
         store = open_store((folder / "objects").as_uri())
         self._environment = Environment(self._metadata, store, SystemClock(), self._log)
@@ -88,7 +89,7 @@ class Bench:
         """Open the log of a new topic, with its lease."""
         self._next += 1
         topic = self._metadata.tenancy.ensure_topic(TopicName.parse(f"t{self._next}"))
-        self._metadata.policies.set(topic_scope(topic), "flush.messages", 1 if flush else 2**62)
+        self._metadata.policies.change([topic_scope(topic)], {"flush.messages": 1 if flush else 2**62})
         with TopicLog(self._environment, topic, f"benchmark-{self._next}") as log:
             yield log, topic
 
@@ -141,9 +142,13 @@ class Bench:
         """Return the seconds for the appends of `TASKS` tasks in one event loop, each waiting for its last append."""
 
         async def main(log: TopicLog) -> float:
+            loop = asyncio.get_running_loop()
+
             async def task() -> None:
                 for _ in range(appends // TASKS):
-                    await log.append_async(entry)
+                    acknowledged: asyncio.Future[object] = loop.create_future()
+                    log.submit(entry, partial(loop.call_soon_threadsafe, acknowledged.set_result))
+                    await acknowledged
 
             started = time.perf_counter()
             await asyncio.gather(*(task() for _ in range(TASKS)))
