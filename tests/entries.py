@@ -13,7 +13,7 @@ from tests.workbench import content
 NOW = ManualClock().now_ms()
 
 
-def one(key: bytes | None, payload: bytes | None, publish_time: int = NOW, event_time: int | None = None) -> bytes:
+def single(key: bytes | None, payload: bytes | None, publish_time: int = NOW, event_time: int | None = None) -> bytes:
     """An entry of one message."""
     return encode_message(key, payload, producer="p", sequence_id=0, publish_time=publish_time, event_time=event_time)
 

@@ -13,7 +13,7 @@ import pytest
 
 from storage.ledger.rows import RowType
 from storage.model import Message
-from tests.entries import one, produce
+from tests.entries import single, produce
 from tests.pulsar_entries import encrypted, entry, metadata, real_entries
 from tests.workbench import Workbench, compacted_only, raw
 
@@ -85,7 +85,7 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     first = chunks("a", b"first " * 50, "u-1", 3, compressed=compressed)
     second = chunks("b", b"second " * 50, "u-2", 4, compressed=compressed)
     torn = chunks("a", b"never whole " * 50, "u-3", 3, compressed=compressed)[:2]
-    produce(topic, [first[0], one(b"x", b"between"), *second[:2], *first[1:], *torn])
+    produce(topic, [first[0], single(b"x", b"between"), *second[:2], *first[1:], *torn])
     produce(topic, second[2:])
     expected = [(b"x", b"between"), (b"a", b"first " * 50), (b"b", b"second " * 50)]
     assert contents(raw(topic)) == expected
@@ -96,7 +96,7 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     assert contents(compacted_only(topic)) == expected, "what is incomplete supersedes nothing"
     assert topic.get(b"b") == raw(topic)[2]
 
-    produce(topic, [one(b"b", b"small"), *chunks("x", b"large " * 50, "u-4", 2, compressed=compressed)])
+    produce(topic, [single(b"b", b"small"), *chunks("x", b"large " * 50, "u-4", 2, compressed=compressed)])
     produce(topic, torn[:1])
     for _ in range(2):
         assert topic.last_message_id() == raw(topic)[-1].message_id, "R6: not of one that is never delivered"
@@ -115,10 +115,10 @@ def test_what_cannot_be_looked_into_passes_whole(bench: Workbench) -> None:
     message = encrypted(partition_key=b"k")
     tombstone = encrypted(partition_key=b"gone", null_value=True)
     produce(
-        topic, [one(b"k", b"plain"), one(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(tombstone, b"tag")]
+        topic, [single(b"k", b"plain"), single(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(tombstone, b"tag")]
     )
     for _ in range(2):
         bench.compact(topic)
         survivors = compacted_only(topic)
         assert [(m.offset, m.key, m.payload) for m in survivors] == [(2, None, batch), (3, b"k", b"cipher")]
-        produce(topic, [one(b"other", None)])
+        produce(topic, [single(b"other", None)])

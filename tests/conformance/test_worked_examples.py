@@ -40,7 +40,7 @@ from storage.options.resolution import CompactionTriggers
 from storage.positions import StartOffset
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import single, produce
 from tests.workbench import Workbench, compacted_only, raw, view
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -51,7 +51,7 @@ Content = tuple[bytes | None, bytes | None]
 def say(topic: Topic, contents: Mapping[int, Content], end: int) -> None:
     """Produce up to offset `end`: the content of each offset, or a message without a key."""
     first = len(raw(topic))
-    produce(topic, [one(*contents.get(offset, (None, b"-"))) for offset in range(first, end)])
+    produce(topic, [single(*contents.get(offset, (None, b"-"))) for offset in range(first, end)])
     assert [message.offset for message in raw(topic)] == list(range(end))
 
 
@@ -171,7 +171,7 @@ def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> Non
     assert at(after) == [5, 7, 8, 12], "4 is gone, and so is all that has no key"
     assert view([*read, *after]) == view(everything)
 
-    produce(topic, [one(*answer.get(offset, (None, b"-"))) for offset in range(13, 17)])
+    produce(topic, [single(*answer.get(offset, (None, b"-"))) for offset in range(13, 17)])
     head = raw(topic)
     assert at(head) == [13, 14, 15, 16]
     assert page(reader) == head
@@ -185,7 +185,7 @@ def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> No
     read: list[Message] = []
     written: list[Message] = []
     for end in (4, 9, 13, 17):
-        produce(topic, [one(*answer.get(offset, (None, b"-"))) for offset in range(len(written), end)])
+        produce(topic, [single(*answer.get(offset, (None, b"-"))) for offset in range(len(written), end)])
         written += [message for message in raw(topic) if message.offset >= len(written)]
         read += page(reader)
         compact_and_trim(bench, topic)
@@ -211,7 +211,7 @@ def one_hour_run(bench: Workbench, topic: Topic) -> list[Message]:
 
 def produced_at(bench: Workbench, topic: Topic, time_of_day: str, key: bytes, payload: bytes | None) -> None:
     clock_shows(bench, time_of_day)
-    produce(topic, [one(key, payload, bench.clock.now_ms())])
+    produce(topic, [single(key, payload, bench.clock.now_ms())])
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_worked_example_4_tombstones(bench: Workbench, kept_since_7_40: Topic, b
     for time_of_day, stays in (("8:10", True), ("8:39", True), ("8:41", False)):
         clock_shows(bench, time_of_day)
         if busy:
-            produce(kept_since_7_40, [one(b"other", time_of_day.encode())])
+            produce(kept_since_7_40, [single(b"other", time_of_day.encode())])
         assert (1 in at(one_hour_run(bench, kept_since_7_40))) is stays, time_of_day
     assert {message.key for message in compacted_only(kept_since_7_40)} >= {b"L"}
 
@@ -318,7 +318,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     """Sizes are of keys and values: 100 bytes a message. What is open does not count, nor what is too young."""
 
     def message(key: int) -> bytes:
-        return one(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
+        return single(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
 
     def ratio(topic: Topic) -> float:
         (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
@@ -369,7 +369,7 @@ def test_worked_example_11_memory_of_the_map(bench: Workbench, topic: Topic) -> 
     fits = keys_of_a_map(1 << 10)
     assert fits == 38
     keys = 8 * fits
-    produce(topic, [one(b"key-%d" % (number % keys), b"%d" % number) for number in range(2 * keys)])
+    produce(topic, [single(b"key-%d" % (number % keys), b"%d" % number) for number in range(2 * keys)])
     sizing = Sizing(parallelism=1, range_records=fits)
     outcome = bench.with_sizing(sizing).compactor().compact(topic.name, RunPolicies())
     assert outcome.run is not None

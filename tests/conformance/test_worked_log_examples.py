@@ -14,7 +14,7 @@ from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 from tests.conformance.test_worked_examples import at
-from tests.entries import one, produce
+from tests.entries import single, produce
 from tests.workbench import Workbench, raw
 
 
@@ -25,7 +25,7 @@ def log_file(bench: Workbench, topic: Topic, first_offset: int) -> Path:
 def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
     """Named by its first offset; after the header an entry is a 4-byte length N, 5 bytes that prove it, and N bytes."""
     for begin in (0, 3, 7):
-        sent = [one(b"k", b"%d" % offset) for offset in range(begin, begin + 3 + begin // 3)]
+        sent = [single(b"k", b"%d" % offset) for offset in range(begin, begin + 3 + begin // 3)]
         produce(topic, sent)
         file = log_file(bench, topic, begin)
         assert file.name == f"{begin:020d}.log"
@@ -44,7 +44,7 @@ def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
 def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbench, topic: Topic) -> None:
     """A reader uses the list of first offsets alone. It does not read the other segments, so they may be missing."""
     for begin in (0, 4, 8):
-        produce(topic, [one(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
+        produce(topic, [single(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
         topic.log_manager().roll(topic.record)
     everything = raw(topic)
     for begin in (0, 4, 8):
@@ -62,7 +62,7 @@ def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbe
 def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: Topic, size: int) -> None:
     """A read grows up to the message limit, both for a page of 100 bytes and for the reader's own buffer."""
     payloads = [b"a", os.urandom(size), b"b", os.urandom(size)]
-    produce(topic, [one(b"k", payload) for payload in payloads])
+    produce(topic, [single(b"k", payload) for payload in payloads])
     reader = topic.reader()
     pages = []
     while some := reader.poll(ReadLimits(bytes=100)):
@@ -81,7 +81,7 @@ def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: T
 def test_worked_example_12_after_a_crash_the_log_is_cut_after_the_last_whole_entry(
     bench: Workbench, topic: Topic, damage: bytes
 ) -> None:
-    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    produce(topic, [single(b"a", b"0"), single(b"b", b"1")])
     file = log_file(bench, topic, 0)
     whole = file.stat().st_size
     with file.open("ab") as log:
@@ -89,13 +89,13 @@ def test_worked_example_12_after_a_crash_the_log_is_cut_after_the_last_whole_ent
     assert at(raw(topic)) == [0, 1], "no reader sees what was not acknowledged"
     produce(topic, [])
     assert file.stat().st_size == whole
-    produce(topic, [one(b"c", b"2")])
+    produce(topic, [single(b"c", b"2")])
     assert [(message.offset, message.key) for message in raw(topic)] == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
 def test_worked_example_12_an_entry_that_is_cut_short_goes(bench: Workbench, topic: Topic) -> None:
     """The end file is lost, too: then the walk alone decides, and each cut leaves the entries that are whole."""
-    entries = [one(b"k", b"%d" % number * 9) for number in range(3)]
+    entries = [single(b"k", b"%d" % number * 9) for number in range(3)]
     produce(topic, entries)
     files = SegmentPaths(log_file(bench, topic, 0).parent, 0)
     data = files.log.read_bytes()
@@ -117,10 +117,10 @@ def test_worked_example_12_damage_in_a_closed_segment_is_an_error_with_its_place
     bench: Workbench, topic: Topic, kind: str
 ) -> None:
     """L2: never a silent gap."""
-    entries = [one(b"k", os.urandom(5000)) for _ in range(4)]
+    entries = [single(b"k", os.urandom(5000)) for _ in range(4)]
     produce(topic, entries)
     topic.log_manager().roll(topic.record)
-    produce(topic, [one(b"k", b"4")])
+    produce(topic, [single(b"k", b"4")])
     file = log_file(bench, topic, 0)
     second = 64 + 9 + len(entries[0])
     with file.open("r+b") as log:

@@ -18,7 +18,7 @@ from storage.ledger.rows import CompressionType
 from storage.log.sparse_index import SPACING_BYTES
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
-from tests.entries import NOW, batch, one
+from tests.entries import NOW, batch, single
 from tests.workbench import Workbench, raw
 
 
@@ -87,10 +87,10 @@ def written(tmp_path: Path) -> Iterator[tuple[Topic, Path]]:
     topic = bench.topic()
     bench.metadata.policies.change([topic_scope(topic.record)], {"segment.bytes": "1M"})
     with topic.append_log() as log:
-        log.append(one(b"first", b"segment"))
+        log.append(single(b"first", b"segment"))
         log.roll()
         for number in range(100):
-            log.append(one(b"k", b"x" * 2000, NOW + number % 7))
+            log.append(single(b"k", b"x" * 2000, NOW + number % 7))
             log.append(batch((b"a", b"1"), (b"b", None), codec=CompressionType.ZSTD))
     yield topic, bench.log.of_topic(topic.record.uid) / f"{1:020d}"
     bench.metadata.close()

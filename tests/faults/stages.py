@@ -25,7 +25,7 @@ from storage.log.segment import SegmentPaths
 from storage.metadata.records import AttemptKind
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
-from tests.entries import batch, one
+from tests.entries import batch, single
 from tests.workbench import Workbench, content, hashing_alike
 
 TOPIC = "t"
@@ -74,7 +74,7 @@ def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -
             if number:
                 log.roll()
             for pairs in entries:
-                log.append(one(*pairs[0], now) if len(pairs) == 1 else batch(*pairs, publish_time=now))
+                log.append(single(*pairs[0], now) if len(pairs) == 1 else batch(*pairs, publish_time=now))
         if roll:
             log.roll()
 

@@ -48,7 +48,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import Message, MessageId
 from storage.objects.registry import open_store
 from storage.positions import StartOffset
-from tests.entries import batch, one
+from tests.entries import batch, single
 from tests.faults.engine.checks import check_log, check_order, check_stored
 from tests.faults.engine.history import History, ReadMessage, Sender, SentMessage, Traits
 from tests.faults.engine.report import Report, Violation, line_of
@@ -109,7 +109,7 @@ class Entry:
 
     def encoded(self, now_ms: int) -> bytes:
         pairs = self.pairs
-        return one(*pairs[0], now_ms) if len(pairs) == 1 else batch(*pairs, publish_time=now_ms)
+        return single(*pairs[0], now_ms) if len(pairs) == 1 else batch(*pairs, publish_time=now_ms)
 
     def __str__(self) -> str:
         return f"{self.life}.{self.thread}.{self.number}"

@@ -26,7 +26,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
 from storage.objects.registry import open_store
 from tests.clocks import ManualClock
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.failpoint_listeners import observed
 from tests.faults.power_loss import Keeps, PowerLoss
 from tests.workbench import Workbench, raw
@@ -94,7 +94,7 @@ def losses(
 
         with observed(look), topic.append_log(0) as log:
             for n, pairs in enumerate(PAIRS):
-                log.append(one(*pairs[0]) if len(pairs) == 1 else batch(*pairs))
+                log.append(single(*pairs[0]) if len(pairs) == 1 else batch(*pairs))
                 acknowledged = n + 1
                 look(None)
                 if acknowledged in ROLLED_AFTER:
@@ -118,7 +118,7 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
     after = replace(bench, metadata=metadata, clock=clock, log=LogDirectory(log), store=store)
     try:
         with after.topic().append_log(0) as writer:
-            writer.append(one(b"after", b"the power came back"))
+            writer.append(single(b"after", b"the power came back"))
         delivered = raw(after.topic())
         after.topic().log_manager().roll_and_seal(after.topic().record)
         assert raw(after.topic()) == delivered
@@ -163,7 +163,7 @@ def test_the_directory_of_the_log_is_durable_before_anything_in_it_counts(tmp_pa
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     with PowerLoss(tmp_path / "log") as power:
-        produce(topic, [one(b"a", b"1")])
+        produce(topic, [single(b"a", b"1")])
         image = power.image(tmp_path / "image")
     assert {path.suffix for path in image.rglob("*") if path.is_file()} == {".uid", ".log"}
     bench.metadata.close()

@@ -37,7 +37,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.registry import open_store
 from storage.topic import Topic
-from tests.entries import one
+from tests.entries import single
 from tests.servers.postgres import PostgresServer
 from tests.workbench import compacted_only, ensure_topic, view
 
@@ -124,7 +124,7 @@ class World:
                     for _ in range(chance.randint(1, 40)):
                         key = b"key %d" % chance.randrange(12)
                         payload = None if chance.random() < 0.2 else chance.randbytes(chance.randrange(1, 200))
-                        answer = log.append(one(key, payload, publish_time=time.time_ns() // 1_000_000))
+                        answer = log.append(single(key, payload, publish_time=time.time_ns() // 1_000_000))
                         self.model[topic.name][key] = payload
                         self.last[topic.name] = answer.first.offset
             except CompactorError as error:

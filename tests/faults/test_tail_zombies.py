@@ -22,7 +22,7 @@ from storage.log.topic_log import TopicLog
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
 from tests.dying import dying_at
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.failpoint_listeners import observed
 from tests.workbench import Workbench, raw
 
@@ -56,11 +56,11 @@ def test_a_late_writer_does_not_replace_the_segment_of_its_successor(
     topic: Topic, asleep_before: Callable[[str, Callable[[], object]], None]
 ) -> None:
     """It takes the file for one whose writer died before its row; there is a row by now."""
-    asleep_before("create", lambda: produce(topic, [one(b"a", b"acknowledged")]))
+    asleep_before("create", lambda: produce(topic, [single(b"a", b"acknowledged")]))
     with suppress(CompactorError):
-        produce(topic, [one(b"late", b"1")])
+        produce(topic, [single(b"late", b"1")])
     assert [m.key for m in raw(topic)][:1] == [b"a"]
-    produce(topic, [one(b"b", b"2")])
+    produce(topic, [single(b"b", b"2")])
     assert [m.offset for m in raw(topic)] == list(range(len(raw(topic))))
     assert [m.key for m in raw(topic) if m.key != b"late"] == [b"a", b"b"]
 
@@ -69,19 +69,19 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
     topic: Topic, asleep_before: Callable[[str, Callable[[], object]], None]
 ) -> None:
     """Bytes after a rolled segment's size are never read."""
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
 
     def meanwhile() -> None:
         with topic.append_log(0) as log:
-            log.append(one(b"b", b"2"))
+            log.append(single(b"b", b"2"))
             log.roll()
 
     asleep_before("recover", meanwhile)
     acknowledged: list[bytes] = [b"a", b"b"]
     with suppress(CompactorError), topic.append_log(0) as log:
-        log.append(one(b"late", b"3"))
+        log.append(single(b"late", b"3"))
         acknowledged.append(b"late")
-    produce(topic, [one(b"c", b"4")])
+    produce(topic, [single(b"c", b"4")])
     acknowledged.append(b"c")
     assert [m.key for m in raw(topic)] == acknowledged
     topic.log_manager().roll_and_seal(topic.record)
@@ -108,7 +108,7 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
 
     def append(log: TopicLog, key: bytes) -> None:
         with suppress(CompactorError):
-            log.append(one(key, b"1"))
+            log.append(single(key, b"1"))
             acknowledged.append(key)
 
     def at(step: Failpoint) -> None:
@@ -126,7 +126,7 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
                 append(log, b"a")
             else:
                 with dying_at(Failpoint.SEGMENT_OPENED):
-                    log.append(one(b"x", b"1"))
+                    log.append(single(b"x", b"1"))
             with observed(at):
                 log.roll()
             append(late, b"later")

@@ -24,7 +24,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.entries import one
+from tests.entries import single
 from tests.workbench import ensure_topic
 
 NAME = TopicName.parse("t")
@@ -41,7 +41,7 @@ def environment(settings: Settings) -> Iterator[Environment]:
     """With a segment of the topic that waits to be sealed."""
     with open_environment(settings) as environment:
         with ensure_topic(environment, NAME).append_log() as log:
-            log.append(one(b"a", b"1"))
+            log.append(single(b"a", b"1"))
             log.roll()
         yield environment
 
@@ -167,7 +167,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
 
     def roll(name: str) -> None:
         with ensure_topic(environment, TopicName.parse(name)).append_log() as log:
-            log.append(one(b"a", b"1"))
+            log.append(single(b"a", b"1"))
             log.roll()
 
     monkeypatch.setattr(LogManager, "seal", recording)

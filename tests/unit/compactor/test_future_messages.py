@@ -14,7 +14,7 @@ from storage.metadata.policy_store import BROKER
 from storage.model import Message
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
-from tests.entries import NOW, one, produce
+from tests.entries import NOW, produce, single
 from tests.workbench import Workbench, compacted_only, content, raw
 
 HOUR = 3_600_000
@@ -33,15 +33,15 @@ def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Top
     for first in (True, False):
         with topic.append_log() as log:
             with pytest.raises(InvalidRecord, match=refused):
-                log.append(one(b"a", b"1", publish_time=limit + 1))
+                log.append(single(b"a", b"1", publish_time=limit + 1))
             assert topic.snapshot().segments == () or not first
-            log.append(one(b"a", b"1", publish_time=limit))
+            log.append(single(b"a", b"1", publish_time=limit))
     with pytest.raises(InvalidRecord, match=refused):
         bench.append(topic, [rows_at(NOW, limit), rows_at(limit + 1, NOW)])
     bench.append(topic, [rows_at(NOW, limit)])
     assert len(raw(topic)) == 4
     bench.set_policies(topic, **{"message.timestamp.after.max.ms": "none"})
-    produce(topic, [one(b"a", b"1", publish_time=NOW + CENTURY)])
+    produce(topic, [single(b"a", b"1", publish_time=NOW + CENTURY)])
     bench.append(topic, [rows_at(NOW + CENTURY)])
     assert len(raw(topic)) == 6
 
@@ -50,7 +50,7 @@ def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Top
 def stored(bench: Workbench, topic: Topic) -> list[Message]:
     """A ledger and a rolled segment from before there was a limit."""
     bench.append(topic, [rows_at(NOW + CENTURY, NOW)])
-    produce(topic, [one(b"r", b"1", publish_time=NOW + CENTURY)])
+    produce(topic, [single(b"r", b"1", publish_time=NOW + CENTURY)])
     topic.log_manager().roll(topic.record)
     return raw(topic)
 

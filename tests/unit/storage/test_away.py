@@ -16,7 +16,7 @@ from storage.model import EARLIEST, LATEST
 from storage.positions import ContinuationToken, StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content
 
 
@@ -40,7 +40,7 @@ def away(bench: Workbench, local_log: LogDirectory) -> Topic:
     bench.append(topic, [content(*((b"k%d" % number, b"1") for number in range(3)))])
     bench.compact(topic)
     bench.append(topic, [content((b"k0", b"2"), (b"k3", b"1"))])
-    produce(topic, [one(b"k1", b"2")])
+    produce(topic, [single(b"k1", b"2")])
     topic.log_manager().roll(topic.record)
     return seen_from(bench, topic, local_log)
 
@@ -82,7 +82,7 @@ def test_what_comes_behind_the_segment_is_read_without_it(
     bench: Workbench, away: Topic, local_log: LogDirectory
 ) -> None:
     """The topic continues on another machine: rolled there, open here, and then sealed here."""
-    produce(away, [one(b"k0", b"3")])
+    produce(away, [single(b"k0", b"3")])
     for _ in range(2):
         message = away.get(b"k0")
         assert message is not None

@@ -19,7 +19,7 @@ from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavai
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import LogPosition
 from tests.cursors import World, at, to_deliver
-from tests.entries import one
+from tests.entries import single
 from tests.workbench import Workbench
 
 
@@ -99,7 +99,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     with topic.append_log() as log:
-        first, second = (log.append(one(b"k", b"%d" % number)).first for number in range(2))
+        first, second = (log.append(single(b"k", b"%d" % number)).first for number in range(2))
     bench.metadata.cursors.ensure(topic.record.id, "s")
     cursor = Cursor(bench.metadata, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end)
     cursor.acknowledge_cumulative(second)

@@ -21,7 +21,7 @@ from storage.model import EARLIEST
 from storage.positions import ContinuationToken
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
-from tests.entries import one
+from tests.entries import single
 from tests.failpoint_listeners import observed
 from tests.workbench import Workbench, content, raw
 
@@ -39,7 +39,7 @@ def topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content(*((b"k%d" % n, b"v") for n in range(4)))], ledger_bytes=6)
     with topic.append_log() as log:
-        log.append(one(b"tail", b"v"))
+        log.append(single(b"tail", b"v"))
     return topic
 
 
@@ -59,7 +59,7 @@ def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypa
         again = delete(bench)
         while not log.is_fenced:
             os.sched_yield()
-        for call in (lambda: log.append(one(b"k", b"v")), log.roll):
+        for call in (lambda: log.append(single(b"k", b"v")), log.roll):
             with pytest.raises(TopicNotFound, match=DELETED):
                 call()
     assert untouched(bench, again)
@@ -68,9 +68,9 @@ def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypa
 def test_a_writer_that_rolls_is_told(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
-        log.append(one(b"k", b"v"))
+        log.append(single(b"k", b"v"))
         again = delete(bench)
-        log.append(one(b"k", b"v"))
+        log.append(single(b"k", b"v"))
         with pytest.raises(TopicNotFound, match=DELETED):
             log.roll()
     assert untouched(bench, again)
@@ -157,7 +157,7 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     with topic.append_log() as log:
-        log.append(one(b"more", b"v"))
+        log.append(single(b"more", b"v"))
         log.roll()
     assert len(raw(topic)) == 6
     (truncated,) = truncate(bench, [topic.record])
@@ -165,7 +165,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     assert raw(topic) == list(topic.messages(read_compacted=True)) == []
     assert topic.get(b"k1") is None
     with topic.append_log() as log:
-        log.append(one(b"k1", b"new"))
+        log.append(single(b"k1", b"new"))
     assert [(message.offset, message.key) for message in raw(topic)] == [(6, b"k1")]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]

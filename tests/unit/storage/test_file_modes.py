@@ -12,7 +12,7 @@ from api.components import open_environment
 from api.server import check_parts, exposed_folders
 from api.settings.settings import Settings
 from storage.model import TopicName
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import ensure_topic
 
 
@@ -28,11 +28,11 @@ def filled(settings: Settings) -> None:
     check_parts(settings)
     with open_environment(settings) as environment:
         topic = ensure_topic(environment, TopicName.parse("t"))
-        produce(topic, [one(b"k", b"v")])
+        produce(topic, [single(b"k", b"v")])
         topic.log_manager().roll(topic.record, 0)
         assert list(topic.log_manager().seal(topic.record))
         environment.store.put("a/b", b"x")
-        produce(topic, [one(b"k", b"w")])
+        produce(topic, [single(b"k", b"w")])
 
 
 def modes(folder: Path) -> dict[str, str]:

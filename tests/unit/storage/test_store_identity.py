@@ -18,7 +18,7 @@ from storage.objects.registry import open_store
 from storage.store_identity import StoreIdentity
 from tests.clocks import ManualClock
 from tests.counted import CountedStore
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content, raw
 
 
@@ -46,7 +46,7 @@ def wrong(bench: Workbench, tmp_path: Path) -> Workbench:
 def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workbench) -> None:
     """And nothing acknowledged is lost: its segment stays where it is (e20)."""
     topic, wrong_topic = bench.topic(), wrong.topic()
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     before = bench.metadata.snapshot(topic.record.id)
     for write in (

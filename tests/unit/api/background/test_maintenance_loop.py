@@ -24,7 +24,7 @@ from storage.model import TopicName
 from storage.objects.local import LocalStore
 from storage.store_trial import StoreTrial
 from tests.clocks import ManualClock
-from tests.entries import one
+from tests.entries import single
 from tests.workbench import ensure_topic
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(
         def append_and_roll() -> None:
             for topic in topics:
                 with topic.append_log() as log:
-                    log.append(one(b"k", b"v"))
+                    log.append(single(b"k", b"v"))
                     log.roll()
 
         def sealed(count: int) -> bool:
@@ -97,7 +97,7 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
     with open_environment(first) as local, open_environment(second) as remote:
         topic = ensure_topic(local, TopicName.parse("idle"))
         with topic.append_log() as log:
-            log.append(one(b"k", b"v"))
+            log.append(single(b"k", b"v"))
         other = open_topic(remote, topic.name)
         with pytest.raises(Misconfigured, match="is in the log directory"):
             other.log_manager().roll_and_seal(other.record, 60_000)

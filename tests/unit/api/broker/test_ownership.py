@@ -16,7 +16,7 @@ from storage.model import EARLIEST, LATEST
 from storage.owner import Owner
 from storage.positions import StartOffset, StartPosition, StartTime
 from storage.topic import Topic
-from tests.entries import NOW, one, produce
+from tests.entries import NOW, produce, single
 from tests.workbench import Workbench, content
 
 
@@ -36,7 +36,7 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
     bench.append(topic, [content((b"k", b"0"))])
     for name in "ab":
         writer = Topic(Environment(bench.metadata, bench.store, bench.clock, logs[name]), topic.record)
-        produce(writer, [one(b"k", name.encode())])
+        produce(writer, [single(b"k", name.encode())])
         if name == "a":
             writer.log_manager().roll(topic.record)
     return topic.record

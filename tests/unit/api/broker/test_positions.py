@@ -12,7 +12,7 @@ from storage.errors import InvalidInput
 from storage.model import LATEST, LogPosition, MessageId
 from storage.positions import StartTime
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content, raw
 
 
@@ -87,11 +87,11 @@ def test_a_message_that_is_appended_during_the_search_is_not_before_a_time(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = Topic.first_at
-    produce(topic, [one(b"k", b"old", publish_time=1)])
+    produce(topic, [single(b"k", b"old", publish_time=1)])
 
     def first_at(topic: Topic, *arguments: Any) -> LogPosition | None:
         first = search(topic, *arguments)
-        produce(topic, [one(b"k", b"new", publish_time=3)])
+        produce(topic, [single(b"k", b"new", publish_time=3)])
         return first
 
     monkeypatch.setattr(Topic, "first_at", first_at)

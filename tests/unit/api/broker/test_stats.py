@@ -10,11 +10,11 @@ from storage.log.segment_reader import SegmentReader
 from storage.log.unsealed_counts import with_open_segments
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
-from tests.entries import one
+from tests.entries import single
 from tests.segments import write_version_2
 from tests.workbench import Workbench
 
-TOMBSTONES = [one(b"key %d" % number, None) for number in range(10)]
+TOMBSTONES = [single(b"key %d" % number, None) for number in range(10)]
 BYTES = 10 * len(b"key 0")
 
 

@@ -13,7 +13,7 @@ from api.http import long_polls
 from api.http.long_polls import LongPolls
 from api.http.problems import RestException
 from storage.errors import Unavailable
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.event_loop import in_event_loop
 from tests.workbench import Workbench
 
@@ -66,7 +66,7 @@ async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their
     assert len(looks) <= 2
     waiting = [asyncio.ensure_future(anext(item)) for item in many]
     unmoved = asyncio.ensure_future(anext(other))
-    await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
+    await asyncio.to_thread(produce, topics[0], [single(b"k", b"v")])
     await asyncio.gather(*waiting)
     assert not unmoved.done()
     unmoved.cancel()

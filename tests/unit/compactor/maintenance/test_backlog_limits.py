@@ -14,7 +14,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.options.policies import EVICT
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content
 
 SECOND = 1000
@@ -50,7 +50,7 @@ class Limited:
 
     def produce(self, count: int, size: int = 1) -> None:
         """Messages of now, in the open segment."""
-        produce(self.topic, [one(b"k", b"v" * size, publish_time=self.clock.now_ms()) for _ in range(count)])
+        produce(self.topic, [single(b"k", b"v" * size, publish_time=self.clock.now_ms()) for _ in range(count)])
 
     def seal(self, count: int, size: int = 1) -> None:
         """Messages of now, in a ledger of their own."""

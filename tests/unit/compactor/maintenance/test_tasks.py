@@ -20,7 +20,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content
 
 INTERVALS = {
@@ -101,7 +101,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
     topic = bench.workbench.topic("idle")
-    produce(topic, [one(b"k", b"v")])
+    produce(topic, [single(b"k", b"v")])
     for state in ("OPEN", "ROLLED"):
         bench.leads = False
         assert bench.maintenance.run_due() == EACH_SERVICES
@@ -145,7 +145,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     sealed, local, elsewhere = (bench.workbench.topic(name) for name in ("sealed", "local", "elsewhere"))
     bench.workbench.append(sealed, [content((b"k", b"v"))])
     for topic in (local, elsewhere):
-        produce(topic, [one(b"k", b"v")])
+        produce(topic, [single(b"k", b"v")])
     for topic in (sealed, local, elsewhere):
         metadata.cursors.create(topic.record.id, "s", None, {})
     with metadata.database.write() as connection:
@@ -176,7 +176,7 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
     began = bench.clock.now_ms()
     for times in ((0, 10_000), (40_000, 60_000)):
         topic.log_manager().roll(topic.record)
-        produce(topic, [one(b"k", b"v", publish_time=began + time) for time in times])
+        produce(topic, [single(b"k", b"v", publish_time=began + time) for time in times])
     with metadata.database.write() as connection:
         rolled = update(segments).where(
             segments.c.ledger_id == metadata.segments.of_topic(topic.record.id)[0].ledger_id
@@ -297,16 +297,16 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench, caplog: py
     topic = workbench.topic("t")
     bench.imported("t")
     with topic.append_log() as log:
-        log.append(one(b"k", b"v"))
+        log.append(single(b"k", b"v"))
         log.roll()
-        log.append(one(b"k", b"w"))
+        log.append(single(b"k", b"w"))
     folder = workbench.log.of_topic(topic.record.uid)
     workbench.metadata.policies.change(["namespace:public/default"], {"file.delete.delay.ms": 5 * HOUR})
     bench.maintenance.run_due()
     workbench.metadata.tenancy.delete_topic(topic.record.id)
     again = bench.imported("t")
     with workbench.topic("t").append_log() as log:
-        log.append(one(b"new", b"v"))
+        log.append(single(b"new", b"v"))
     bench.clock.advance(5 * HOUR - 1)
     bench.maintenance.run_due()
     assert len(list(folder.glob("*.log"))) == 2

@@ -17,7 +17,7 @@ from storage.errors import Fenced
 from storage.metadata.records import CompactionControl, RunState
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import TINY, Workbench
 
 HOLD_SECONDS = 60
@@ -113,7 +113,7 @@ class Stage:
 
     def topic(self, name: str, messages: int = 1) -> Topic:
         topic = self.bench.topic(name)
-        produce(topic, [one(b"key %d" % number, b"value") for number in range(messages)])
+        produce(topic, [single(b"key %d" % number, b"value") for number in range(messages)])
         return topic
 
     def lead(self, settings: ControlLoopSettings = SETTINGS) -> ControlLoop:

@@ -15,7 +15,7 @@ from storage.log.directory import LogDirectory
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.topic import Topic
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.workbench import Workbench, content
 
 BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
@@ -51,7 +51,7 @@ def in_a_rolled_segment(bench: Workbench, topic: Topic) -> None:
 
 
 def in_an_open_segment(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1"), batch((b"b", b"22"), (b"c", b"333"))])
+    produce(topic, [single(b"a", b"1"), batch((b"b", b"22"), (b"c", b"333"))])
 
 
 def in_all_of_them(bench: Workbench, topic: Topic) -> None:
@@ -116,7 +116,7 @@ def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monke
     backlogs = BacklogReader(bench.metadata, bench.log)
     with topic.append_log(0) as log:
         for number in range(5):
-            log.append(one(b"k", b"%d" % number))
+            log.append(single(b"k", b"%d" % number))
             current = backlog(bench, topic, backlogs)
             assert (current.messages, current.bytes) == (number + 1, 2 * (number + 1))
             assert backlog(bench, topic, backlogs) == current
@@ -191,14 +191,14 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
     topic = bench.topic()
     bench.set_policies(topic, **{MESSAGES: 1, "min.compaction.lag.ms": 1000})
     now = bench.clock.now_ms()
-    produce(topic, [one(b"a", b"1", now - 1000), one(b"b", b"2", now - 500)])
+    produce(topic, [single(b"a", b"1", now - 1000), single(b"b", b"2", now - 500)])
     assert cause(bench, topic) is None, "the open segment holds a young one"
     topic.log_manager().roll(topic.record)
     assert cause(bench, topic) is None, "and so it does when it is rolled"
     assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
     bench.clock.wait(0.5)
     assert cause(bench, topic) == "threshold.messages"
-    produce(topic, [one(b"c", b"3", bench.clock.now_ms())])
+    produce(topic, [single(b"c", b"3", bench.clock.now_ms())])
     assert cause(bench, topic) == "threshold.messages", "the older ledger may go"
 
 
@@ -209,9 +209,9 @@ def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, 
     topic = bench.topic()
     bench.set_policies(topic, **{MESSAGES: 1, "min.compaction.lag.ms": 1000})
     now = bench.clock.now_ms()
-    produce(topic, [one(b"a", b"1", now), one(b"b", b"2", now)])
+    produce(topic, [single(b"a", b"1", now), single(b"b", b"2", now)])
     topic.log_manager().roll_and_seal(topic.record)
-    produce(topic, [one(b"c", b"3", now - 5000)])
+    produce(topic, [single(b"c", b"3", now - 5000)])
     if not is_open:
         topic.log_manager().roll(topic.record)
     assert cause(bench, topic) is None

@@ -15,7 +15,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, SERVICE_DEAD_MS, RunState, TopicRecord
 from tests.clocks import ManualClock
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, TERM, Engines, Stage, until
 from tests.workbench import compacted_only, store_policy, view
 
@@ -92,7 +92,7 @@ def test_a_request_that_comes_after_the_check_stays(stage: Stage, monkeypatch: p
         for outcome in compact_all(compactor, *arguments):
             stage.control.abort([topic.record.id])
             stage.clock.advance(1)
-            produce(topic, [one(b"another", b"v")])
+            produce(topic, [single(b"another", b"v")])
             loop.trigger(topic.record)
             yield replace(outcome, error=Unavailable("no disk", "try again")) if fails else outcome
 
@@ -192,7 +192,7 @@ def test_what_is_due_is_compacted_when_it_is_checked(stage: Stage) -> None:
     stage.metadata.policies.change([BROKER], {"compaction.threshold.messages": 3})
     stage.finish(loop)
     assert stage.runs(topic) == []
-    produce(topic, [one(b"another", b"v")])
+    produce(topic, [single(b"another", b"v")])
     stage.finish(loop, after_ms=SETTINGS.monitor_interval_ms - 1)
     assert stage.runs(topic) == [], "it is not checked yet"
     stage.finish(loop, after_ms=1)
@@ -287,7 +287,7 @@ def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
     for topic in topics.values():
         stage.bench.compact(topic)
     for number, more in ((0, 2), (1, 9), (2, 5)):
-        produce(topics[number], [one(b"new %d" % key, b"v") for key in range(more)])
+        produce(topics[number], [single(b"new %d" % key, b"v") for key in range(more)])
         stage.metadata.policies.change([topic_scope(topics[number].record)], {"compaction.threshold.messages": 1})
     loop = stage.lead(settings)
     for _ in range(4):

@@ -15,7 +15,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.records import RUN_DEAD_MS, RunState, TopicRecord
 from storage.model import TopicName
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, Stage
 from tests.workbench import HookedEngine, compacted_only, view
 
@@ -120,7 +120,7 @@ def test_a_tail_that_a_run_could_not_seal_is_tried_again(stage: Stage, monkeypat
     """The request gets all messages of its time, but later. Meanwhile the topic is shown as failing."""
     loop, topic = stage.lead(), stage.topic("t")
     topic.log_manager().roll_and_seal(topic.record)
-    produce(topic, [one(b"tail", b"v")])
+    produce(topic, [single(b"tail", b"v")])
     with monkeypatch.context() as patched:
         held = LeaseHeld("a writer was asked to roll and did not", "try again")
         patched.setattr(LogManager, "try_roll_and_seal", lambda *_: held)

@@ -28,7 +28,7 @@ from storage.metadata.records import RunRecord
 from storage.metadata.tables import ledgers, runs
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.forgery import Forger, with_rows
 from tests.workbench import Workbench, content
 
@@ -77,10 +77,10 @@ def test_what_is_not_sealed_yet_is_not_missing(bench: Workbench, compacted: bool
     if compacted:
         bench.compact(topic)
     for value in (b"2", b"3"):
-        produce(topic, [one(b"a", value)])
+        produce(topic, [single(b"a", value)])
         if rolled:
             topic.log_manager().roll(topic.record)
-    produce(topic, [one(b"a", b"4")])
+    produce(topic, [single(b"a", b"4")])
     report = verify(bench, topic)
     assert (report.total, report.differences) == (0, ())
     assert any(answer.startswith("offsets from 1 on: they are in segments") for answer in report.unchecked)

@@ -19,14 +19,16 @@ from storage.log.segment_dump import SegmentScan
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.topic import Topic
-from tests.entries import NOW, batch, one, produce
+from tests.entries import NOW, batch, produce, single
 from tests.segments import OneSegment, flip
 from tests.workbench import Workbench, content, raw
 
 Damage = Callable[[SegmentPaths, list[int]], None]
 
 ENTRIES = [
-    one(b"k%d" % n, b"%d" % n, NOW + n) if n % 3 else batch((b"k%d" % n, b"1"), (b"k", b"%d" % n), publish_time=NOW + n)
+    single(b"k%d" % n, b"%d" % n, NOW + n)
+    if n % 3
+    else batch((b"k%d" % n, b"1"), (b"k", b"%d" % n), publish_time=NOW + n)
     for n in range(12)
 ]
 """Batches of two, then single messages; the last one is single."""
@@ -165,7 +167,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
 
 def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbench, topic: Topic) -> None:
     """The last entry was a batch: its lost rows are a batch's, so the last id stays the one that producers got."""
-    entries = [one(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), one(b"d", b"1"), batch(*[(b"e", b"1")] * 3)]
+    entries = [single(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), single(b"d", b"1"), batch(*[(b"e", b"1")] * 3)]
     before = damaged(bench, topic, missing, entries)
     topic_id = topic.record.id
     (row,) = bench.metadata.segments.of_topic(topic_id)
@@ -220,10 +222,10 @@ def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
 
 def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench: Workbench, topic: Topic) -> None:
     """It used to be claimed first, again and again."""
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     for number in range(3):
-        produce(topic, [one(b"k", b"%d" % number)])
+        produce(topic, [single(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
     flip(bench.files(topic, 1).log, 100)
     sealing = topic.log_manager().seal(topic.record)
@@ -251,12 +253,12 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
 
 
 def test_an_open_segment_whose_file_is_gone_is_forgotten_by_hand(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
-    produce(topic, [one(b"b", b"1")])
+    produce(topic, [single(b"b", b"1")])
     bench.files(topic, 1).log.unlink()
     with pytest.raises(ObjectMissing):
         topic.log_manager().roll(topic.record)
     topic.log_manager().roll(topic.record, accept_loss=True)
-    produce(topic, [one(b"c", b"1")])
+    produce(topic, [single(b"c", b"1")])
     assert [(message.offset, message.key) for message in raw(topic)] == [(0, b"a"), (1, b"c")]

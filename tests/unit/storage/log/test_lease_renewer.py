@@ -22,7 +22,7 @@ from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
-from tests.entries import one
+from tests.entries import single
 from tests.workbench import Workbench, raw
 
 
@@ -44,7 +44,7 @@ def opened(bench: Workbench, watch: LeaseRenewer, count: int) -> Iterator[Logs]:
         for number in range(count):
             topic = bench.topic(f"t{number}")
             log = stack.enter_context(topic.append_log(0, renewer=watch))
-            log.append(one(b"a", b"1"))
+            log.append(single(b"a", b"1"))
             created.append((topic, log))
         yield created
 
@@ -119,17 +119,17 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
     wait(begun := renew(watch))
     assert len(begun) == 1
     with pytest.raises(Fenced, match="has lost the lease"):
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
     assert renew(watch) == [], "reported once"
     for number, (other, goes_on) in enumerate(logs):
         if number != 7:
-            goes_on.append(one(b"b", b"2"))
+            goes_on.append(single(b"b", b"2"))
             lease = bench.metadata.leases.current(other.record.id)
             assert lease is not None
             assert lease.expires_at == bench.clock.now_ms() + 15_000
     bench.clock.advance(20_000)
     with topic.append_log(0, renewer=watch) as successor:
-        successor.append(one(b"c", b"3"))
+        successor.append(single(b"c", b"3"))
     assert [message.key for message in raw(topic)] == [b"a", b"c"]
 
 
@@ -140,9 +140,9 @@ def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: Le
         wait(begun := answer())
         assert len(begun) == parts
         with pytest.raises(TopicNotFound):
-            log.append(one(b"b", b"2"))
+            log.append(single(b"b", b"2"))
     wait([*watch.poll(), *renew(watch)])
-    logs[5][1].append(one(b"b", b"2"))
+    logs[5][1].append(single(b"b", b"2"))
 
 
 def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
@@ -153,7 +153,7 @@ def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenew
         topic, log = logs[number]
         bench.metadata.policies.change([topic_scope(topic.record)], {"segment.ms": 60_000})
         log.roll()
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
     assert watch.poll() == []
     bench.clock.advance(60_000)
     wait(begun := watch.poll())
@@ -210,7 +210,7 @@ def test_who_leaves_waits_for_what_was_begun(
 ) -> None:
     go_on, begun = threading.Event(), threading.Event()
     with topic.append_log(0, renewer=watch) as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         real = SegmentLifecycle.roll
 
         def held(segments: SegmentLifecycle, writer: SegmentWriter | None) -> SegmentRecord | None:
@@ -260,7 +260,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
         LeaseRenewer(bench.metadata, poll_seconds=0.001, renew_seconds=0.01) as watch,
         topic.append_log(0, rolled_one.set, watch) as log,
     ):
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         bench.metadata.segments.request_roll(topic.record.id)
         assert rolled_one.wait(30)
         assert renewed.wait(30)
@@ -284,7 +284,7 @@ def test_a_lease_whose_row_is_locked_is_tried_again_soon(
     assert renew(watch) == []
     assert [watch.tick(), watch.tick()] == [[], []]
     assert calls == [[topic.record.id for topic, _ in logs], [locked], [locked]]
-    logs[3][1].append(one(b"b", b"2"))
+    logs[3][1].append(single(b"b", b"2"))
 
 
 def test_a_process_that_was_paused_renews_its_leases_at_once(

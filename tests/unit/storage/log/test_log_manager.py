@@ -20,7 +20,7 @@ from storage.metadata.records import MAX_SEALING_TRIES, Attempt, Lease
 from storage.metadata.stores import LeaseStore
 from storage.owner import owner_name
 from storage.topic import Topic
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.failpoint_listeners import observed
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
@@ -28,7 +28,7 @@ from tests.workbench import Workbench, content, raw
 
 def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
     """Ids, offsets, payloads, batches in every codec (P7: a null value does not drop its batch)."""
-    produce(topic, [one(b"a", b"1", event_time=7), one(None, b"no key"), one(b"gone", None)])
+    produce(topic, [single(b"a", b"1", event_time=7), single(None, b"no key"), single(b"gone", None)])
     produce(topic, [batch((b"b", b"2"), (b"c", None), (b"", b"3"), codec=codec) for codec in CompressionType])
     before = raw(topic)
     assert len(before) == 3 + 3 * len(CompressionType)
@@ -47,7 +47,7 @@ def test_whole_entries_are_sealed_whole_and_pass_through_compaction(bench: Workb
     broken = _entry(metadata, b"\xff" * 40)
     metadata.encryption_keys.add(key="k", value=b"v")
     encrypted = _entry(metadata, b"secret")
-    produce(topic, [good, broken, encrypted, one(b"a", b"3")])
+    produce(topic, [good, broken, encrypted, single(b"a", b"3")])
     before = raw(topic)
     assert [m.offset for m in before] == [0, 1, 2, 5, 6]
     topic.log_manager().roll_and_seal(topic.record)
@@ -71,7 +71,7 @@ def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
     """A horizon behind the segment would pass over what it holds."""
-    produce(topic, [one(b"a", b"old"), one(b"only", b"here")])
+    produce(topic, [single(b"a", b"old"), single(b"only", b"here")])
     bench.append(topic, [content((b"a", b"new"))])
     elsewhere = replace(bench, log=LogDirectory(tmp_path / "another machine's"))
     with pytest.raises(SegmentNotLocal):
@@ -83,13 +83,13 @@ def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(
 
 def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
-        log.append(one(b"a", b"2"))
+        log.append(single(b"a", b"1"))
+        log.append(single(b"a", b"2"))
         # its own thread looks as well, but when, this clock does not know
         monkeypatch.setattr(bench.clock, "wait", lambda _: log.poll())
         outcome = bench.compact(topic)
         assert outcome.compacted_ledger_id is not None
-        log.append(one(b"b", b"3"))
+        log.append(single(b"b", b"3"))
         assert [m.payload for m in topic.messages(read_compacted=True)] == [b"2", b"3"]
     assert bench.segment_states(topic) == ["SEALED", "OPEN"]
 
@@ -99,7 +99,7 @@ def test_a_writer_that_does_not_answer_is_named(
 ) -> None:
     monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with pytest.raises(LeaseHeld, match="was asked to roll the segment"):
             bench.compact(topic)
         assert topic.snapshot().horizon is None
@@ -131,7 +131,7 @@ def test_a_slow_database_takes_nothing_of_the_time_to_roll(
             log.poll()
 
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         monkeypatch.setattr(LeaseStore, "acquire", slow)
         monkeypatch.setattr(bench.clock, "wait", wait)
         topic.log_manager().roll(topic.record)
@@ -144,7 +144,7 @@ def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
     bench.append(topic, [content((b"a", b"1"))])
     monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
-        log.append(one(b"a", b"2"))
+        log.append(single(b"a", b"2"))
         run = bench.compact(topic).run
     assert run is not None
     assert "was asked to roll" in str(run.tail_left)
@@ -160,11 +160,11 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
             nonlocal rolled
             if step is Failpoint.SEGMENT_SEALED and rolled < 9:
                 rolled += 1
-                log.append(one(b"more", b"%d" % rolled))
+                log.append(single(b"more", b"%d" % rolled))
                 log.roll()
 
         for number in range(2):
-            log.append(one(b"k", b"%d" % number))
+            log.append(single(b"k", b"%d" % number))
             log.roll()
         with observed(roll_one_more):
             settled = topic.log_manager().roll_and_seal(topic.record)
@@ -175,7 +175,7 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
 def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: Topic) -> None:
     """And only for what it has claimed: another segment is sealed meanwhile."""
     for number in range(2):
-        produce(topic, [one(b"k", b"%d" % number)])
+        produce(topic, [single(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
     claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
@@ -187,7 +187,7 @@ def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: T
 def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_claimed(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
@@ -216,7 +216,7 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
         if step is died_at:
             raise Died
 
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     before = raw(topic)
     attempts = bench.metadata.attempts.of_topic(topic.record.id)
@@ -236,7 +236,7 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
 def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
     """And tried again by hand; others are sealed all the same."""
     for number in range(2):
-        produce(topic, [one(b"k", b"%d" % number)])
+        produce(topic, [single(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
     before = raw(topic)
     for _ in range(MAX_SEALING_TRIES):
@@ -264,7 +264,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
 def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int
 ) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
 
     def fail(*_: object) -> None:
@@ -283,7 +283,7 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
 def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
 
     def away(*_: object) -> None:
@@ -302,7 +302,7 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
 
 
 def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
         assert bench.metadata.sealing.claim(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
@@ -316,7 +316,7 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     """A leader that seals by itself could die of it, and the next one, too."""
     monkeypatch.setattr("storage.log.log_manager.SMALL_BYTES", 1000)
     for size in (1, 1, 2000):
-        produce(topic, [one(b"k", b"x" * size)])
+        produce(topic, [single(b"k", b"x" * size)])
         topic.log_manager().roll(topic.record)
     assert bench.metadata.sealing.claim(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1) is not None
     bench.clock.advance(SEALER_DEAD_MS)
@@ -344,7 +344,7 @@ def _unfinish(bench: Workbench, attempt_id: str) -> None:
 
 def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
     clock = bench.clock
-    produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
+    produce(topic, [single(b"a", b"1"), single(b"b", b"2")])
     topic.log_manager().roll(topic.record)
     before = raw(topic)
     other: list[int] = []
@@ -364,7 +364,7 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
 
 def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: Topic) -> None:
     """L2: never a silent gap."""
-    produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
+    produce(topic, [single(b"a", b"1"), single(b"b", b"2")])
     topic.log_manager().roll(topic.record)
     file = bench.files(topic).log
     good = file.read_bytes()
@@ -390,11 +390,11 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     bench.metadata.policies.change([BROKER], {"segment.ms": 1000})
     bench.metadata.policies.change([topic_scope(slower.record)], {"segment.ms": 5000})
     for one_topic in (topic, slower, damaged):
-        produce(one_topic, [one(b"a", b"1")])
+        produce(one_topic, [single(b"a", b"1")])
     flip(bench.files(damaged).log, 70)
     failing: dict[str, ErrorText] = {}
     with written.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         bench.clock.advance(999)
         assert topic.log_manager().roll_old(failing) == 0
         bench.clock.advance(1)
@@ -408,7 +408,7 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
 
 
 def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     bench.metadata.leases.acquire(topic.record.id, "elsewhere", 10**9)
     bench.clock.advance(1000)
     bench.metadata.policies.change([BROKER], {"segment.ms": 1000})
@@ -419,7 +419,7 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
     """It is named at once where no service lives that would seal it; no claim of ours keeps its sealer from it."""
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     nowhere = tmp_path / "nowhere"
     other = LogManager(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere)), "other")

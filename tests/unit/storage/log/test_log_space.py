@@ -14,7 +14,7 @@ from storage.errors import StorageFull, Unavailable
 from storage.log.log_space import DISK_MS, ROLLED_MS, LogSpace
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, raw
 
 
@@ -39,16 +39,16 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
     other = replace(bench, log=replace(bench.log, room=room)).topic("other")
     with bounded.append_log() as log:
         for payload in (b"1", b"2"):
-            log.append(one(b"a", payload))
+            log.append(single(b"a", payload))
             log.roll()
             bench.clock.advance(ROLLED_MS)
         with pytest.raises(StorageFull, match=r"\d+ bytes of rolled segments .* not sealed yet, and 200 may be"):
-            log.append(one(b"a", b"3"))
+            log.append(single(b"a", b"3"))
     with pytest.raises(StorageFull):
-        produce(other, [one(b"b", b"1")])
+        produce(other, [single(b"b", b"1")])
     list(bounded.log_manager().seal(bounded.record))
     bench.clock.advance(ROLLED_MS)
-    produce(bounded, [one(b"a", b"4")])
+    produce(bounded, [single(b"a", b"4")])
     assert [message.payload for message in raw(topic)] == [b"1", b"2", b"4"]
 
 

@@ -15,7 +15,7 @@ from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentPaths
 from storage.model import Message
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
@@ -47,24 +47,24 @@ def segments_of(topic: Topic, *keys: bytes) -> list[Message]:
     for number, key in enumerate(keys):
         if number:
             topic.log_manager().roll(topic.record)
-        produce(topic, [one(key, b"acknowledged")])
+        produce(topic, [single(key, b"acknowledged")])
     return raw(topic)
 
 
 def test_what_a_restored_database_has_lost_is_taken_up_again(bench: Workbench, topic: Topic) -> None:
     """The open segment continues, those that were opened later come behind it: ids and offsets are as they were."""
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     restore = backed_up(bench)
-    produce(topic, [one(b"b", b"2")])
+    produce(topic, [single(b"b", b"2")])
     before = segments_of(topic, b"c", b"d", b"e")
     restore()
     assert [m.key for m in raw(topic)] == [b"a", b"b", b"c"], "what the database knows to be open"
-    produce(topic, [one(b"f", b"new")])
+    produce(topic, [single(b"f", b"new")])
     after = raw(topic)
     assert after[:-1] == before
     assert after[-1].offset == len(before)
     other = bench.topic("other")
-    produce(other, [one(b"x", b"1")])
+    produce(other, [single(b"x", b"1")])
     assert raw(other)[0].message_id.ledger_id > after[-1].message_id.ledger_id, "no id is given twice"
 
 
@@ -92,13 +92,13 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     restore = backed_up(bench)
     segments_of(topic, b"b", b"c")
     topic.log_manager().roll_and_seal(topic.record)
-    produce(topic, [one(b"d", b"4")])
+    produce(topic, [single(b"d", b"4")])
     bench.clock.advance(60_000)
     topic.log_manager().sweep(topic.record)  # b and c are in ledgers alone, which the backup does not know
     restore()
     refusal = r"00000000000000000003\.log holds messages .* the topic ends at offset 1 in the database"
     with pytest.raises(Misconfigured, match=refusal):
-        produce(topic, [one(b"new", b"1")])
+        produce(topic, [single(b"new", b"1")])
     with pytest.raises(Misconfigured, match=refusal):
         bench.append(topic, [content((b"new", b"1"))])
     failing: dict[str, ErrorText] = {}
@@ -107,7 +107,7 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     assert kept_aside(bench, topic) == []
     topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == [f"{3:020d}.aside-1.{kind}" for kind in ("end", "index", "log")]
-    produce(topic, [one(b"new", b"1")])
+    produce(topic, [single(b"new", b"1")])
     assert [m.key for m in raw(topic)][-1] == b"new"
 
 
@@ -118,11 +118,11 @@ def test_what_another_machine_has_given_the_id_of_is_not_taken_up(
     segments_of(topic, b"a")
     restore()
     other = replace(bench, log=LogDirectory(tmp_path / "elsewhere")).topic("other")
-    produce(other, [one(b"x", b"1")])
+    produce(other, [single(b"x", b"1")])
     with pytest.raises(Misconfigured, match=r"its ledger id \d+ was given to another ledger: restore a database"):
-        produce(topic, [one(b"new", b"1")])
+        produce(topic, [single(b"new", b"1")])
     topic.log_manager().roll(topic.record, accept_loss=True)
-    produce(topic, [one(b"new", b"1")])
+    produce(topic, [single(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
 
 
@@ -138,19 +138,19 @@ def test_a_process_gives_no_other_topic_the_ids_of_what_was_lost(bench: Workbenc
     started = replace(bench, log=LogDirectory(bench.log.path))
     other = started.topic("other")
     if by == "writer":
-        produce(other, [one(b"x", b"2")])
+        produce(other, [single(b"x", b"2")])
     elif by == "import":
         started.append(other, [content((b"x", b"2"))])
     else:
         started.compact(other)
     assert started.metadata.ledgers.allocate_ids(1) > newer
-    produce(started.topic(), [one(b"new", b"1")])
+    produce(started.topic(), [single(b"new", b"1")])
     assert raw(started.topic())[:2] == before
 
 
 def ledger_id_of(topic: Topic) -> int:
     """The ledger id of a message that is appended."""
-    produce(topic, [one(b"k", b"v")])
+    produce(topic, [single(b"k", b"v")])
     return raw(topic)[0].message_id.ledger_id
 
 
@@ -163,7 +163,7 @@ def test_what_keeps_no_id_is_logged_and_stops_no_other_topic(
     file = bench.files(topic).log
     flip(file, 20)
     started = replace(bench, log=LogDirectory(bench.log.path))
-    produce(started.topic("other"), [one(b"x", b"1")])
+    produce(started.topic("other"), [single(b"x", b"1")])
     assert f"the ledger id of {file}, which has no row in the database, is not known" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_damage_in_what_was_lost_is_set_aside_only_if_that_is_accepted(bench: Wo
     flip(file, 20)
     damaged = file.read_bytes()
     with pytest.raises(Misconfigured, match="the header's checksum is wrong"):
-        produce(topic, [one(b"new", b"1")])
+        produce(topic, [single(b"new", b"1")])
     topic.log_manager().roll(topic.record, accept_loss=True)
     assert (bench.folder(topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
 
@@ -229,25 +229,25 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
     for number in (1, 2):
         files.log.write_bytes(header + b"%d" % number)
         with pytest.raises(Misconfigured, match="it does not begin as a segment does"):
-            produce(topic, [one(b"new", b"1")])
+            produce(topic, [single(b"new", b"1")])
         topic.log_manager().roll(topic.record, accept_loss=True)
         assert (folder / f"{0:020d}.aside-{number}.log").read_bytes() == header + b"%d" % number
-    produce(topic, [one(b"new", b"1")])
+    produce(topic, [single(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
 
 
 def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     folder = bench.files(topic, 1).log  # a file root may always read
     folder.mkdir()
     for number in range(9):
         (folder / str(number)).touch()
     with pytest.raises(Unavailable, match=rf"cannot read the segment {bench.folder(topic)}/0+1\.log, .*: check"):
-        produce(topic, [one(b"new", b"1")])
+        produce(topic, [single(b"new", b"1")])
 
 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     folder = bench.folder(topic)
     SegmentPaths(folder, 1).log.write_bytes(bytes(99))
     topic.log_manager().roll(topic.record, accept_loss=True)

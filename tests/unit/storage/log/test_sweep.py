@@ -14,12 +14,12 @@ from storage.log.log_manager import LogManager
 from storage.model import Message
 from storage.topic import Topic
 from tests.dying import dying_at
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, content, raw
 
 
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     folder = bench.folder(topic)
     before = raw(topic)
@@ -35,11 +35,11 @@ def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: T
 
 def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
     with dying_at(Failpoint.SEGMENT_FILE_CREATED):
-        produce(topic, [one(b"a", b"1")])
+        produce(topic, [single(b"a", b"1")])
     assert topic.log_manager().sweep() == 0, "it is at the topic's end, where a writer may be at work"
     bench.append(topic, [content((b"x", b"1"))])
     assert topic.log_manager().sweep() == 1
-    produce(topic, [one(b"b", b"2")])
+    produce(topic, [single(b"b", b"2")])
     assert topic.log_manager().sweep() == 0
     assert [m.key for m in raw(topic)] == [b"x", b"b"]
 
@@ -50,7 +50,7 @@ def test_a_sweep_of_one_topic_looks_at_no_other(
     """It is made every second by each writer's sealer."""
     other = bench.topic("other")
     for one_topic in (topic, other):
-        produce(one_topic, [one(b"a", b"1")])
+        produce(one_topic, [single(b"a", b"1")])
         one_topic.log_manager().roll_and_seal(one_topic.record)
     bench.clock.advance(60_000)
     with monkeypatch.context() as patched:
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_removed_holds_up_no_other(
     """Neither of its topic, nor of others, nor of topics that were deleted; each case is reported."""
     other, deleted = bench.topic("other"), bench.topic("was-deleted")
     for each in (topic, topic, other, deleted, deleted):
-        produce(each, [one(b"k", b"v")])
+        produce(each, [single(b"k", b"v")])
         each.log_manager().roll_and_seal(each.record)
     bench.metadata.tenancy.delete_topic(deleted.record.id)
     bench.clock.advance(bench.metadata.policies.effective(topic.record).file_delete_delay_ms)
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_removed_holds_up_no_other(
 
 
 def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     bench.clock.advance(10**9)
     other = LogManager(Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other")), "other")
@@ -106,7 +106,7 @@ def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic
 def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
     """L4: a consistent list of segments and ledgers while both change."""
     bench.metadata.policies.change(["broker"], {"segment.bytes": 1 << 14})
-    produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
+    produce(topic, [single(b"k%d" % number, b"x" * 9000) for number in range(9)])
     expected = raw(topic)
     assert len(topic.snapshot().segments) > 3
     reading = topic.messages()

@@ -33,7 +33,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.topic import Topic
 from tests.dying import dying_at
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.segments import EndingQueues
 from tests.workbench import Workbench, content, raw
 
@@ -49,7 +49,7 @@ def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
 def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> None:
     """L1. A batch takes an offset a message and one entry."""
     with topic.append_log() as log:
-        first = log.append(one(b"a", b"1"))
+        first = log.append(single(b"a", b"1"))
         second = log.append(batch((b"b", b"2"), (b"c", None)))
         messages = raw(topic)
     assert [(m.offset, m.key, m.payload) for m in messages] == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"c", None)]
@@ -60,35 +60,35 @@ def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> 
 
 
 def test_the_next_writer_goes_on_in_the_same_segment(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
-    produce(topic, [one(b"b", b"2")])
+    produce(topic, [single(b"a", b"1")])
+    produce(topic, [single(b"b", b"2")])
     assert [(m.offset, m.message_id.entry_id) for m in raw(topic)] == [(0, 0), (1, 1)]
     assert segments(bench, topic) == [(0, "OPEN")]
 
 
 def test_one_writer_at_a_time(topic: Topic) -> None:
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with pytest.raises(LeaseHeld, match="is writing to"), topic.append_log(0):
             pass
         waited_for: list[LeaseHeld] = []
         with pytest.raises(LeaseHeld), topic.append_log(2_000, on_held=waited_for.append):
             pass
         assert [str(os.getpid()) in held.message for held in waited_for] == [True], "said once"
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
     assert len(raw(topic)) == 2
 
 
 def test_a_writer_that_lost_its_lease_in_its_sleep_still_keeps_others_out(bench: Workbench, topic: Topic) -> None:
     """The lock on the file is the fence: no process may recover a segment to which another may still append."""
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
         with pytest.raises(LeaseHeld, match=str(os.getpid())), topic.append_log(0):
             pass
         with pytest.raises(LeaseHeld, match=str(os.getpid())):
             topic.bulk_append(wait_ms=0).append([content((b"x", b"1"))])
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
     assert [m.key for m in raw(topic)] == [b"a", b"b"]
 
 
@@ -110,26 +110,26 @@ def lose_lease(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> list[Fu
 
 def test_a_fenced_writer_appends_no_more(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> None:
     with topic.append_log(renewer=renewer) as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         wait(lose_lease(bench, topic, renewer))
         with pytest.raises(Fenced, match="has lost the lease"):
-            log.append(one(b"b", b"2"))
+            log.append(single(b"b", b"2"))
     assert [m.key for m in raw(topic)] == [b"a"]
 
 
 def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> None:
     """It gives up the file when it learns that it lost the lease, and does not wait for its end."""
     with topic.append_log(renewer=renewer) as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
         with pytest.raises(LeaseHeld, match="is writing to"):
-            produce(topic, [one(b"b", b"2")])
+            produce(topic, [single(b"b", b"2")])
         assert not wait(lose_lease(bench, topic, renewer), 30).not_done
-        produce(topic, [one(b"b", b"2")])
-        for late in (lambda: log.append(one(b"late", b"3")), log.roll):
+        produce(topic, [single(b"b", b"2")])
+        for late in (lambda: log.append(single(b"late", b"3")), log.roll):
             with pytest.raises(Fenced, match="has lost the lease"):
                 late()
-        produce(topic, [one(b"c", b"4")])
+        produce(topic, [single(b"c", b"4")])
     assert [m.key for m in raw(topic)] == [b"a", b"b", b"c"]
 
 
@@ -149,9 +149,9 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(
     queues = EndingQueues(monkeypatch)
     with topic.append_log(renewer=renewer) as log:
         monkeypatch.setattr(os, "fdatasync", held)
-        log.submit(one(b"a", b"1"), answers.append)
+        log.submit(single(b"a", b"1"), answers.append)
         assert begun.wait(30)
-        log.submit(one(b"b", b"2"), answers.append)
+        log.submit(single(b"b", b"2"), answers.append)
         begun_fence = lose_lease(bench, topic, renewer)
         queues.wait_for_refusal()
         go_on.set()
@@ -163,7 +163,7 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(
 def test_the_look_under_the_lock_tells_lease_and_segment(bench: Workbench, topic: Topic) -> None:
     """Lost leases, and a segment that was rolled by this very lease: a COMMIT whose answer was late."""
     segments, topic_id = bench.metadata.segments, topic.record.id
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     (segment,) = segments.of_topic(topic_id)
     lease = bench.metadata.leases.acquire(topic_id, "holder", 1000)
     segments.check_open(lease, segment.ledger_id)
@@ -182,7 +182,7 @@ def test_the_look_under_the_lock_tells_lease_and_segment(bench: Workbench, topic
 
 def test_segments_roll_by_size(bench: Workbench, topic: Topic) -> None:
     policy(bench, topic, "segment.bytes", 1 << 14)
-    produce(topic, [one(b"k%d" % number, b"x" * 6000) for number in range(7)])
+    produce(topic, [single(b"k%d" % number, b"x" * 6000) for number in range(7)])
     assert segments(bench, topic) == [(0, "ROLLED"), (3, "ROLLED"), (6, "OPEN")]
     assert [m.offset for m in raw(topic)] == list(range(7))
     assert bench.metadata.topics.get(topic.name).next_offset == 6
@@ -203,20 +203,20 @@ def test_segments_roll_by_what_they_are_uncompressed(
 def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: Topic) -> None:
     policy(bench, topic, "segment.ms", 60_000)
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         log.poll()
         assert segments(bench, topic) == [(0, "OPEN")]
         bench.clock.advance(60_000)
         log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
         log.poll()
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
 
 def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> None:
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         bench.metadata.segments.request_roll(topic.record.id)
         log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
@@ -230,7 +230,7 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
 
 def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic) -> None:
     with dying_at(Failpoint.SEGMENT_OPENED):
-        produce(topic, [one(b"a", b"1")])
+        produce(topic, [single(b"a", b"1")])
     assert segments(bench, topic) == [(0, "OPEN")]
     with topic.append_log() as log:
         assert log.roll() is None
@@ -243,7 +243,7 @@ def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic)
 def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench, topic: Topic) -> None:
     """Else the next reader and the next writer find an empty one."""
     policy(bench, topic, "max.message.bytes", 1000)
-    too_large = one(b"a", b"x" * (1000 + ENTRY_PADDING))
+    too_large = single(b"a", b"x" * (1000 + ENTRY_PADDING))
     with topic.append_log() as log:
         for refused in (b"no entry", too_large):
             with pytest.raises(InvalidRecord):
@@ -252,14 +252,14 @@ def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench
                 log.submit(refused, lambda _: None)
     assert segments(bench, topic) == []
     assert not bench.files(topic).log.exists()
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     assert [m.offset for m in raw(topic)] == [0]
 
 
 def test_an_import_rolls_the_open_segment_and_goes_on_behind_it(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     bench.append(topic, [content((b"b", b"2"))])
-    produce(topic, [one(b"c", b"3")])
+    produce(topic, [single(b"c", b"3")])
     assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"a"), (1, b"b"), (2, b"c")]
     ids = [m.message_id for m in raw(topic)]
     assert ids == sorted(ids)
@@ -269,10 +269,10 @@ def test_an_import_rolls_the_open_segment_and_goes_on_behind_it(bench: Workbench
 def test_an_entry_that_is_too_large_is_refused_and_nothing_else_is_harmed(bench: Workbench, topic: Topic) -> None:
     policy(bench, topic, "max.message.bytes", 1000)
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with pytest.raises(InvalidRecord, match="larger than the limit"):
-            log.append(one(b"a", b"x" * (1000 + ENTRY_PADDING)))
-        log.append(one(b"b", b"x" * 1000))
+            log.append(single(b"a", b"x" * (1000 + ENTRY_PADDING)))
+        log.append(single(b"b", b"x" * 1000))
     assert [m.offset for m in raw(topic)] == [0, 1]
 
 
@@ -280,12 +280,12 @@ def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", _no_disk)
             with pytest.raises(Unavailable):
-                log.append(one(b"lost", b"2"))
-        third = log.append(one(b"c", b"3"))
+                log.append(single(b"lost", b"2"))
+        third = log.append(single(b"c", b"3"))
     assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"a"), (1, b"c")]
     assert third.first.offset == 1
 
@@ -317,12 +317,12 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
     with topic.append_log() as log:
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", failing)
-            log.submit(one(b"first", b"1"), answered, check)
+            log.submit(single(b"first", b"1"), answered, check)
             broken.setattr(LogDirectory, "check_room", lambda _: late())
             with pytest.raises(Unavailable):
-                log.submit(one(b"second", b"2"), answered, check)
+                log.submit(single(b"second", b"2"), answered, check)
         assert raw(topic) == []
-        log.append(one(b"third", b"3"))
+        log.append(single(b"third", b"3"))
     assert [m.key for m in raw(topic)] == [b"third"]
     assert len(answers) == 1
 
@@ -335,16 +335,16 @@ def test_a_segment_whose_append_failed_is_recovered_before_it_is_rolled(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", _no_disk)
             with pytest.raises(Unavailable):
-                log.append(one(b"lost", b"2"))
+                log.append(single(b"lost", b"2"))
         rolled = log.roll()
         assert rolled is not None
         assert rolled.content is not None
         assert rolled.content.messages == 1
-        log.append(one(b"c", b"3"))
+        log.append(single(b"c", b"3"))
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
     assert [m.key for m in raw(topic)] == [b"a", b"c"]
 
@@ -354,13 +354,13 @@ def test_a_roll_that_cannot_flush_leaves_the_segment_open(
 ) -> None:
     policy(bench, topic, "flush.messages", 100)
     with topic.append_log() as log:
-        log.append(one(b"a", b"1"))
+        log.append(single(b"a", b"1"))
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", _no_disk)
             with pytest.raises(Unavailable):
                 log.roll()
         assert segments(bench, topic) == [(0, "OPEN")]
-        log.append(one(b"b", b"2"))
+        log.append(single(b"b", b"2"))
         assert log.roll() is not None
     assert [m.key for m in raw(topic)] == [b"b"], "what was acknowledged before its flush is lost with the flush"
 
@@ -369,18 +369,18 @@ def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> Non
     """The writer died between the two; nothing in the file was acknowledged."""
 
     with dying_at(Failpoint.SEGMENT_FILE_CREATED):
-        produce(topic, [one(b"a", b"1")])
+        produce(topic, [single(b"a", b"1")])
     assert bench.files(topic).log.exists()
     assert segments(bench, topic) == []
-    produce(topic, [one(b"b", b"2")])
+    produce(topic, [single(b"b", b"2")])
     assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"b")]
 
 
 def test_a_row_without_a_file_is_a_loss_and_named(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     bench.files(topic).log.unlink()
     with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
-        produce(topic, [one(b"b", b"2")])
+        produce(topic, [single(b"b", b"2")])
     with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
         raw(topic)
 
@@ -389,16 +389,16 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
     bench: Workbench, topic: Topic
 ) -> None:
     """No offset and no id is given again, and what is behind the damage is kept."""
-    produce(topic, [one(b"a", b"1"), one(b"b", b"2"), batch((b"c", b"3"), (b"d", b"4"))])
+    produce(topic, [single(b"a", b"1"), single(b"b", b"2"), batch((b"c", b"3"), (b"d", b"4"))])
     before = raw(topic)
     file = bench.files(topic).log
     data = bytearray(file.read_bytes())
     data[data.index(b"b", 64 + 60)] ^= 1
     file.write_bytes(data)
     with pytest.raises(ObjectDamaged, match=r"00000000000000000000\.log"):
-        produce(topic, [one(b"c", b"3")])
+        produce(topic, [single(b"c", b"3")])
     topic.log_manager().roll(topic.record, accept_loss=True)
-    produce(topic, [one(b"e", b"5")])
+    produce(topic, [single(b"e", b"5")])
     (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert remains.lost == 1
     messages = raw(topic)
@@ -410,14 +410,14 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
 def test_another_log_directory_is_told_and_nothing_is_taken_for_empty(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     elsewhere = Topic(
         Environment(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "elsewhere")), topic.record
     )
     with pytest.raises(Misconfigured, match="not one that was written to"):
         list(elsewhere.read())
     with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
-        produce(elsewhere, [one(b"b", b"2")])
+        produce(elsewhere, [single(b"b", b"2")])
     with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
         elsewhere.bulk_append(wait_ms=0).append([content((b"x", b"1"))])
     assert [m.key for m in raw(topic)] == [b"a"]
@@ -437,7 +437,7 @@ def test_a_log_directory_keeps_its_name_and_a_broken_one_is_told(tmp_path: Path)
 
 
 def test_states_follow_each_other(bench: Workbench, topic: Topic) -> None:
-    produce(topic, [one(b"a", b"1")])
+    produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     (sealed,) = bench.metadata.segments.of_topic(topic.record.id)
     assert sealed.state is SegmentState.SEALED

@@ -7,7 +7,7 @@ import pytest
 from storage.entries.rebuild import DeliverableEntry
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.workbench import Workbench, content
 
 KEYS = [b"key-%02d" % number for number in range(20)]
@@ -20,7 +20,10 @@ def topic(bench: Workbench) -> Topic:
     bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS), (KEYS[3], b"2"), (KEYS[4], None))])
     bench.compact(topic)
     bench.append(topic, [content((b"tail", b"1"), (b"tail", b"2"))])
-    produce(topic, [one(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), one(b"d", b"x" * (2 << 20)), one(b"e", b"1")])
+    produce(
+        topic,
+        [single(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), single(b"d", b"x" * (2 << 20)), single(b"e", b"1")],
+    )
     return topic
 
 

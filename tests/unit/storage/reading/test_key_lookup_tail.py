@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.run.plan import RunPolicies
-from tests.entries import batch, one, produce
+from tests.entries import batch, produce, single
 from tests.workbench import Workbench, content
 
 
@@ -16,12 +16,16 @@ def test_a_key_in_the_hot_tail(tmp_path: Path, order: str) -> None:
     """T4: compacted part and tail together; a segment has no index, and counts all the same."""
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
-    produce(topic, [one(b"a", b"1", event_time=9), one(b"b", b"1", event_time=1), one(b"c", b"1", event_time=1)])
+    produce(
+        topic, [single(b"a", b"1", event_time=9), single(b"b", b"1", event_time=1), single(b"c", b"1", event_time=1)]
+    )
     assert topic.get(b"a") is not None
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=order == "event time"))
-    produce(topic, [one(b"a", b"2", event_time=5), one(b"b", None, event_time=5), batch((b"c", b"2"), (b"c", b"3"))])
+    produce(
+        topic, [single(b"a", b"2", event_time=5), single(b"b", None, event_time=5), batch((b"c", b"2"), (b"c", b"3"))]
+    )
     bench.append(topic, [content((b"d", b"1"))])
-    produce(topic, [one(b"d", b"2"), one(b"e", b"1")])
+    produce(topic, [single(b"d", b"2"), single(b"e", b"1")])
     messages = {key: topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f")}
     values = {key: message.payload for key, message in messages.items() if message is not None}
     by_offset = {b"a": b"2", b"c": b"3", b"d": b"2", b"e": b"1"}
@@ -35,9 +39,11 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     """A ledger's index names one message a key: where a trim cut that off, those behind it count."""
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
-    produce(topic, [one(b"z", b"0", event_time=1)])
+    produce(topic, [single(b"z", b"0", event_time=1)])
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
-    produce(topic, [one(b"a", b"late", event_time=9), one(b"a", b"1", event_time=5), one(b"a", b"2", event_time=3)])
+    produce(
+        topic, [single(b"a", b"late", event_time=9), single(b"a", b"1", event_time=5), single(b"a", b"2", event_time=3)]
+    )
     topic.log_manager().roll_and_seal(topic.record)
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
     for start, value in expected.items():

@@ -16,7 +16,7 @@ from storage.positions import OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.entries import NOW, batch, one, produce
+from tests.entries import NOW, batch, produce, single
 from tests.workbench import Workbench, content, raw
 
 
@@ -25,11 +25,11 @@ def topic(bench: Workbench) -> Topic:
     """A ledger (0–2), a sealed segment (3–5), a rolled one (6–7), a ledger (8), an open segment (9–11)."""
     topic = bench.topic()
     bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"))])
-    produce(topic, [one(b"d", b"3", NOW + 3), batch((b"e", b"4"), (b"f", b"5"), publish_time=NOW + 4)])
+    produce(topic, [single(b"d", b"3", NOW + 3), batch((b"e", b"4"), (b"f", b"5"), publish_time=NOW + 4)])
     topic.log_manager().roll_and_seal(topic.record)
-    produce(topic, [one(b"g", b"6", NOW + 10), one(b"h", b"7", NOW + 5)])
+    produce(topic, [single(b"g", b"6", NOW + 10), single(b"h", b"7", NOW + 5)])
     bench.append(topic, [content((b"i", b"8"))])
-    produce(topic, [one(b"j", b"9", NOW + 20), batch((b"k", b"10"), (b"l", b"11"), publish_time=NOW + 6)])
+    produce(topic, [single(b"j", b"9", NOW + 20), batch((b"k", b"10"), (b"l", b"11"), publish_time=NOW + 6)])
     assert [len(topic.snapshot().ledgers), len(topic.snapshot().segments)] == [3, 2]
     return topic
 
@@ -82,7 +82,7 @@ def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
     assert offsets(topic.messages(StartTime(NOW + 21))) == []
     reader = topic.reader(StartTime(NOW + 21))
     assert page(reader) == []
-    produce(topic, [one(b"m", b"12", NOW + 30)])
+    produce(topic, [single(b"m", b"12", NOW + 30)])
     assert page(reader) == [12]
 
 
@@ -90,7 +90,7 @@ def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
 def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, sealed: bool) -> None:
     """A trim goes to an offset within a ledger: what is below it is not checked for a time either."""
     topic = bench.topic("trimmed")
-    produce(topic, [one(b"a", b"%d" % n, NOW + time) for n, time in enumerate([9, 9, 1, 2, 8, 3])])
+    produce(topic, [single(b"a", b"%d" % n, NOW + time) for n, time in enumerate([9, 9, 1, 2, 8, 3])])
     with topic.append_log(0) as log:
         log.roll()
     if sealed:
@@ -102,7 +102,7 @@ def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, seal
 
 def test_times_in_a_compacted_view(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    produce(topic, [one(b"a", b"12", NOW + 40)])
+    produce(topic, [single(b"a", b"12", NOW + 40)])
     view = list(topic.messages(read_compacted=True))
     for time in (0, NOW + 4, NOW + 7, NOW + 20, NOW + 21, NOW + 40, NOW + 41):
         first = min((m.offset for m in view if m.publish_time >= time), default=99)
@@ -117,7 +117,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
     """R10: never more than was asked for; nothing twice, nothing left out, with a compaction in between."""
     if flag:
         bench.compact(topic)
-        produce(topic, [one(b"a", b"12")])
+        produce(topic, [single(b"a", b"12")])
     expected = offsets(topic.messages(read_compacted=flag))
     reader = topic.reader(read_compacted=flag)
     offsets_read: list[int] = []
@@ -132,7 +132,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
 
 def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:
     """L3."""
-    produce(topic, [one(b"big", b"x" * 10_000), one(b"z", b"1")])
+    produce(topic, [single(b"big", b"x" * 10_000), single(b"z", b"1")])
     reader = topic.reader(StartOffset(11))
     assert page(reader, ReadLimits(bytes=100)) == [11]
     assert page(reader, ReadLimits(bytes=100)) == [12]
@@ -156,7 +156,7 @@ def test_a_reader_waits_for_what_comes(bench: Workbench, topic: Topic) -> None:
     """Long polling, through rolls, seals, imports and a new segment."""
     steps: list[Callable[[], object]] = [
         lambda: None,
-        lambda: produce(topic, [one(b"m", b"12")]),
+        lambda: produce(topic, [single(b"m", b"12")]),
         lambda: topic.log_manager().roll_and_seal(topic.record),
         lambda: bench.append(topic, [content((b"n", b"13"))]),
     ]
@@ -174,7 +174,7 @@ def test_latest_is_where_the_topic_ended_when_the_reader_first_looked(bench: Wor
     for flag in (False, True):
         reader = topic.reader(LATEST, read_compacted=flag)
         assert page(reader) == []
-        produce(topic, [one(b"m", b"x")])
+        produce(topic, [single(b"m", b"x")])
         bench.compact(topic)
         assert len(page(reader)) == 1
 
@@ -234,7 +234,7 @@ def test_the_last_message_is_the_tails(bench: Workbench, topic: Topic) -> None:
     """R6."""
     assert topic.last_message_id() == raw(topic)[-1].message_id
     assert topic.last_message_id(read_compacted=True) == raw(topic)[-1].message_id
-    produce(topic, [one(b"l", None)])
+    produce(topic, [single(b"l", None)])
     bench.compact(topic)
     live = list(topic.messages(read_compacted=True))[-1]
     assert topic.last_message_id(read_compacted=True) == live.message_id
@@ -245,7 +245,7 @@ def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
     """Also when the check the topic that it was read from ended just with the page before."""
     reader = topic.reader(StartOffset(9))
     assert page(reader, ReadLimits(3)) == [9, 10, 11]
-    produce(topic, [one(b"m", b"12")])
+    produce(topic, [single(b"m", b"12")])
     assert page(reader) == [12]
     assert page(reader) == []
 
@@ -269,17 +269,17 @@ def test_a_start_that_has_not_come_yet_is_waited_for(
         bench.compact(topic)
     reader = topic.reader(starts[start], read_compacted=flag)
     assert page(reader) == page(reader) == []
-    produce(topic, [one(b"m", b"new") for _ in range(3)])
+    produce(topic, [single(b"m", b"new") for _ in range(3)])
     assert page(reader) == list(range(first, 15))
     assert page(reader) == []
 
 
 def test_a_time_that_the_compacted_view_has_not_reached_begins_at_the_end(bench: Workbench, topic: Topic) -> None:
     """Not behind the horizon, with messages that are older; nor where raw has it, which is superseded."""
-    produce(topic, [one(None, b"dropped", NOW + 50)])
+    produce(topic, [single(None, b"dropped", NOW + 50)])
     bench.compact(topic)
-    produce(topic, [one(b"x", b"13", NOW + 1)])
+    produce(topic, [single(b"x", b"13", NOW + 1)])
     reader = topic.reader(StartTime(NOW + 40), read_compacted=True)
     assert page(reader) == []
-    produce(topic, [one(b"y", b"14", NOW + 2)])
+    produce(topic, [single(b"y", b"14", NOW + 2)])
     assert page(reader) == [14]

@@ -14,7 +14,7 @@ from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import OffsetReset, StartOffset, StartTime
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
-from tests.entries import NOW, one, produce
+from tests.entries import NOW, produce, single
 from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
@@ -134,7 +134,7 @@ def test_an_id_below_the_start_is_out_of_range_also_in_the_first_ledger(bench: W
 
 def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> None:
     imported(bench, topic, 10)
-    produce(topic, [one(b"tail", b"1"), one(b"tail-2", b"2")])
+    produce(topic, [single(b"tail", b"1"), single(b"tail-2", b"2")])
     cleanup(bench, topic, "delete").trim(topic.record, 5)
     assert [topic.get(b"k%d" % number) is not None for number in range(10)] == [False] * 5 + [True] * 5
     assert topic.get(b"tail") is not None
@@ -145,7 +145,7 @@ def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> N
 def test_the_last_message_id_is_of_a_message_that_is_delivered(topic: Topic, last: str, sealed: bool) -> None:
     """R6 (Pulsar #16205, #18808, #21951): a reader that waits for it must not wait forever."""
     fields = {"marker_type": 10} if last == "marker" else {"num_messages_in_batch": 3}
-    produce(topic, [one(b"a", b"1"), entry(metadata(**fields), b"\xff" * 40)])
+    produce(topic, [single(b"a", b"1"), entry(metadata(**fields), b"\xff" * 40)])
     if sealed:
         topic.log_manager().roll_and_seal(topic.record)
     assert topic.last_message_id() == raw(topic)[-1].message_id
@@ -160,7 +160,7 @@ def test_a_topic_of_markers_has_no_last_message(topic: Topic) -> None:
 
 def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(bench: Workbench, topic: Topic) -> None:
     bench.metadata.policies.change([topic_scope(topic.record)], {"file.delete.delay.ms": 0})
-    produce(topic, [one(b"a", b"1", NOW + 5)])
+    produce(topic, [single(b"a", b"1", NOW + 5)])
     stale = topic.snapshot()
     topic.log_manager().roll_and_seal(topic.record)
     topic.log_manager().sweep()
@@ -177,7 +177,7 @@ def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
     """A compacted reader that is raw and behind, while `compact` takes the raw messages that it has not read."""
     retention = cleanup(bench, topic, "compact")
     answer = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}
-    entries = [one(answer.get(offset), b"%d" % offset) for offset in range(13)]
+    entries = [single(answer.get(offset), b"%d" % offset) for offset in range(13)]
     produce(topic, entries[:4])
     bench.compact(topic)
     reader = topic.reader(read_compacted=True)
@@ -192,10 +192,10 @@ def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
 def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbench, topic: Topic) -> None:
     """R7, T3: it continues in the compacted ledger that stands for what it has not read."""
     reader, offsets = behind(bench, topic)
-    produce(topic, [one(b"Z", b"13")])
+    produce(topic, [single(b"Z", b"13")])
     offsets += page(reader)
     assert offsets == [0, 3, 5, 7, 8, 12, 13]
-    produce(topic, [one(b"Z", b"14")])
+    produce(topic, [single(b"Z", b"14")])
     bench.compact(topic)
     assert page(reader) == [14], "raw lasts: it does not jump"
     assert bench.metadata.pins.referenced(topic.record.id).pins == ()
@@ -210,10 +210,10 @@ def test_a_compacted_reader_of_an_empty_topic_gets_what_was_compacted_and_trimme
     retention = cleanup(bench, topic, "compact")
     reader = topic.reader(start, read_compacted=True)
     assert page(reader) == []
-    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    produce(topic, [single(b"a", b"0"), single(b"b", b"1")])
     bench.compact(topic)
     retention.trim(topic.record)
-    produce(topic, [one(b"c", b"2")])
+    produce(topic, [single(b"c", b"2")])
     assert raw(topic)[0].offset == 2
     assert page(reader) == [0, 1, 2]
 
@@ -221,11 +221,11 @@ def test_a_compacted_reader_of_an_empty_topic_gets_what_was_compacted_and_trimme
 def test_a_deletion_that_went_with_the_raw_messages_is_told(bench: Workbench, topic: Topic) -> None:
     """R7: its tombstone is in neither of the two any more."""
     retention = cleanup(bench, topic, "compact")
-    produce(topic, [one(b"a", b"1"), one(b"b", b"1")])
+    produce(topic, [single(b"a", b"1"), single(b"b", b"1")])
     bench.compact(topic)
     reader = topic.reader(read_compacted=True)
     assert page(reader) == [0, 1]
-    produce(topic, [one(b"a", None), one(b"b", b"2")])
+    produce(topic, [single(b"a", None), single(b"b", b"2")])
     bench.compact(topic)
     retention.trim(topic.record)
     for _ in range(2):

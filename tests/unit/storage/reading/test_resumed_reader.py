@@ -16,7 +16,7 @@ from storage.positions import StartOffset, StartPosition
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
-from tests.entries import one, produce
+from tests.entries import produce, single
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, compacted_ledger, content, ids, raw
 
@@ -214,7 +214,7 @@ def test_raw_that_begins_with_a_marker_hides_no_message_of_the_compacted_ledger(
     second = entry_id(ids(raw(topic))[1])
     produce(topic, [entry(metadata(marker_type=10), b"m")])
     if appended != "marker":
-        produce(topic, [one(b"e", b"5")])
+        produce(topic, [single(b"e", b"5")])
     Retention(bench).trim(topic.record, 4, force=True)
     assert resumed(topic, second) == [1, 2, 3, *expected]
 
@@ -222,10 +222,10 @@ def test_raw_that_begins_with_a_marker_hides_no_message_of_the_compacted_ledger(
 def test_the_order_of_the_compacted_ledger_is_known(bench: Workbench) -> None:
     topic = bench.topic("by-event")
     by_event = RunPolicies(event_time_order=True)
-    produce(topic, [one(b"a", b"0", event_time=9), one(b"b", b"1", event_time=9)])
+    produce(topic, [single(b"a", b"0", event_time=9), single(b"b", b"1", event_time=9)])
     bench.compactor().compact(topic.name, by_event)
     reader = topic.entry_reader(StartOffset(2), read_compacted=True, resumes=True)
-    produce(topic, [one(b"c", b"2", event_time=9), one(b"d", b"3", event_time=9)])
+    produce(topic, [single(b"c", b"2", event_time=9), single(b"d", b"3", event_time=9)])
     bench.compactor().compact(topic.name, by_event)
     trim(bench, topic)
     offsets = [each.offset for _ in range(2) for each in reader.read()]
@@ -235,11 +235,11 @@ def test_the_order_of_the_compacted_ledger_is_known(bench: Workbench) -> None:
 
 def test_a_start_after_the_end_waits_for_its_message(bench: Workbench) -> None:
     topic = bench.topic("ahead")
-    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    produce(topic, [single(b"a", b"0"), single(b"b", b"1")])
     last = ids(raw(topic))[-1]
     start = MessageId(last.ledger_id, last.entry_id + 3)
     reader = topic.entry_reader(start, read_compacted=True, resumes=True)
-    produce(topic, [one(b"c", b"2"), one(b"d", b"3"), one(b"e", b"4")])
+    produce(topic, [single(b"c", b"2"), single(b"d", b"3"), single(b"e", b"4")])
     assert [each.offset for each in reader.read()] == [4]
     reader.close()
 
