@@ -13,7 +13,7 @@ import pytest
 
 from storage.ledger.rows import RowType
 from storage.model import Message
-from tests.entries import single, produce
+from tests.entries import produce, single
 from tests.pulsar_entries import encrypted, entry, metadata, real_entries
 from tests.workbench import Workbench, compacted_only, raw
 
@@ -115,7 +115,8 @@ def test_what_cannot_be_looked_into_passes_whole(bench: Workbench) -> None:
     message = encrypted(partition_key=b"k")
     tombstone = encrypted(partition_key=b"gone", null_value=True)
     produce(
-        topic, [single(b"k", b"plain"), single(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(tombstone, b"tag")]
+        topic,
+        [single(b"k", b"plain"), single(b"gone", b"plain"), batch, entry(message, b"cipher"), entry(tombstone, b"tag")],
     )
     for _ in range(2):
         bench.compact(topic)

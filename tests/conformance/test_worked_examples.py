@@ -40,7 +40,7 @@ from storage.options.resolution import CompactionTriggers
 from storage.positions import StartOffset
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
-from tests.entries import single, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, compacted_only, raw, view
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

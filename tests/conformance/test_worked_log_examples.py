@@ -14,7 +14,7 @@ from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
 from storage.topic import Topic
 from tests.conformance.test_worked_examples import at
-from tests.entries import single, produce
+from tests.entries import produce, single
 from tests.workbench import Workbench, raw
 
 

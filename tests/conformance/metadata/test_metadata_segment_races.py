@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Semaphore
 
 import pytest
 from sqlalchemy import URL
@@ -33,6 +34,7 @@ from tests.conformance.metadata.log_builders import (
 from tests.servers.cut_link import Cut
 
 CUTS = [Cut.BEFORE, Cut.AFTER]
+SNAPSHOTS_PER_STEP = 5
 
 
 def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:
@@ -177,36 +179,52 @@ def test_two_commits_of_one_sealer(open_stores: OpenStores, topic: TopicRecord) 
 
 
 def test_snapshots_never_miss_or_repeat_a_message(open_stores: OpenStores, topic: TopicRecord) -> None:
-    """While segments roll, are sealed and purged: ledgers and tail are one row of offsets without a gap (L4)."""
+    """While segments roll, are sealed and purged: ledgers and tail are one row of offsets without a gap (L4).
+
+    Each step of writer and sealer lets both readers take a few snapshots: readers without a bound starve the writer.
+    """
     writer, sealer, reader = open_stores(3)
     over: list[str] = []
+    rolls, reads, pins = Semaphore(0), Semaphore(0), Semaphore(0)
+
+    def step() -> None:
+        reads.release(SNAPSHOTS_PER_STEP)
+        pins.release(SNAPSHOTS_PER_STEP)
 
     def write() -> None:
         try:
             for _ in range(12):
+                step()
                 rolled(writer, topic, 3)
+                rolls.release()
         finally:
             over.append("write")
+            rolls.release()
 
     def seal() -> None:
         try:
             written = False
             while not written:
+                rolls.acquire()
                 written = "write" in over
                 for created in seal_all(sealer, topic):
+                    step()
                     sealer.sealing.purge(topic.id, created.ledger_id)
         finally:
             over.append("seal")
+            step()
 
     def read() -> list[TopicSnapshot]:
         seen = []
         while len(over) < 2:
+            reads.acquire()
             seen.append(reader.snapshot(topic.id))
         return seen
 
     def pin() -> list[TopicSnapshot]:
         seen = []
         while len(over) < 2:
+            pins.acquire()
             seen.append(reader.pins.take(topic.id, "reader", TTL)[0])
         return seen
 
