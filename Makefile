@@ -14,7 +14,7 @@ help: ## list these targets
 		printf '%-11s %s\n' "$${line%%:*}" "$${line#*## }";; esac; done < Makefile
 
 demo: runtime-environment ## install what is needed, make a topic, compact it and show both views
-	@$(BIN)/python -m api.cli.demo
+	@$(BIN)/python tools/demo.py
 
 # The tier is decided here and nowhere else: everything with CI=true, otherwise all but the tests marked slow.
 # pytest comes last and nothing is printed after it: CI reads its closing line.

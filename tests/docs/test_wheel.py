@@ -124,7 +124,7 @@ def demo(installed: Path, folder: Path) -> None:
     for arguments in (["init", "--quiet"], ["add", "a"], ["commit", "--quiet", "--message", "a"]):
         subprocess.run(["git", *arguments], cwd=repository, env=environment, check=True)
     done = subprocess.run(
-        [installed / "python", "-m", "api.cli.demo"],
+        [installed / "python", ROOT / "tools" / "demo.py"],
         cwd=repository,
         env=environment,
         capture_output=True,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from api.cli import demo
 from tests.servers.light_java import LIGHT_JAVA
+from tests.tool_scripts import TOOLS, tool
 
+demo = tool("demo")
 IDENTITY = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_SYSTEM": "/dev/null",
@@ -218,12 +219,12 @@ def test_the_demo(repository: Repository, tmp_path: Path) -> None:
     repository.commit({"a": "2", "gone": None})
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("git", "sh", "bash", "env", "dirname", "basename", "readlink", "nice", "uname", "cat", "rm", "sed"):
-        if path := next((p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()), None):
-            (tools / tool).symlink_to(path)
+    for program in ("git", "sh", "bash", "env", "dirname", "basename", "readlink", "nice", "uname", "cat", "rm", "sed"):
+        if path := next((p for d in os.environ["PATH"].split(":") if (p := Path(d, program)).exists()), None):
+            (tools / program).symlink_to(path)
     environment = {**LIGHT_JAVA, "HOME": str(tmp_path), "PATH": str(tools)}
     result = subprocess.run(
-        [sys.executable, "-m", "api.cli.demo"],
+        [sys.executable, TOOLS / "demo.py"],
         cwd=repository.path,
         env=environment,
         capture_output=True,

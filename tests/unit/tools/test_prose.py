@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def tool(name: str) -> ModuleType:
-    """Return a tool as a module: tools/ is a folder of scripts, not a package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.tool_scripts import tool
 
 
 def violations(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str = "module.py") -> list[Any]:

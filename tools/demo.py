@@ -193,7 +193,7 @@ def _places(settings: Settings) -> list[str]:
 
 def _git(repository: Path, *arguments: str) -> bytes:
     try:
-        result = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, check=False)  # noqa: S603, S607
+        result = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, check=False)
     except OSError as error:
         raise DemoFailed(f"git cannot be run ({error.strerror}): install git") from error
     if result.returncode:
@@ -206,7 +206,7 @@ def _compactor(*arguments: str) -> str:
     """Run a command as a user would, and show its stderr; return its stdout."""
     say(f"   $ {_typed(*arguments)}")
     command = [sys.executable, "-m", "api.cli.main", *arguments]
-    result = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603
+    result = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")
     data = "" if arguments[0] == "read" else result.stdout
     for line in (result.stderr + data).splitlines():
         say(f"   {line}")
