@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from api.components import ensure_topic
 from benchmarks.bench_session import say, session
 from benchmarks.data import Shape
 from benchmarks.this_job import peak_memory
 from storage.model import TopicName
+from tests.workbench import ensure_topic
 
 GOAL = 1.2
 """Maximum ratio of the time to linear growth (issue 4)."""

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.components import ensure_topic
 from api.formats.parquet import read_parquet
 from api.formats.text_encoding import TextEncoding
 from storage.environment import Environment
@@ -14,6 +13,7 @@ from storage.ledger import names
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
+from tests.workbench import ensure_topic
 
 WORKERS = 2
 

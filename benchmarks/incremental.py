@@ -11,10 +11,10 @@ import sys
 from dataclasses import replace
 from statistics import median
 
-from api.components import ensure_topic
 from benchmarks.bench_session import say, session
 from benchmarks.data import Shape
 from storage.model import TopicName
+from tests.workbench import ensure_topic
 
 GOALS = {"bytes": 0.05, "time": 0.25}
 """Maximum ratios to the full run, at 1 % new messages (issue 4)."""

@@ -27,7 +27,7 @@ import httpx
 import pyarrow as pa
 from sqlalchemy import Connection, insert, select
 
-from api.components import ensure_topic, open_environment
+from api.components import open_environment
 from api.settings.settings import Settings
 from benchmarks.bench_session import say
 from compactor.engines.engine import InProcessEngine
@@ -37,6 +37,7 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata import tables
 from storage.model import TopicName
 from tests.servers.postgres import PostgresServer
+from tests.workbench import ensure_topic
 
 START_GOAL_SECONDS = 2.0
 P99_GOAL_MS = 20.0

@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 
-from api.components import ensure_topic, open_topic
+from api.components import open_topic
 from benchmarks.bench_session import say, session
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import TopicName
+from tests.workbench import ensure_topic
 
 ROUND_GOAL = 60.0
 ONE_GOAL = 1.0
