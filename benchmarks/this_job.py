@@ -72,7 +72,7 @@ def patched(without: Without) -> Iterator[None]:
     """Omit work in this process while the context lasts."""
     with contextlib.ExitStack() as patches:
         if without.index:
-            patches.enter_context(mock.patch.object(phase_one, "_write_index", _nothing))
+            patches.enter_context(mock.patch.object(phase_one, "write_index", _nothing))
         if without.checks:
             for module, name in (
                 (phase_one, "crc32c"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
+
+from benchmarks.this_job import Without, patched
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = sorted(
@@ -18,3 +21,8 @@ MODULES = sorted(
 @pytest.mark.parametrize("module", MODULES)
 def test_a_benchmark_imports(module: str) -> None:
     assert importlib.import_module(module).__doc__
+
+
+def test_what_a_run_omits_exists() -> None:
+    with patched(Without(index=True, checks=True, fsync=True)):
+        assert os.fsync(0) is None
