@@ -75,6 +75,7 @@ class TenancyStore(Store):
     delete_tenant = writes(tenancy.delete_tenant)
     namespaces = snapshots(tenancy.namespaces)
     namespace = snapshots(tenancy.namespace)
+    administered = snapshots(tenancy.administered)
     create_namespace = writes(tenancy.create_namespace)
     ensure_namespace = writes(tenancy.ensure_namespace)
     delete_namespace = writes(tenancy.delete_namespace)

@@ -118,6 +118,21 @@ def namespace(connection: Connection, name: str) -> NamespaceRecord:
     return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
 
 
+def administered(connection: Connection, role: str | None) -> list[str]:
+    """Return the full names of the namespaces that a role may administer, in order; None: of all namespaces."""
+    rows = connection.execute(select(namespaces_table.c.name, namespaces_table.c.tenant)).all()
+    if role is None:
+        return sorted(name for name, _ in rows)
+    scopes = {
+        name
+        for name, roles in connection.execute(select(tenants_table.c.name, tenants_table.c.admin_roles))
+        if role in roles
+    }
+    granted = select(permissions.c.scope, permissions.c.actions).where(permissions.c.role == role)
+    scopes |= {scope for scope, actions in connection.execute(granted) if "admin" in actions}
+    return sorted(name for name, tenant_name in rows if {name, tenant_name} & scopes)
+
+
 def create_namespace(
     connection: Connection, context: Context, name: str, policies: Mapping[str, object] | None = None
 ) -> None:

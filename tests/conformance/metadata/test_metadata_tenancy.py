@@ -54,6 +54,21 @@ def test_a_tenants_life(store: MetadataStore, clock: ManualClock) -> None:
     assert tenancy.tenants() == ["public"]
 
 
+def test_the_namespaces_that_a_role_may_administer(store: MetadataStore) -> None:
+    tenancy = store.tenancy
+    for tenant, roles in (("acme", ["owner"]), ("globex", [])):
+        tenancy.create_tenant(tenant, roles, [])
+        tenancy.create_namespace(f"{tenant}/a")
+        tenancy.create_namespace(f"{tenant}/b")
+    tenancy.permit("globex", "helper", ["consume", "admin"])
+    tenancy.permit("acme/b", "helper", ["admin"])
+    tenancy.permit("acme/a", "helper", ["produce"])
+    assert tenancy.administered("owner") == ["acme/a", "acme/b"]
+    assert tenancy.administered("helper") == ["acme/b", "globex/a", "globex/b"]
+    assert tenancy.administered("stranger") == []
+    assert tenancy.administered(None) == ["acme/a", "acme/b", "globex/a", "globex/b", "public/default"]
+
+
 @pytest.mark.parametrize(
     "call",
     [
