@@ -1,5 +1,5 @@
 """Pages for browsers: see pages.py."""
 
-from api.dashboard import changes, login, pages
+from api.dashboard import changes, login, pages, subscription_page, topic_changes
 
-DASHBOARD_ROUTERS = (pages.router, changes.router, login.router)
+DASHBOARD_ROUTERS = (pages.router, changes.router, topic_changes.router, subscription_page.router, login.router)

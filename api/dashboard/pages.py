@@ -2,11 +2,12 @@
 
     /                                   all topics: size, saved share, last compaction, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
-    …/messages, …/policies, …/trim      messages raw and compacted, forms for policies, the form of a trim
+    …/messages, …/policies              messages raw and compacted, forms for policies
     /dashboard/service                  the leader, the services, requested and failing compactions
     /dashboard/settings                 the settings, each with its origin
 
-changes.py has the forms. A script replaces parts of a page while a compaction runs; without scripts, the page reloads.
+changes.py, topic_changes.py and subscription_page.py have the other forms. A script replaces parts of a page while a
+compaction runs; without scripts, the page reloads.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from starlette.responses import Response
 from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import raw_and_compacted
-from api.dashboard.policy_table import policies_of
-from api.dashboard.rendering import HEADERS, TOPIC_PAGE, may, page, rendered, require
+from api.dashboard.policy_table import policies_of, setting_rows
+from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import partition_rows, topics_page
-from api.http.access import ANY_USE, AuthAction, allowed_on, caller_of, words_for
+from api.http.access import AuthAction, allowed_on, caller_of, words_for
 from api.http.context import Context, context_of
 from api.http.dependencies import Broker
 from api.http.paths import Topic
@@ -33,7 +34,7 @@ from api.http.problems import HTTP_WORDS, RestException
 from api.http.router import Routes
 from api.http.run_events import RunId, run_events, topic_of_run
 from api.reports import scheduler_document
-from api.settings.shown import described
+from storage.options.policies import POLICIES
 
 router = Routes(prefix="")
 _STATIC = {
@@ -44,7 +45,6 @@ _STATIC = {
         ("icon.svg", "image/svg+xml"),
     )
 }
-ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
 
 
 @router.get("/", include_in_schema=False)
@@ -112,8 +112,8 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
     """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
     return rendered(
-        request, "policies.html", name=topic, rows=policies_of(broker.environment, topic), changed=changed, problem="",
-        may_change=may(request, AuthAction.ADMIN, topic=topic),
+        request, "policies.html", name=topic, rows=policies_of(broker.environment, topic), problem="",
+        changed=changed if changed in POLICIES else "", may_change=may(request, AuthAction.ADMIN, topic=topic),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def show_service(broker: Broker, request: Request) -> Response:
 def show_settings(broker: Broker, request: Request) -> Response:
     """Return the page of this service's settings and their origins, without secrets."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "settings.html", settings=described(broker.settings))
+    return rendered(request, "settings.html", rows=setting_rows(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", include_in_schema=False)

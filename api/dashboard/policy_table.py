@@ -1,16 +1,19 @@
-"""Rows of the table of policies on a topic's page: value, origin and meaning."""
+"""Rows of the tables of policies and settings: value, origin, default, meaning and choices."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from api.broker import policies
 from api.broker.policies import PolicyScope
 from api.reports import policies_document
+from api.settings.settings import SETTINGS, Settings
+from api.settings.shown import described
 from storage.environment import Environment
 from storage.model import TopicName
+from storage.options.kinds import Boolean, Choice, CleanupPolicy, Optional, ValueKind
+from storage.options.option import Option
 from storage.options.policies import POLICIES
 from storage.options.resolution import PolicyOrigin, PolicyResolution
 
@@ -23,12 +26,58 @@ def policies_of(environment: Environment, name: TopicName) -> Sequence[PolicyRow
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
-    """Return a row of each policy: its `option`, effective `value` and `origin`.
+    """Return a row of each policy; those that are set come first, then the defaults, each sorted by name."""
+    document = policies_document(resolved)
+    return _sorted(
+        _row(policy, document[policy.name]["value"], document[policy.name]["origin"], policy.default)
+        for policy in POLICIES.values()
+    )
 
-    Policies that are set come first, then the defaults, each sorted by name.
-    """
-    rows = [
-        {"option": POLICIES[name], "origin": item["origin"], "value": json.dumps(item["value"]).strip('"')}
-        for name, item in policies_document(resolved).items()
-    ]
+
+def setting_rows(settings: Settings) -> Sequence[PolicyRow]:
+    """Return a row of each setting, and of each policy of the file; those that are set come first."""
+    options: dict[str, Option] = {**SETTINGS, **POLICIES}
+    return _sorted(
+        _row(options[name], item["value"], item["origin"], options[name].default)
+        for name, item in described(settings).items()
+    )
+
+
+def _row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
+    """Return the row of an option: `option`, its effective `value` as text, `origin`, `default` as text, its `choices`,
+    and whether the value `differs` from the default. `value` and `default`: as JSON, and as Python has them."""
+    text, default_text = text_of(value), text_of(option.kind.to_json(default))
+    return {
+        "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
+        "differs": text != default_text,
+    }  # fmt: skip
+
+
+def _sorted(rows: Any) -> Sequence[PolicyRow]:
     return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))
+
+
+def text_of(value: object) -> str:
+    """Return a value of JSON as the text that a policy or setting takes; `none` and `nothing` for null and no words."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case list():
+            return ",".join(map(str, value)) or "nothing"
+    return str(value)
+
+
+def choices(kind: ValueKind) -> tuple[str, ...]:
+    """Return the values of a kind that has few of them; else none."""
+    match kind:
+        case Boolean():
+            return "true", "false"
+        case Choice(words):
+            return words
+        case CleanupPolicy():
+            return "nothing", "delete", "compact", "compact,delete"
+        case Optional(inner) if few := choices(inner):
+            return *few, "none"
+    return ()

@@ -8,7 +8,8 @@ other hosts.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs, urlencode
 
@@ -16,12 +17,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
-from api.http.access import LOGIN, AuthAction, caller_of
+from api.http.access import ANY_USE, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
 from api.http.limits import hold_body_to
+from api.http.owner_proxy import FORWARDED
 from api.http.paths import segment
 from api.http.problems import RestException
 from storage.errors import CompactorError
@@ -35,6 +38,19 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 TOPIC_PAGE = "/dashboard/topics/{tenant}/{namespace}/{topic}"
+NEW_TOPIC = "/dashboard/topics/new"
+ANY_ROLE = (*ANY_USE, AuthAction.ADMIN)
+RESULTS: Mapping[str, str] = {
+    "created": "The topic was created.",
+    "deleted": "The topic was deleted.",
+    "produced": "The message was stored.",
+    "reset": "The subscription was moved.",
+    "requested": "A compaction was requested.",
+    "cancelled": "The compaction was cancelled.",
+    "paused": "Compaction was paused.",
+    "resumed": "Compaction was resumed.",
+}
+"""The sentence about a form that was executed, by the query parameter `done` of the page that follows."""
 _TEMPLATES = Environment(
     loader=PackageLoader("api.dashboard"),
     autoescape=select_autoescape(),
@@ -44,9 +60,27 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters.update(formats.FILTERS)
 _FORM_BYTES = 64 << 10
+_TABS = (
+    ("", "Topic", ANY_ROLE),
+    ("/messages", "Messages", (AuthAction.CONSUME,)),
+    ("/produce", "Produce", (AuthAction.PRODUCE,)),
+    ("/policies", "Policies", ANY_ROLE),
+    ("/trim", "Trim", (AuthAction.ADMIN,)),
+    ("/delete", "Delete", (AuthAction.ADMIN,)),
+)
+"""The pages of a topic: the end of the path, the text of the link, and the actions of which a caller needs one."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 _IS_PAGE = "is_page"
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A link to a page of a topic. `is_current`: it is the page that is rendered."""
+
+    path: str
+    text: str
+    is_current: bool
 
 
 def page(endpoint: Endpoint) -> Endpoint:
@@ -58,16 +92,17 @@ def page(endpoint: Endpoint) -> Endpoint:
 def install(app: FastAPI) -> None:
     """Render errors of pages as pages, also those of paths and queries, which precede the endpoint.
 
-    A caller without a token is redirected to the login page. Needs the handlers of errors that answer JSON.
+    A caller without a token is redirected to the login page. Needs the handlers of errors that answer JSON. A page that
+    another service renders, which owns the topic, is passed on.
     """
-    for kind in (RequestValidationError, HTTPException, CompactorError):
+    for kind in (RequestValidationError, HTTPException, CompactorError, NotTheOwner):
         app.add_exception_handler(kind, _as_page(cast(Handler, app.exception_handlers[kind])))
 
 
 def _as_page(handler: Handler) -> Handler:
     async def answered(request: Request, error: Exception) -> Response:
         answer = await handler(request, error)
-        if not hasattr(request.scope.get("endpoint"), _IS_PAGE):
+        if not hasattr(request.scope.get("endpoint"), _IS_PAGE) or not isinstance(answer, JSONResponse):
             return answer
         if answer.status_code == 401:
             path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
@@ -93,7 +128,7 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
 
 
 def rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """Render a page from a template."""
+    """Render a page from a template. Needs a thread if the template checks permissions: `may_create`, `tabs`."""
     context = context_of(request)
     broker = context.broker
     content = _TEMPLATES.get_template(template).render(
@@ -102,14 +137,35 @@ def rendered(request: Request, template: str, status: int = 200, **values: Any) 
         role=caller_of(request).role,
         access_control=context.access.verifier is not None,
         path_of=topic_path,
+        segment=segment,
+        current=request.url.path,
+        done=RESULTS.get(request.query_params.get("done", ""), ""),
+        is_operator=context.access.is_superuser(caller_of(request)),
+        may_create=lambda: context.access.may_administer(caller_of(request)),
+        tabs=lambda name: _tabs(request, name),
         **values,
     )
     return Response(content, status, HEADERS, media_type="text/html")
 
 
 def problem(request: Request, status: int, reason: str) -> Response:
-    """Render the page of an error."""
-    return rendered(request, "problem.html", status, reason=reason)
+    """Render the page of an error, with a link to the topic of its path if there is one."""
+    path = request.scope["raw_path"].decode("latin-1").split("/")
+    is_below = status != 404 and "topic" in request.path_params
+    topic_page = "/".join(path[: TOPIC_PAGE.count("/") + 1]) if is_below else ""
+    return rendered(request, "problem.html", status, reason=reason, topic_page=topic_page)
+
+
+def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
+    """Return the pages of a topic that the caller may see. A partition has the policies of its topic, and a partitioned
+    topic has no messages of its own."""
+    end = request.scope["route"].path.removeprefix(TOPIC_PAGE)
+    is_partitioned = context_of(request).broker.environment.metadata.partitions.find(topic) is not None
+    return [
+        Tab(topic_path(topic.whole if topic.whole and place == "/policies" else topic) + place, text, place == end)
+        for place, text, actions in _TABS
+        if may(request, *actions, topic=topic) and not (is_partitioned and place == "/messages")
+    ]
 
 
 def topic_path(topic: TopicName) -> str:
@@ -120,9 +176,12 @@ def topic_path(topic: TopicName) -> str:
 def require_own_page(request: Request) -> None:
     """Refuse a request that no browser sent from a page of this service. Raises RestException (403).
 
-    The `Origin` of such a request is the request's host, with the request's scheme, or https if a proxy ends TLS.
+    The `Origin` of such a request is the request's host, with the request's scheme, or https if a proxy ends TLS. A
+    service that forwards a form has checked it; a browser cannot add the header of a forwarded request by a form.
     """
     origins = request.headers.getlist("origin")
+    if not origins and FORWARDED in request.headers:
+        return
     scheme, _, host = origins[0].partition("://") if len(origins) == 1 else ("", "", "")
     if not host or host != request.headers.get("host") or scheme not in (request.scope["scheme"], "https"):
         raise RestException(403, "the request does not come from a page of this service: open the page, and try there")

@@ -218,6 +218,20 @@ class AuthorizationService:
         """Return whether the caller is a superuser; anyone is if access control is off."""
         return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
+    def may_administer(self, caller: Caller) -> bool:
+        """Return whether the caller may create topics in some namespace. Reads SQL unless it is a superuser."""
+        return self.is_superuser(caller) or bool(self.administered(caller))
+
+    def administered(self, caller: Caller) -> list[str]:
+        """Return the full names of the namespaces in which the caller may create topics, in order. Reads SQL."""
+        if self.verifier is not None and caller.role is None:
+            return []
+        names = set(self.tenancy.administered(None))
+        for role in caller.roles if self.verifier is not None else ():
+            if role not in self.superusers:
+                names.intersection_update(self.tenancy.administered(role))
+        return sorted(names)
+
     def asks_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
         """Return whether `require` may read grants from SQL, so that it needs a thread."""
         decided = self.verifier is None or self.superusers.issuperset(caller.roles)

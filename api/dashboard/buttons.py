@@ -1,0 +1,107 @@
+"""Forms of topics: the routes of the pages that show them and of the requests that they send.
+
+Each form calls the same operation as a REST route, under the same permission. `form_of` checks its origin. A form with
+a page of its own is shown again, with the reason and what was entered, if the operation refuses it. The page that
+follows an executed form states the result (`rendering.RESULTS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlencode
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from api.broker.threads import WaitsFor
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, require, topic_path
+from api.http.access import AuthAction
+from api.http.dependencies import Broker, broker_of
+from api.http.paths import Topic
+from api.http.problems import RestException, log_for_operators, public_reason, status_of
+from api.http.router import Routes
+from api.observability.redaction import excerpt
+from storage.errors import CompactorError
+from storage.model import TopicName
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why an operation refused a form, and the status of the answer. An empty reason: it was not refused."""
+
+    reason: str = ""
+    status: int = 200
+
+
+Press = Callable[[Broker, Request, TopicName, Form], Response]
+Show = Callable[[Broker, Request, TopicName, Form, Refusal], Response]
+
+
+@dataclass(frozen=True)
+class Button:
+    """A form of a topic.
+
+    `path`: the end of its path. `operation`: its name in the audit log. `needs`: actions, of which the caller needs
+    one. `press`: the function that executes it. `show`: the function that renders its page; None: another page has it.
+    """
+
+    path: str
+    operation: str
+    needs: tuple[AuthAction, ...]
+    press: Press
+    show: Show | None = None
+    waits_for: WaitsFor = WaitsFor.DATABASE
+
+
+def offer(router: Routes, button: Button) -> None:
+    """Register the routes of a button: GET for its page, if it has one, and POST."""
+    path = f"{TOPIC_PAGE}/{button.path}"
+
+    def pressed(request: Request, broker: Broker, topic: TopicName, form: Form) -> Response:
+        require(request, *button.needs, topic=topic)
+        try:
+            return button.press(broker, request, topic, form)
+        except (CompactorError, RestException) as error:
+            if button.show is None:
+                raise
+            return button.show(broker, request, topic, form, refusal_of(request, error))
+
+    @page
+    async def press(broker: Broker, request: Request, topic: Topic) -> Response:
+        form = await form_of(request)
+        work = partial(pressed, request=request, broker=broker, topic=topic, form=form)
+        return await broker_of(request).pools[button.waits_for].run(work)
+
+    router.post(path, operation_id=button.operation, include_in_schema=False)(press)
+    show = button.show
+    if show is None:
+        return
+
+    @page
+    def open_form(broker: Broker, request: Request, topic: Topic) -> Response:
+        require(request, *button.needs, topic=topic)
+        return show(broker, request, topic, {}, Refusal())
+
+    router.get(path, operation_id=f"{button.operation}Form", include_in_schema=False)(open_form)
+
+
+def refusal_of(request: Request, error: CompactorError | RestException) -> Refusal:
+    """Return the refusal that a form's page shows; the log has the full text for operators."""
+    log_for_operators(request, error)
+    if isinstance(error, RestException):
+        return Refusal(excerpt(error.detail), error.status_code)
+    return Refusal(excerpt(public_reason(error)), status_of(error))
+
+
+def redirect(path: str, **query: object) -> Response:
+    """Return the redirection of a browser from an executed form to a page."""
+    return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303, HEADERS)
+
+
+def to_topic(topic: TopicName, place: str = "", **query: object) -> Response:
+    """Return the redirection to a page of a topic. `place`: the end of its path."""
+    return redirect(topic_path(topic) + place, **query)

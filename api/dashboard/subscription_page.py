@@ -1,0 +1,77 @@
+"""Page of a subscription: its position and backlog, and a form that moves it."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from api.broker import names, subscriptions
+from api.broker.positions import CursorPosition
+from api.broker.stats import StatsSnapshot, stats_snapshot
+from api.broker.threads import WaitsFor
+from api.dashboard.buttons import Button, Form, Refusal, offer, to_topic
+from api.dashboard.rendering import rendered
+from api.formats.position_text import parse_place, parse_start
+from api.http.access import AuthAction
+from api.http.dependencies import Broker
+from api.http.paths import decoded, segment
+from api.http.router import Routes
+from storage.errors import CursorNotFound, InvalidInput
+from storage.metadata.records import COMPACTION_CURSOR
+from storage.metadata.stats import CursorStatsRecord
+from storage.model import EARLIEST, LATEST, TopicName
+
+router = Routes(prefix="")
+
+
+def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
+    name = _name(request)
+    subscriptions.reset(broker, topic, name, _position(form))
+    return to_topic(topic, f"/subscriptions/{segment(name)}", done="reset")
+
+
+def _position(form: Form) -> CursorPosition:
+    """Return the position that a form chooses. Raise InvalidInput."""
+    match form.get("to"):
+        case "earliest":
+            return EARLIEST
+        case "latest":
+            return LATEST
+        case "time":
+            return parse_start("@" + form.get("time", "").strip())
+        case "message":
+            return parse_place(form.get("message", "").strip())
+    raise InvalidInput("no position is chosen", "choose one of those of the form")
+
+
+def _show(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+    name = _name(request)
+    snapshots = _snapshots(broker, topic)
+    cursors = [(snapshot, cursor) for snapshot in snapshots for cursor in [_cursor(snapshot, name)] if cursor]
+    if not cursors:
+        raise CursorNotFound(topic, name)
+    return rendered(
+        request, "subscription.html", refusal.status, name=topic, subscription=name, cursors=cursors, form=form,
+        problem=refusal.reason, is_partitioned=len(snapshots) > 1 or snapshots[0].stats.topic.name != topic,
+        is_movable=name != COMPACTION_CURSOR,
+    )  # fmt: skip
+
+
+def _snapshots(broker: Broker, topic: TopicName) -> list[StatsSnapshot]:
+    """Return the statistics of a topic, or of each partition. Raise TopicNotFound."""
+    records = names.topics(broker.environment, topic)
+    return [item for record in records if (item := stats_snapshot(broker.environment, record.name)) is not None]
+
+
+def _cursor(snapshot: StatsSnapshot, name: str) -> CursorStatsRecord | None:
+    return next((cursor for cursor in snapshot.stats.cursors if cursor.record.name == name), None)
+
+
+def _name(request: Request) -> str:
+    return decoded(request.path_params["subscription"])
+
+
+offer(
+    router,
+    Button("subscriptions/{subscription}", "resetCursorNow", (AuthAction.CONSUME,), _reset, _show, WaitsFor.STORE),
+)

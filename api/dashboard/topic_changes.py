@@ -1,0 +1,200 @@
+"""Forms that create and delete a topic, and that produce a message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.responses import Response
+
+from api.broker import messages, names, partitions, topics
+from api.broker.messages import NewMessage
+from api.broker.stats import stats_snapshot
+from api.broker.threads import WaitsFor
+from api.dashboard.buttons import Button, Form, Refusal, offer, redirect, refusal_of, to_topic
+from api.dashboard.rendering import NEW_TOPIC, form_of, page, rendered, require
+from api.dashboard.topics_table import partition_rows
+from api.http.access import AuthAction, caller_of
+from api.http.context import context_of
+from api.http.dependencies import Broker
+from api.http.problems import RestException
+from api.http.router import Routes
+from storage.errors import CompactorError, Conflict, InvalidInput
+from storage.metadata.records import COMPACTION_CURSOR
+from storage.model import TopicName
+
+router = Routes(prefix="")
+PRODUCER = "Dashboard"
+"""The producer of the messages that the form sends."""
+_MOST_NAMESPACES = 200
+"""The number of namespaces that the form of a new topic proposes."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The content of a topic that a deletion removes. `subscriptions` None: they were not counted."""
+
+    messages: int
+    bytes: int
+    partitions: int
+    subscriptions: int | None
+    is_compacted: bool
+
+
+@router.get(NEW_TOPIC, include_in_schema=False)
+@page
+def show_new_topic(broker: Broker, request: Request) -> Response:
+    """Return the form of a new topic."""
+    require(request, AuthAction.ANYONE)
+    return _new_topic(request, {}, Refusal())
+
+
+@router.post(NEW_TOPIC, operation_id="createTopicNow", include_in_schema=False)
+@page
+async def create_topic(broker: Broker, request: Request) -> Response:
+    """Create a topic, with or without partitions, and redirect to its page."""
+    require(request, AuthAction.ANYONE)
+    form = await form_of(request)
+    return await broker.pools[WaitsFor.DATABASE].run(_created, broker, request, form)
+
+
+def _created(broker: Broker, request: Request, form: Form) -> Response:
+    try:
+        tenant, _, namespace = form.get("namespace", "").strip().partition("/")
+        name = TopicName(tenant, namespace, form.get("name", "").strip())
+        require(request, AuthAction.ADMIN, topic=name)
+        number = form.get("partitions", "").strip()
+        if number:
+            partitions.create(broker.environment, name, _number_of_partitions(number), {})
+        else:
+            topics.create(broker.environment, name, {})
+    except (CompactorError, RestException) as error:
+        return _new_topic(request, form, refusal_of(request, error))
+    return to_topic(name, done="created")
+
+
+def _number_of_partitions(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text, re.ASCII):
+        raise InvalidInput(f"{text[:20]!r} is not a number of partitions", "give a whole number, or leave it empty")
+    return int(text)
+
+
+def _new_topic(request: Request, form: Form, refusal: Refusal) -> Response:
+    caller = caller_of(request)
+    namespaces = context_of(request).access.administered(caller)
+    if not namespaces:
+        raise RestException(403, f"role {caller.role!r} may administer no namespace: ask an administrator of one")
+    return rendered(
+        request, "new_topic.html", refusal.status, namespaces=namespaces[:_MOST_NAMESPACES], form=form,
+        problem=refusal.reason,
+    )  # fmt: skip
+
+
+def _delete(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
+    force = form.get("force") == "yes"
+    if broker.environment.metadata.partitions.find(topic) is None:
+        topics.delete(broker, topic, force)
+    else:
+        elsewhere = len(partitions.owned_elsewhere(broker, topic))
+        if elsewhere:
+            raise Conflict(
+                f"{elsewhere} partitions of {topic} have their clients at other services",
+                "delete it over REST, which lets these services unload them first",
+            )
+        partitions.delete(broker, topic, force)
+    return redirect("/", done="deleted")
+
+
+def _show_delete(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+    return rendered(
+        request, "delete.html", refusal.status, name=topic, losses=_losses(broker, topic), form=form,
+        problem=refusal.reason,
+    )  # fmt: skip
+
+
+def _losses(broker: Broker, name: TopicName) -> Losses:
+    """Return the content of a topic. Raise TopicNotFound."""
+    environment = broker.environment
+    partitioned = environment.metadata.partitions.find(name)
+    if partitioned is not None:
+        summaries = [row.summary for row in partition_rows(environment, partitioned)]
+        return Losses(
+            sum(item.all_messages for item in summaries),
+            sum(item.all_bytes for item in summaries),
+            partitioned.partitions,
+            None,
+            any(item.compacted_bytes is not None for item in summaries),
+        )
+    snapshot = stats_snapshot(environment, name)
+    if snapshot is None:
+        raise names.missing(environment, name)
+    subscriptions = [item for item in snapshot.stats.cursors if item.record.name != COMPACTION_CURSOR]
+    is_compacted = snapshot.stats.compacted is not None
+    return Losses(snapshot.end - snapshot.first, snapshot.size, 0, len(subscriptions), is_compacted)
+
+
+def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
+    message = _message(form)
+    records = messages.topic_or_partitions(broker, topic)
+    (number,) = messages.assign(broker, [message], records)
+    record = records[number]
+    if record is None:
+        raise Conflict(
+            f"the partition {number} of {topic}, to which the key belongs, was deleted",
+            "create the missing partitions first, or give another key",
+        )
+    (answer,) = messages.append(broker, record, [message])
+    if isinstance(answer, CompactorError):
+        raise answer
+    return to_topic(topic, "/produce", done="produced", offset=answer.first.offset, partition=record.name.partition)
+
+
+def _message(form: Form) -> NewMessage:
+    """Return the message of a form, in which a browser ends lines with CR LF. Raise InvalidInput."""
+    key, value = form.get("key", ""), form.get("value", "").replace("\r\n", "\n")
+    if not key and not value:
+        raise InvalidInput("the message has neither a key nor a value", "fill in one of them")
+    return NewMessage(
+        key=key.encode() or None,
+        payload=value.encode() or None,
+        properties=[_property(line) for line in form.get("properties", "").splitlines() if line.strip()],
+        event_time=None,
+        publish_time=None,
+        sequence_id=0,
+        producer=PRODUCER,
+    )
+
+
+def _property(line: str) -> tuple[str, str]:
+    name, separator, value = line.partition("=")
+    if not separator or not name.strip():
+        raise InvalidInput(f"{line[:40]!r} is not a property", "give one name=value in each line")
+    return name.strip(), value.strip()
+
+
+def _show_produce(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+    partitioned = broker.environment.metadata.partitions.find(topic)
+    if partitioned is None:
+        names.topic(broker.environment, topic)
+    return rendered(
+        request, "produce.html", refusal.status, name=topic, is_partitioned=partitioned is not None, form=form,
+        problem=refusal.reason, stored=_stored(request, topic),
+    )  # fmt: skip
+
+
+def _stored(request: Request, topic: TopicName) -> tuple[TopicName, int] | None:
+    """Return the topic or partition and the offset of the message that the form before this page stored."""
+    query = request.query_params
+    numbers = [query.get(name, "") for name in ("offset", "partition")]
+    if query.get("done") != "produced" or not all(re.fullmatch("-?[0-9]{1,18}", text, re.ASCII) for text in numbers):
+        return None
+    offset, partition = map(int, numbers)
+    return (topic if partition < 0 or topic.whole else topic.of_partition(partition)), offset
+
+
+for _button in (
+    Button("delete", "deleteTopicNow", (AuthAction.ADMIN,), _delete, _show_delete, WaitsFor.LOG),
+    Button("produce", "produceNow", (AuthAction.PRODUCE,), _produce, _show_produce, WaitsFor.LOG),
+):
+    offer(router, _button)
