@@ -9,9 +9,9 @@ order, so those that it does not acknowledge are delivered again by reading from
 redeliver entry by entry, and keep delayed entries until they are due.
 
 The loop reads no more before its page is delivered, so a slow consumer slows only its own subscription. It sleeps until
-it is woken: by permits, a socket that accepts bytes again, new entries, a due time, a change of consumers. The entries
-that it keeps in memory count in a budget of all subscriptions (page_budget.py), which may take them between two steps:
-then they are read again.
+it is woken: by permits, a socket that accepts bytes again, new entries, a due time, a change of consumers, memory for a
+read. The entries that it keeps in memory count in a budget of all subscriptions (page_budget.py), which may take them
+between two steps: then they are read again.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ class Dispatcher:
                 has_progress = True
             except Exception as error:
                 self._log_failure(error)
+                self._topic.page_budget.note_idle()
                 await asyncio.sleep(RETRY_SECONDS)
                 has_progress = True
             if has_progress:
@@ -233,6 +234,7 @@ class Dispatcher:
                 await asyncio.sleep(0)
                 self.is_delivering = False
             else:
+                self._topic.page_budget.note_idle()
                 await self._wake_event.wait()
 
     def _log_failure(self, error: Exception) -> None:
@@ -303,13 +305,14 @@ class Dispatcher:
         self._deliveries.deliver(consumer, entry, live, first, header.group)
 
     async def _read(self) -> bool:
-        """Read a page. Return False if the topic has no more entries now."""
+        """Read a page. Return False if the topic has no more entries, or memory admits no read, now."""
         try:
             return await self._ahead.fill(self._may_read)
         finally:
             self._note_memory()
 
     def _may_read(self) -> bool:
+        """Return whether memory admits a read. If it does not, the loop is woken when it may."""
         return self._topic.page_budget.admits(self)
 
     # Waiting entries
@@ -325,7 +328,7 @@ class Dispatcher:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
 
     async def _deliver_waiting(self) -> bool:
-        """Deliver waiting entries, from the lowest deliverable offset on. Return False if none is deliverable."""
+        """Deliver waiting entries, from the lowest deliverable offset on. Return False if none is deliverable now."""
         offset = self._waiting.queue.next(self._assignment.is_deliverable)
         if offset is None:
             return False
@@ -333,7 +336,7 @@ class Dispatcher:
         entries = self._waiting.in_memory(offset) or self._topic.tail.read(offset)
         if not entries:
             if not self._may_read():
-                return True
+                return False
             entries = await self._topic.store.run(self._read_from, offset)
             if generation != self._generation:
                 return True

@@ -6,14 +6,16 @@ about to continue; of each kind the one that delivered least recently first. A s
 has just read, even if the page alone exceeds the budget: it delivers some of it before another one can take its place.
 
 A subscription does not begin a read while others that are about to continue use the whole budget: otherwise they would
-read the same entries again and again, and deliver a few for each read. Reads in progress, a few for each service
-(`threads.store`), are not counted.
+read the same entries again and again, and deliver a few for each read. A subscription whose read is refused is woken
+when the others have delivered, wait or read themselves. Reads in progress, a few for each service (`threads.store`),
+are not counted.
 
 For the event loop alone. Must not know: topics, entries' contents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
 
@@ -37,6 +39,9 @@ class PageHolder(Protocol):
     def release_memory(self) -> None:
         """Drop all entries; read them again when they are needed."""
 
+    def wake(self) -> None:
+        """Ask again for a read that was refused."""
+
 
 class PageBudget:
     """The budget of all subscriptions of a service."""
@@ -48,34 +53,63 @@ class PageBudget:
         """The bytes of each holder that has any; the last one delivered last."""
         self.held = 0
         """The bytes of all."""
+        self._refused: dict[PageHolder, None] = {}
+        """Holders whose last read was refused; the first one was refused first."""
 
     def hold(self, holder: PageHolder, size: int) -> None:
         """Note the bytes of a holder that has read or delivered. Others release theirs until all fit."""
-        self.release(holder)
+        self._remove(holder)
         if size:
             self._held[holder] = size
             self.held += size
-        if self.held <= self._limit:
-            return
+        if self.held > self._limit:
+            self._make_room(holder)
+        self._wake_refused(lambda other: other is holder or other.is_delivering)
+
+    def _make_room(self, holder: PageHolder) -> None:
         others = [other for other in self._held if other is not holder]
         idle = (other for other in others if not other.is_delivering)
         busy = (other for other in others if other.is_delivering)
         for victim in chain(idle, busy):
-            self.release(victim)
+            self._remove(victim)
             victim.release_memory()
             if self.held <= self._limit:
                 break
 
     def release(self, holder: PageHolder) -> None:
-        """Note that a holder has no bytes any more."""
-        self.held -= self._held.pop(holder, 0)
+        """Note that a holder has ended."""
+        self._remove(holder)
+        self._refused.pop(holder, None)
+        self.note_idle()
 
     def admits(self, holder: PageHolder) -> bool:
-        """Return whether a holder may read a page now. A refusal is short: other holders are delivering."""
+        """Return whether a holder may read a page now. A refusal is short, because other holders are delivering: the
+        holder is woken to ask again."""
+        if not self._has_room(lambda other: other is not holder and other.is_delivering):
+            self._refused[holder] = None
+            return False
+        self._refused.pop(holder, None)
+        self.note_idle()  # it delivers nothing while it reads
+        return True
+
+    def note_idle(self) -> None:
+        """Note that a holder has stopped delivering: others may read."""
+        self._wake_refused(lambda other: other.is_delivering)
+
+    def _wake_refused(self, is_busy: Callable[[PageHolder], bool]) -> None:
+        if self._refused and self._has_room(is_busy):
+            refused, self._refused = self._refused, {}
+            for holder in refused:
+                holder.wake()
+
+    def _has_room(self, is_busy: Callable[[PageHolder], bool]) -> bool:
         if self.held + PAGE_BYTES <= self._limit:
             return True
-        busy = sum(size for other, size in self._held.items() if other is not holder and other.is_delivering)
+        busy = sum(size for holder, size in self._held.items() if is_busy(holder))
         return not busy or busy + PAGE_BYTES <= self._limit
+
+    def _remove(self, holder: PageHolder) -> None:
+        self.held -= self._held.pop(holder, 0)
 
 
 def entry_bytes(entry: DeliverableEntry) -> int:

@@ -58,9 +58,9 @@ class ReadAhead:
         self.gap_from = entry.end
 
     async def fill(self, may_read: Callable[[], bool]) -> bool:
-        """Fill the page, which is empty. Return False if the topic has no more entries now.
+        """Fill the page, which is empty. Return False if the topic has no more entries, or memory admits no read, now.
 
-        `may_read` returns whether memory admits a page read by threads; without that the page stays empty.
+        `may_read` returns whether memory admits a page that is read by threads.
         """
         if self._is_at_end and self._next is not None:
             newest = self._topic.tail.read(self._next)
@@ -71,7 +71,7 @@ class ReadAhead:
                 self._next = newest[-1].end
                 return True
         if not may_read():
-            return True
+            return False
         reads, self._reader_bytes = self._reads, 0  # it cannot release memory while it reads
         entries, following = await self._ensure_pages().next(self._next)
         if reads != self._reads:

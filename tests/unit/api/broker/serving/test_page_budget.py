@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from api.broker.serving import page_budget, read_ahead
+from api.broker.serving import dispatcher, page_budget, read_ahead
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.page_budget import PageBudget, PageHolder
 from api.broker.serving.topic import PersistentTopic
 from storage.log import segment_tables
 from storage.topic import Topic
-from tests.unit.api.broker.serving.consumers import EXCLUSIVE, KEY_SHARED, SHARED, Reader, run
+from tests.unit.api.broker.serving.consumers import EXCLUSIVE, KEY_SHARED, SHARED, Reader, quiet, run
 from tests.unit.api.broker.serving.served_topic import opened, produce
 from tests.workbench import Workbench, content
 
@@ -23,17 +23,22 @@ KEYS = [f"k{number % 7}" for number in range(COUNT)]
 
 
 class WatchedBudget(PageBudget):
-    """Notes the most bytes that were held at once, and how often a holder gave back its own."""
+    """Notes the most bytes that were held at once, and how often a holder gave back its own or was refused a read."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self.highest = self.given_back = 0
+        self.highest = self.given_back = self.refusals = 0
 
     def hold(self, holder: PageHolder, size: int) -> None:
         before = len(self._held) - (holder in self._held)
         super().hold(holder, size)
         self.given_back += before - (len(self._held) - (holder in self._held))
         self.highest = max(self.highest, self.held)
+
+    def admits(self, holder: PageHolder) -> bool:
+        is_admitted = super().admits(holder)
+        self.refusals += not is_admitted
+        return is_admitted
 
 
 @pytest.fixture
@@ -164,14 +169,59 @@ def test_one_page_that_is_larger_than_all_may_have_is_delivered(
 
 
 class Holder:
-    """Notes that it gave back what it held."""
+    """Notes that it gave back what it held, and that it was woken."""
 
     def __init__(self, is_delivering: bool = False) -> None:
         self.is_delivering = is_delivering
-        self.times = 0
+        self.times = self.wakes = 0
 
     def release_memory(self) -> None:
         self.times += 1
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def test_readers_whose_pages_do_not_fit_together_end_without_more_permits(
+    bench: Workbench, topic: Topic, budget: WatchedBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ROUND_ENTRIES", 2)
+
+    async def main() -> None:
+        async with opened(bench, topic, KEYS, page_budget=budget) as served:
+            readers = [await joined(served, f"s{number}", EXCLUSIVE) for number in range(6)]
+            for reader in readers:
+                reader.subscription.flow(reader.consumer, COUNT)
+            await quiet(2_000)
+            assert [reader.received for reader in readers] == [list(range(COUNT))] * 6
+
+    run(main())
+    assert budget.refusals
+    assert budget.held == 0
+
+
+@pytest.mark.parametrize("type_", [EXCLUSIVE, SHARED])
+def test_a_refused_read_waits_until_others_have_delivered(
+    bench: Workbench, topic: Topic, budget: WatchedBudget, type_: SubscriptionType
+) -> None:
+    """A shared consumer has received all and returns some; an exclusive one has received nothing."""
+    busy = Holder(is_delivering=True)
+
+    async def main() -> None:
+        async with opened(bench, topic, KEYS, page_budget=budget) as served:
+            reader = await joined(served, "s", type_, permits=0 if type_ is EXCLUSIVE else 2 * COUNT)
+            budget.hold(busy, 2 * PAGE)
+            if type_ is EXCLUSIVE:
+                await reader.flow(COUNT)
+            else:
+                reader.received.clear()
+                await reader.nack(*range(COUNT))
+            assert (reader.received, budget.refusals > 0, budget.refusals < 5) == ([], True, True)
+            budget.release(busy)
+            await quiet()
+            assert reader.received == list(range(COUNT))
+
+    run(main())
 
 
 def test_the_holder_that_delivered_least_recently_gives_back_and_one_that_continues_comes_last() -> None:
@@ -202,3 +252,38 @@ def test_no_read_begins_while_others_that_continue_hold_all(monkeypatch: pytest.
     budget.hold(second, 85)
     assert not budget.admits(Holder())
     assert budget.admits(second)
+
+
+def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_budget, "PAGE_BYTES", 20)
+    budget = PageBudget(100)
+    busy, refused, closed = Holder(is_delivering=True), Holder(), Holder()
+
+    def refuse() -> None:
+        busy.is_delivering = True
+        budget.hold(busy, 90)
+        for holder in (refused, closed):
+            assert not budget.admits(holder)
+        budget.release(closed)
+
+    refuse()
+    busy.is_delivering = False  # during a step of its own
+    budget.hold(busy, 85)
+    assert refused.wakes == 0, "it continues to deliver"
+    budget.hold(busy, 80)
+    assert refused.wakes == 1
+    budget.hold(busy, 75)
+    assert refused.wakes == 1, "it asks again first"
+    refuse()
+    busy.is_delivering = False
+    budget.note_idle()
+    assert refused.wakes == 2
+    refuse()
+    busy.is_delivering = False
+    assert budget.admits(busy)
+    assert refused.wakes == 3
+    refuse()
+    budget.release(busy)
+    assert (refused.wakes, closed.wakes) == (4, 0)
