@@ -58,6 +58,9 @@ async def _create(
     await _settle_predecessor(connected)
     if not is_reserved():
         return None
+    earlier = session.producers.pop(request.producer_id, None)
+    if earlier is not None:  # of a lower epoch, perhaps of another name or topic
+        earlier.topic.remove_producer(earlier.producer)
     turn = topic.add_producer(producer)
     session.producers[request.producer_id] = connected
     try:

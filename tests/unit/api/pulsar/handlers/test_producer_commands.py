@@ -217,6 +217,22 @@ def test_a_geo_replicator_is_refused(bench: Workbench, topic: Topic, name: str) 
     asyncio.run(main())
 
 
+def test_a_number_used_again_with_a_higher_epoch_ends_its_earlier_producer(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Client(served)
+            for epoch, name in enumerate("ABC"):
+                client.answers.clear()
+                client.request_producer(name, epoch=epoch)
+                await client.answer(BaseCommand.PRODUCER_SUCCESS)
+                assert [producer.name for producer in served.producers.all] == [name]
+            client.connection.connection_lost(None)
+            assert not len(served.producers)
+            assert served.idle_since is not None
+
+    asyncio.run(main())
+
+
 def test_the_initial_subscription_of_a_producer_begins_at_the_first_message(bench: Workbench, topic: Topic) -> None:
     async def main() -> None:
         async with opened(bench, topic, ["a", "b"]) as served:
