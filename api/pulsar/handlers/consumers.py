@@ -223,16 +223,17 @@ def seek(session: Session, request: requests.Seek) -> Work:
     return respond()
 
 
-def close(session: Session, request: requests.CloseConsumer) -> Work:
-    connected = session.consumers.pop(request.consumer_id, None)
-    session.cancel_creation("consumer", request.consumer_id)
+def close(session: Session, request: requests.CloseConsumer) -> None:
+    connected = session.consumers.get(request.consumer_id)
 
     async def respond() -> responses.Success:
         if connected is not None:
             await connected.topic.remove_consumer(connected.subscription, connected.consumer)
         return responses.Success(request.request_id)
 
-    return respond()
+    if session.begin(request, respond()):  # a refused request leaves the consumer to the session
+        session.cancel_creation("consumer", request.consumer_id)
+        session.consumers.pop(request.consumer_id, None)
 
 
 def last_message_id(session: Session, request: requests.GetLastMessageId) -> Work:

@@ -10,7 +10,6 @@ from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
-from api.pulsar.pending_requests import Work
 from api.pulsar.session import ConnectedProducer, Session
 from storage.errors import Fenced
 
@@ -127,10 +126,10 @@ def send(session: Session, request: requests.Send) -> None:
         topic.publishing.put(QueuedEntry(producer, sequence_id, highest_sequence_id, messages, entry))
 
 
-def close(session: Session, request: requests.CloseProducer) -> responses.Success | Work:
-    connected = session.producers.pop(request.producer_id, None)
-    session.cancel_creation("producer", request.producer_id)
+def close(session: Session, request: requests.CloseProducer) -> responses.Success | None:
+    connected = session.producers.get(request.producer_id)
     if connected is None:
+        session.cancel_creation("producer", request.producer_id)
         return responses.Success(request.request_id)
 
     async def respond() -> responses.Success:
@@ -138,4 +137,7 @@ def close(session: Session, request: requests.CloseProducer) -> responses.Succes
         connected.topic.remove_producer(connected.producer)
         return responses.Success(request.request_id)
 
-    return respond()
+    if session.begin(request, respond()):  # a refused request leaves the producer to the session
+        session.cancel_creation("producer", request.producer_id)
+        session.remove_producer(connected)
+    return None

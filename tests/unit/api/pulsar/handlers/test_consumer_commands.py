@@ -9,7 +9,8 @@ from typing import Any, cast
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
-from api.pulsar.codec.requests import Ack
+from api.broker.serving.topic import PersistentTopic
+from api.pulsar.codec.requests import Ack, CloseConsumer
 from api.pulsar.codec.responses import Response
 from api.pulsar.handlers import consumers
 from api.pulsar.handlers.consumers import ACKS_AT_ONCE
@@ -44,12 +45,24 @@ class NotingSession:
     def go_on(self, reason: str) -> None:
         self.holds.discard(reason)
 
-    def begin(self, _: Ack, work: Coroutine[Any, Any, Any]) -> bool:
+    def cancel_creation(self, *_: object) -> None:
+        pass
+
+    def begin(self, _: object, work: Coroutine[Any, Any, Any]) -> bool:
         if self.is_full:
             work.close()
         else:
             self.tasks.append(asyncio.create_task(work))
         return not self.is_full
+
+
+async def joined(session: NotingSession, topic: PersistentTopic) -> ConnectedConsumer:
+    """Return a shared consumer of the session, number 1, that receives nothing yet."""
+    options = ConsumerOptions("a", SubscriptionType.SHARED, 1)
+    connected = ConnectedConsumer(cast(Session, session), topic, options, None)
+    connected.subscription = await topic.subscribe(connected.consumer, SubscribeRequest("s", start=EARLIEST))
+    session.consumers[1] = connected
+    return connected
 
 
 def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(bench: Workbench, topic: Topic) -> None:
@@ -58,10 +71,7 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
     async def main() -> None:
         async with opened(bench, topic, ["k"]) as served:
             session = NotingSession()
-            options = ConsumerOptions("a", SubscriptionType.SHARED)
-            connected = ConnectedConsumer(cast(Session, session), served, options, None)
-            connected.subscription = await served.subscribe(connected.consumer, SubscribeRequest("s", start=EARLIEST))
-            session.consumers[1] = connected
+            connected = await joined(session, served)
             reading, subscription = connected.consumer, connected.subscription
             count = 3 * ACKS_AT_ONCE + 1
             for offset in range(count):
@@ -75,5 +85,24 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
             assert (len(reading.pending), session.holds) == (count - ACKS_AT_ONCE, {"acknowledging"})
             await asyncio.gather(*session.tasks)
             assert (len(reading.pending), session.holds) == (0, set())
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_refused_changes_nothing(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, ["k"]) as served:
+            session = NotingSession()
+            connected = await joined(session, served)
+            subscription = connected.subscription
+            assert subscription.dispatcher is not None
+            subscription.dispatcher.add(connected.consumer)
+            session.is_full = True
+            consumers.close(cast(Session, session), CloseConsumer(5, 1))
+            assert (session.consumers, len(subscription.consumers)) == ({1: connected}, 1)
+            session.is_full = False
+            consumers.close(cast(Session, session), CloseConsumer(6, 1))
+            await asyncio.gather(*session.tasks)
+            assert (session.consumers, len(subscription.consumers)) == ({}, 0)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import pytest
 
 from api.broker.serving.topic import PersistentTopic
 from api.broker.threads import Pools, WaitsFor
-from api.pulsar import session
+from api.pulsar import pending_requests, session
 from api.pulsar.connection import Connection
 from api.pulsar.context import ServerContext
 from api.pulsar.handlers.table import HANDLERS
@@ -229,6 +229,26 @@ def test_a_number_used_again_with_a_higher_epoch_ends_its_earlier_producer(bench
             client.connection.connection_lost(None)
             assert not len(served.producers)
             assert served.idle_since is not None
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_refused_changes_nothing(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Client(served)
+            client.request_producer("A")
+            await client.answer(BaseCommand.PRODUCER_SUCCESS)
+            with monkeypatch.context() as full:
+                full.setattr(pending_requests, "MAX_OF_CONNECTION", 0)
+                client.send(type=BaseCommand.CLOSE_PRODUCER, close_producer={"producer_id": 1, "request_id": 2})
+            assert (await client.answer(BaseCommand.ERROR)).error.error == ServerError.TooManyRequests
+            client.publish("A", 0)
+            await client.answer(BaseCommand.SEND_RECEIPT)
+            client.connection.connection_lost(None)
+            assert not len(served.producers)
 
     asyncio.run(main())
 
