@@ -21,7 +21,8 @@ A deleted topic (S8) has no rows, so no row references its objects. All of them 
 the topic, so that readers may finish. The next collection deletes an object that a late writer adds.
 
 Each step may be interrupted and repeated. An unreadable manifest raises an error that names it, and no object of its
-topic is deleted, because its references are unknown. Foreign names are counted and left alone. Times decide only how
+topic is deleted, because its references are unknown. The collection of a topic ends at an object that the store refuses
+to delete; other topics are collected. Foreign names are counted and left alone. Times decide only how
 long garbage stays and when a reader loses its pin; no wrong clock deletes a current object.
 
 Memory: the names of one topic's objects and references. This module must not know Spark.
@@ -31,11 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 from compactor.maintenance.grace import GRACE_MS
 from storage.environment import Environment
-from storage.errors import DataLoss, NotFound
+from storage.errors import DataLoss, Misconfigured, NotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
@@ -67,7 +69,7 @@ class CollectionResult:
     """Result of the collection of one topic, or of a dry run unless `deleted`.
 
     `topic` None: the database has no topic with this uid. `topic_deleted`: the topic was deleted (S8). `foreign`:
-    number of objects below its prefix with unknown names. `error`: the reason why no object was deleted.
+    number of objects below its prefix with unknown names. `error`: the reason why the collection of the topic ended.
     """
 
     topic: TopicName | None
@@ -78,7 +80,7 @@ class CollectionResult:
     compacted_ledgers: int = 0
     foreign: int = 0
     trimmed_ledgers: int = 0
-    error: DataLoss | NotFound | None = None
+    error: DataLoss | NotFound | Misconfigured | None = None
     topic_deleted: bool = False
 
     @property
@@ -118,25 +120,19 @@ class GarbageCollector:
             if uid not in known:  # a new topic, or a deleted row: rows are created and deleted before objects
                 known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
             uids.add(uid)
-            if uid in known:
-                yield self._alone(known[uid], listed, dry_run)
+            if topic := known.get(uid):
+                yield _alone(topic.name, uid, partial(self._collect, topic, listed, dry_run))
             elif deleted := self.environment.metadata.tenancy.deleted_topic(uid):
-                yield self._collect_deleted(deleted, listed, dry_run)
+                yield _alone(deleted.name, uid, partial(self._collect_deleted, deleted, listed, dry_run))
             else:
-                yield self._unknown(uid, listed, dry_run, unknown_topics)
+                yield _alone(None, uid, partial(self._unknown, uid, listed, dry_run, unknown_topics))
         for uid, topic in known.items():
             if uid not in uids:
-                yield self._alone(topic, [], dry_run)
+                yield _alone(topic.name, uid, partial(self._collect, topic, [], dry_run))
 
     def _refuse_other_store(self, dry_run: bool) -> None:
         identity = StoreIdentity(self.environment.metadata, self.environment.store)
         identity.check() if dry_run else identity.require()
-
-    def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
-        try:
-            return self._collect(topic, listed, dry_run)
-        except (DataLoss, NotFound) as error:
-            return CollectionResult(topic.name, topic.uid, False, error=error)
 
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         failpoint(Failpoint.GC_LISTED)
@@ -276,6 +272,14 @@ class GarbageCollector:
             objects[parsed.kind] = objects.get(parsed.kind, ObjectTotals()) + ObjectTotals(1, info.size)
             report(info)
         return objects
+
+
+def _alone(name: TopicName | None, uid: str, collect: Callable[[], CollectionResult]) -> CollectionResult:
+    """Collect one topic. An error of its own data or objects is a result: other topics are collected nevertheless."""
+    try:
+        return collect()
+    except (DataLoss, NotFound, Misconfigured) as error:
+        return CollectionResult(name, uid, False, error=error)
 
 
 def _attempts_of(object_names: Iterable[str]) -> set[str]:

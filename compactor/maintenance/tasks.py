@@ -167,7 +167,9 @@ class Maintenance:
         collector = GarbageCollector(self.environment, self.grace_ms)
         for collected in paced(collector.collect_all(), self.environment.clock, self.rest):
             if collected.error is not None and not isinstance(collected.error, TopicNotFound):
-                _log.warning("%s: %s: %s", MaintenanceTask.GARBAGE, collected.topic, collected.error)
+                _log.warning(
+                    "%s: %s: %s", MaintenanceTask.GARBAGE, collected.topic or collected.topic_uid, collected.error
+                )
             if self.stopping():
                 return
 

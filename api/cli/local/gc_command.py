@@ -81,7 +81,7 @@ def _report(reports: Iterator[CollectionResult], verb: str) -> None:
     for report in reports:
         failed = failed or report.error
         if report.error is not None:
-            say(f"{report.topic}: {report.error.message}")
+            say(f"{report.topic or report.topic_uid}: {report.error.message}")
         elif line := summary(report):
             say(line)
         if report.topic is not None or report.deleted:

@@ -13,7 +13,7 @@ import pytest
 
 from compactor.maintenance.garbage import SKEW_MS, CollectionResult, GarbageCollector, ObjectTotals
 from compactor.maintenance.grace import GRACE_MS
-from storage.errors import DataLoss, ObjectMissing, TopicNotFound
+from storage.errors import DataLoss, Misconfigured, ObjectMissing, TopicNotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind
@@ -380,6 +380,33 @@ def test_a_topic_that_is_created_during_the_listing_is_known(
     reports = {report.topic for report in collector(bench).collect_all(unknown_topics=True)}
     assert reports == {topic.name, created[0].name}
     assert view(raw(created[0])) == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_object_that_cannot_be_deleted_stops_no_other_topic(bench: Workbench, deleted: bool) -> None:
+    """A bucket's policy or lock refuses it; the topic whose objects are listed first is the one."""
+    topics = [bench.topic(name) for name in ("a", "b", "c")]
+    for topic in topics:
+        for value in (b"1", b"2"):
+            bench.append(topic, [content((b"k", value))])
+            bench.compact(topic)
+    locked = min(topics, key=lambda topic: topic.record.uid)
+    if deleted:
+        bench.metadata.tenancy.delete_topic(locked.record.id)
+
+    class Refusing(AgedStore):
+        def delete(self, name: str) -> None:
+            if name.startswith(names.topic_prefix(locked.record.uid)):
+                raise Misconfigured(f"cannot delete object {name}", "allow it")
+            super().delete(name)
+
+    assert isinstance(bench.store, AgedStore)
+    store = Refusing(bench.store.root)
+    store.clock, store.ages = bench.store.clock, bench.store.ages
+    bench.advance(GRACE_MS + SKEW_MS + 1)
+    results = {item.topic: item for item in GarbageCollector(replace(bench, store=store)).collect_all()}
+    assert isinstance(results.pop(locked.name).error, Misconfigured)
+    assert [(item.error, item.total.count > 0) for item in results.values()] == [(None, True)] * 2
 
 
 def test_an_unknown_topic_is_an_error(bench: Workbench, topic: Topic) -> None:
