@@ -72,7 +72,10 @@ class Workers(Protocol):
 
 
 class LimitedWorkers:
-    """Workers that make at most `max_calls` calls at once. For one event loop."""
+    """Workers that occupy at most `max_calls` threads at once. For one event loop.
+
+    A call whose caller stopped waiting keeps its turn until its thread ends: a thread cannot be stopped.
+    """
 
     def __init__(self, workers: Workers, max_calls: int, seconds: float, callers: str) -> None:
         """`seconds`: the time that a call waits for its turn; `callers`: the calls that it waits for, in an error."""
@@ -82,15 +85,15 @@ class LimitedWorkers:
         self._callers = callers
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        async with self._turn():
-            return await self._workers.run(work, *arguments)
+        async with self._turn() as turn:
+            return await self._workers.run(turn.use, work, *arguments)
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        async with self._turn():
-            return await self._workers.run_to_end(work, *arguments)
+        async with self._turn() as turn:
+            return await self._workers.run_to_end(turn.use, work, *arguments)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncIterator[_Turn]:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._turns.acquire()
@@ -98,10 +101,46 @@ class LimitedWorkers:
             raise Unavailable(
                 f"{self._callers} have not ended within {self._seconds:g} s", "try again", is_public=True
             ) from error
+        turn = _Turn(self._turns, asyncio.get_running_loop())
         try:
-            yield
+            yield turn
         finally:
-            self._turns.release()
+            turn.leave()
+
+
+class _Turn:
+    """The turn of one call. It ends with its thread, also where the caller stopped waiting before."""
+
+    def __init__(self, turns: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
+        self._turns = turns
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._is_used = False
+        self._is_left = False
+
+    def use(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Return or raise what `work` does, in a thread. Raises Unavailable if the caller left before the start."""
+        with self._lock:
+            if self._is_left:
+                raise Unavailable("the call began after its deadline", "try again", is_public=True)
+            self._is_used = True
+        try:
+            return work(*arguments)
+        finally:
+            with self._lock:
+                self._is_used = False
+                is_left = self._is_left
+            if is_left:
+                with suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._turns.release)
+
+    def leave(self) -> None:
+        """Give the turn back, or let the thread that uses it do so."""
+        with self._lock:
+            self._is_left = True
+            if self._is_used:
+                return
+        self._turns.release()
 
 
 @dataclass(eq=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from api.broker.refusals import NotTheOwner, PoolBusy
-from api.broker.threads import STUCK_MS, Pool, WaitsFor
+from api.broker.threads import STUCK_MS, LimitedWorkers, Pool, WaitsFor
 from storage.errors import Unavailable, public_text
 from storage.metadata.records import ServiceRecord
 from tests.clocks import ManualClock
@@ -264,3 +265,28 @@ async def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_o
     assert refused.value.kind == "threads"
     assert await pool.run(int, "7") == 7
     assert begun == []
+
+
+@in_event_loop
+async def test_a_call_keeps_its_turn_until_its_thread_ends(leave: threading.Event) -> None:
+    """The caller stops waiting, but the thread hangs on: it is one of the topic's."""
+    pool, begun = Pool(WaitsFor.STORE, 2, FAR_MS, ManualClock()), threading.Event()
+    one_at_a_time = LimitedWorkers(pool, 1, 0.01, "other reads of the topic")
+
+    def hang() -> bool:
+        begun.set()
+        return leave.wait(30)
+
+    caller = asyncio.create_task(one_at_a_time.run(hang))
+    await asyncio.to_thread(begun.wait)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    with pytest.raises(Unavailable, match="other reads of the topic have not ended within"):
+        await one_at_a_time.run(int, "7")
+    leave.set()
+    answers: list[int] = []
+    while not answers:  # the turn comes back with the thread
+        with suppress(Unavailable):
+            answers.append(await one_at_a_time.run(int, "8"))
+    assert [*answers, await one_at_a_time.run_to_end(int, "9")] == [8, 9]
