@@ -159,6 +159,7 @@ def _forwarded_body(part: Sequence[NewMessage]) -> bytes:
             "sequenceId": message.sequence_id,
             "context": message.context,
         }
+        | ({} if message.publish_time is None else {"publishTime": message.publish_time})
         for message in part
     ]
     return msgspec.json.encode({"producerName": part[0].producer, "messages": lines})

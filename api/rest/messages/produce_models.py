@@ -29,7 +29,10 @@ _SHOWN = 100
 
 
 class ProducerMessage(PulsarBody):
-    """A message. `payload` null: the tombstone of its key. `partition`: its partition, instead of that of its key."""
+    """A message. `payload` null: the tombstone of its key. `partition`: its partition, instead of that of its key.
+
+    `publishTime`: milliseconds since 1970, instead of the time of the append; an extension of Pulsar's body.
+    """
 
     model_config = ConfigDict(extra="forbid")  # a misspelled key would store a message without one
 
@@ -37,6 +40,7 @@ class ProducerMessage(PulsarBody):
     key: str | None = None
     properties: dict[str, str] | None = None
     event_time: int | str | None = None
+    publish_time: int | None = Field(None, ge=-LONG - 1, le=LONG)
     sequence_id: int = Field(0, ge=-1, le=LONG)
     partition: int | None = Field(default=None, ge=0)
     context: str | None = None
@@ -133,7 +137,7 @@ def _message(message: ProducerMessage, producer: str, encodings: MessageEncoding
             None if message.payload is None else to_bytes(message.payload, encodings.value),
             list((message.properties or {}).items()),
             event_time,
-            None,
+            message.publish_time,
             message.sequence_id,
             producer,
             message.partition,

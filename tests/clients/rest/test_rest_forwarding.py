@@ -264,13 +264,15 @@ def test_each_partition_goes_where_it_lies(two: Two) -> None:
     assert parted.ask("PUT", "/partitions", 2).status_code == 204
     parted.produce({"payload": "first"}, query="/partitions/0")
     acks = two.on_second(parted).produce(
-        {"payload": "zero", "partition": 0, "key": "k", "properties": {"a": "b"}}, {"payload": "one", "partition": 1}
+        {"payload": "zero", "partition": 0, "key": "k", "properties": {"a": "b"}, "publishTime": 1_000},
+        {"payload": "one", "partition": 1},
     )
     assert [ack["messageId"].split(":")[2] for ack in acks] == ["0", "1"]
     (request,) = two.transport.requests
     assert request.url.path.endswith("/spread-partition-0")
     assert len(json.loads(request.content)["messages"]) == 1
     assert RestTopic(two.first, "spread-partition-0").values() == [(None, "first"), ("k", "zero")]
+    assert RestTopic(two.first, "spread-partition-0").read()[1]["publish_time"] == 1_000
     assert RestTopic(two.second, "spread-partition-1").values() == [(None, "one")]
 
 
