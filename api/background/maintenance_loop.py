@@ -20,11 +20,12 @@ from typing import Self
 from api.background.sealer_process import BackgroundSealer
 from api.components import store_trial
 from api.settings.settings import Settings
+from compactor.maintenance.backlog_limits import ServedCursor
 from compactor.maintenance.tasks import Maintenance, MaintenanceTask
 from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld, Unavailable
 from storage.log.log_manager import LogManager
-from storage.metadata.records import SegmentState
+from storage.metadata.records import SegmentState, TopicRecord
 from storage.store_trial import StoreTrial
 
 POLL_SECONDS = 1.0
@@ -38,8 +39,14 @@ _log = logging.getLogger(__name__)
 class MaintenanceLoop:
     """A context manager for as long as the service runs. `wake`: something was rolled; called from any thread."""
 
-    def __init__(self, settings: Settings, environment: Environment, leads: Callable[[], bool]) -> None:
-        """`leads`: whether this process does the leader's part of the maintenance."""
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Environment,
+        leads: Callable[[], bool],
+        served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None,
+    ) -> None:
+        """`leads`: whether this process does the leader's part of the maintenance. `served`: as `BacklogLimits` has."""
         self._environment = environment
         self._store_trial: StoreTrial | None = store_trial(settings, environment)
         self._store_tried_at: int | None = None
@@ -65,6 +72,7 @@ class MaintenanceLoop:
             leads,
             self._stop.is_set,
             self._rest,
+            served,
         )
 
     def __enter__(self) -> Self:

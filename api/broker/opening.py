@@ -40,7 +40,10 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         with suppress(Unavailable):  # then it is done before this process gives out an id
             keep_lost_ids(metadata, environment.log)
         control = control_loop(settings, environment)
-        maintenance = MaintenanceLoop(settings, environment, lambda: control.leads)
+        clients = ConnectedClients()
+        maintenance = MaintenanceLoop(
+            settings, environment, lambda: control.leads, lambda topic, name: clients.subscription(topic, name)
+        )
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()
         quick_store = environment.store.within(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
@@ -58,7 +61,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
                 maintenance=maintenance,
                 schema_processes=schema_processes,
                 schemas=SchemaRegistry(metadata, schema_processes),
-                clients=ConnectedClients(),
+                clients=clients,
             )
         finally:
             if quick_store is not environment.store:

@@ -17,9 +17,10 @@ less. Errors: TopicNotFound, DataLoss, Unavailable. This module must not know pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from storage.cursor import Cursor
 from storage.environment import Environment
@@ -117,11 +118,29 @@ def first_of_last(sizes: Sequence[ExtentBytes], size: int) -> int:
     return end
 
 
+class ServedCursor(Protocol):
+    """A cursor on which connected consumers acknowledge in this process. Calls come from a thread, and block."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The cursor itself."""
+
+    def extend(self, end: int) -> None:
+        """Messages exist before that offset: they may be acknowledged."""
+
+    def acknowledged(self) -> None:
+        """Messages were acknowledged on `cursor`: write them, and deliver none of them."""
+
+
 @dataclass(frozen=True)
 class BacklogLimits:
-    """Application of the limits to topics."""
+    """Application of the limits to topics.
+
+    `served`: returns the cursor of a topic's subscription whose state is in this process, since a cursor has one owner.
+    """
 
     environment: Environment
+    served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
 
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
         """Move the topic's subscriptions by its policies. Return the quota for which it accepts no messages, if any."""
@@ -219,6 +238,11 @@ class BacklogLimits:
 
         for record in moving:
             with suppress(Fenced, NotFound):  # another owner moved or deleted the cursor: the next task checks again
+                if served := self.served(opened.record, record.name):
+                    served.extend(opened.snapshot_reader().end)
+                    served.cursor.acknowledge_below(offset)
+                    served.acknowledged()
+                    continue
                 cursor = Cursor(
                     self.environment.metadata,
                     opened.record,

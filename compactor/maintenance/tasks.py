@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, has_limits
+from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, ServedCursor, has_limits
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
@@ -79,6 +79,8 @@ class Maintenance:
     leads: Callable[[], bool]
     stopping: Callable[[], bool] = lambda: False
     rest: Rest = lambda _: None
+    served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
+    """As `BacklogLimits` has it."""
     over_quota: Mapping[int, OverQuota] = field(init=False, default_factory=dict)
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)
@@ -127,7 +129,7 @@ class Maintenance:
             _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, reason)
 
     def _limit_backlogs(self) -> None:
-        limits = BacklogLimits(self.environment)
+        limits = BacklogLimits(self.environment, self.served)
         leads = self.leads()
         before, current = self.over_quota, dict[int, OverQuota]()
         for topic, policies in self._topics():

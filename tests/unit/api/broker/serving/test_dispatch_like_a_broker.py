@@ -5,6 +5,7 @@ What the broker answered is recorded in tests/clients/behaviour; here the same i
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,14 +13,17 @@ import pytest
 from api.broker.serving import acknowledging
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.pending_acks import PendingAck
 from api.pulsar.client_versions import returns_dropped_slots
+from compactor.maintenance.backlog_limits import BacklogLimits
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import Conflict, NotFound, Unavailable
 from storage.model import EARLIEST, LATEST
+from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 from tests.entries import batch
 from tests.unit.api.broker.serving.consumers import (
@@ -289,6 +293,26 @@ def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench,
             assert reader.consumer.unacked == 0
             await reader.flow(ALL)
             assert reader.received == [0, 1, 2, 6, 7, 8, 9]
+
+    run(main())
+
+
+def test_a_time_to_live_moves_the_cursor_of_connected_consumers(bench: Workbench, topic: Topic) -> None:
+    """G3: the maintenance moved a second cursor, and the expired messages were delivered."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 10) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join(permits=0)
+            cursor = reader.subscription.position.cursor
+            assert cursor is not None
+            live = ServedSubscription(asyncio.get_running_loop(), served, reader.subscription, cursor)
+            limits = BacklogLimits(bench, lambda _, name: live if name == "s" else None)
+            await asyncio.to_thread(limits.apply, topic.record, TopicPolicies(message_ttl_seconds=60))
+            assert reader.subscription.position.backlog(10, 0) == 0
+            await reader.flow(ALL)
+            produce(served, ["k"])
+            await quiet()
+            assert reader.received == [10]
 
     run(main())
 
