@@ -21,7 +21,7 @@ from api.broker.positions import After, is_after_end, mark_delete_before
 from api.broker.refusals import PositionAfterEnd
 from compactor.maintenance.backlog_limits import bytes_from, extents
 from storage.cursor import Cursor
-from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, NotFound
+from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, Fenced, NotFound
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST
 from storage.positions import StartOffset, StartTime
@@ -272,7 +272,14 @@ def _each(
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
     for record in records:  # the cursor of connected consumers is in their service
         broker.ownership.check_for_clients(record)
-    _apply(change, records, NotFound)
+
+    def change_again_if_fenced(record: TopicRecord) -> None:
+        try:
+            change(record)
+        except Fenced:  # another process moved the cursor, which is open again
+            change(record)
+
+    _apply(change_again_if_fenced, records, NotFound)
 
 
 def _apply(

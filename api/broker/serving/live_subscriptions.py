@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
-from storage.errors import Unavailable
+from storage.errors import Fenced, NotFound, Unavailable
 from storage.model import LogPosition
 
 Answer = TypeVar("Answer")
@@ -32,7 +32,11 @@ class ServedSubscription:
         self._call(self._extend(end))
 
     def acknowledged(self) -> None:
-        self.cursor.flush()
+        try:
+            self.cursor.flush()
+        except (Fenced, NotFound):  # another process moved or deleted it: the next call acts on what is stored
+            self._call(self._subscription.reopen(self.cursor))
+            raise
         self._call(self._acknowledged())
 
     def reset(self, mark: LogPosition | None) -> None:

@@ -15,13 +15,14 @@ from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.pending_acks import PendingAck
+from api.broker.subscriptions import reset_cursor
 from api.pulsar.client_versions import returns_dropped_slots
 from compactor.maintenance.backlog_limits import BacklogLimits
 from storage.checksums import crc32c
 from storage.cursor import Cursor
 from storage.entries.entry import MAGIC, U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.errors import Conflict, NotFound, Unavailable
+from storage.errors import Conflict, Fenced, NotFound, Unavailable
 from storage.model import EARLIEST, LATEST
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
@@ -313,6 +314,34 @@ def test_a_time_to_live_moves_the_cursor_of_connected_consumers(bench: Workbench
             produce(served, ["k"])
             await quiet()
             assert reader.received == [10]
+
+    run(main())
+
+
+def test_a_cursor_that_another_process_moved_is_open_again_after_one_refusal(bench: Workbench, topic: Topic) -> None:
+    """Without consumers nothing opened it again: each skip by REST was refused."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 10) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            await reader.leave()
+            subscription, loop = reader.subscription, asyncio.get_running_loop()
+            reset_cursor(bench, topic.record, "s", EARLIEST)
+
+            def skip(count: int) -> None:
+                cursor = subscription.position.cursor
+                assert cursor is not None
+                live = ServedSubscription(loop, served, subscription, cursor)
+                live.extend(10)
+                live.cursor.skip(count, 10)
+                live.acknowledged()
+
+            with pytest.raises(Fenced):
+                await asyncio.to_thread(skip, 1)
+            await asyncio.to_thread(skip, 4)
+            mark = bench.metadata.cursors.get(topic.record.id, "s").mark_delete
+            assert mark is not None
+            assert mark.offset == 3
 
     run(main())
 
