@@ -80,13 +80,13 @@ class MaintenanceLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends after the topic that is under way."""
+        """Stop after the present topic."""
         self._stop.set()
         self._thread.join()
         self._sealer.__exit__()
 
     def wake(self) -> None:
-        """There is something to seal. Raises nothing: the writer has rolled, and this is tried again."""
+        """Seal what was rolled. Raise nothing: the writer has rolled, and this is tried again."""
         try:
             if not self._stop.is_set() and self._store_trial is None:
                 self._sealer.wake()
@@ -94,7 +94,7 @@ class MaintenanceLoop:
             _log.exception("the sealing process cannot be started now")
 
     def _rest(self, seconds: float) -> None:
-        """Between two topics of thousands; sealing does not wait for all of them."""
+        """Wait between two topics of thousands; sealing does not wait for all of them."""
         self._stop.wait(min(seconds, POLL_SECONDS))
         self._check_log_directory()
 

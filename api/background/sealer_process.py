@@ -56,7 +56,7 @@ class BackgroundSealer:
         return self
 
     def wake(self) -> None:
-        """There is something to seal. Called from any thread. Raises OSError if no process can be started now."""
+        """Seal what was rolled. Called from any thread. Raise OSError if no process can be started now."""
         with self._lock:
             if self._process is not None and self._process.is_alive():
                 return

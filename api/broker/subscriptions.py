@@ -197,6 +197,7 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
     TopicNotFound, NotTheOwner."""
     oldest = _published_since(broker, seconds)
     for record in names.local_topics(broker, name):
+        broker.ownership.check_for_clients(record)
         for subscription in of_consumers(broker.environment, record):
             _acknowledge_before(broker, record, subscription, oldest)
 

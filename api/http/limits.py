@@ -170,7 +170,7 @@ def _logs_in(scope: Scope) -> bool:
 
 
 def _length(scope: Scope) -> int:
-    """The declared length of a request's body; 0: none."""
+    """Return the declared length of a request's body; 0: none."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(lengths[0][:20]) if lengths and lengths[0].isdigit() else 0
 

@@ -351,12 +351,12 @@ def _family(name: str) -> Any:
 
 
 def _plain(name: str, value: float | None) -> Metric:
-    """A metric without labels; None: without a sample."""
+    """Return a metric without labels; None: without a sample."""
     return _labelled(name, {} if value is None else {(): value})
 
 
 def _labelled(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
-    """A metric, by the values of its labels."""
+    """Return a metric, by the values of its labels."""
     family = _family(name)
     for labels, value in values.items():
         family.add_metric(labels, value)

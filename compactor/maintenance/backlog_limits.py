@@ -126,10 +126,10 @@ class ServedCursor(Protocol):
         """The cursor itself."""
 
     def extend(self, end: int) -> None:
-        """Messages exist before that offset: they may be acknowledged."""
+        """Let messages before that offset be acknowledged: they exist."""
 
     def acknowledged(self) -> None:
-        """Messages were acknowledged on `cursor`: write them, and deliver none of them."""
+        """Write the messages that the caller acknowledged on `cursor`, and deliver none of them."""
 
 
 @dataclass(frozen=True)

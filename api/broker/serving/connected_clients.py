@@ -65,10 +65,10 @@ class LiveSubscription(Protocol):
         """The cursor that its consumers acknowledge on."""
 
     def acknowledged(self) -> None:
-        """Messages were acknowledged on `cursor` by this caller: write them, and deliver none of them."""
+        """Write the messages that this caller acknowledged on `cursor`, and deliver none of them."""
 
     def extend(self, end: int) -> None:
-        """Messages exist before that offset: they may be acknowledged."""
+        """Let messages before that offset be acknowledged: they exist."""
 
     def reset(self, mark: LogPosition | None) -> None:
         """Begin again after a message; consumers are disconnected, and subscribe again."""

@@ -93,6 +93,7 @@ class RoundRobin:
             level.remove(consumer)
             if not level:
                 del self._levels[consumer.options.priority]
+                self._turns.pop(consumer.options.priority, None)
                 self._order.remove(consumer.options.priority)
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:

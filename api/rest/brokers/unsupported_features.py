@@ -1,4 +1,4 @@
-"""Pulsar's calls for features that this service has not: one table, so that a tool gets the reason and not "Not Found".
+"""Pulsar's calls for features that this service lacks: one table, so that a tool gets the reason and not "Not Found".
 
     a value       where a feature has none, a broker answers nothing, or something empty; so does this service
     done          a policy that cannot be set is removed: none is set, as a broker answers for one that is not
@@ -74,17 +74,17 @@ _ALL = ("GET", "PUT", "POST", "DELETE")
 
 
 def _policy(path: str, what: str, value: FixedAnswer = _NONE) -> UnsupportedRoute:
-    """A policy that cannot be set: it has `value`, and there is none to remove."""
+    """Return the route of a policy that cannot be set: it has `value`, and there is none to remove."""
     return UnsupportedRoute(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
 
 
 def _refused(path: str, what: str, *verbs: str) -> UnsupportedRoute:
-    """Verbs of a path that are refused; without any: all."""
+    """Return a route that refuses these verbs of a path; without any: all."""
     return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
 
 
 def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> UnsupportedRoute:
-    """A path that can be read and no more."""
+    """Return the route of a path that can only be read."""
     return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
 
 
@@ -237,11 +237,11 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _refused("/admin/v3/transactions/{rest:path}", "transactions"),
     _refused("/proxy-stats/{rest:path}", "a proxy"),
 )
-"""Every call that is answered so. The first row that fits counts."""
+"""Every call with such an answer. The first row that fits counts."""
 
 
 def check_no_shadow(properties: Mapping[str, str]) -> None:
-    """Raises RestException (405) for the properties of a topic that is to be another one's shadow."""
+    """Raise RestException (405) for the properties of a shadow topic."""
     if SHADOW_SOURCE in properties:
         raise RestException(405, REFUSAL.format("shadow topics"))
 
@@ -270,13 +270,13 @@ def _of_service(row: UnsupportedRoute) -> Callable[..., Response]:
 
 
 def _check_cluster(broker: Broker, request: Request) -> None:
-    """Raises RestException (404)."""
+    """Raise RestException (404) for another cluster."""
     if request.path_params.get("cluster", broker.settings.cluster_name) != broker.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
 
 
 def _router() -> Routes:
-    """A route a row; what is not offered is not described either."""
+    """Return a route for each row. OpenAPI does not describe them."""
     routes = Routes(prefix="")
     for row in ROWS:
         needs: tuple[AuthAction, ...] = _LOOK

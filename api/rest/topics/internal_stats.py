@@ -125,7 +125,7 @@ def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
 
 
 def _numbers(record: CursorRecord) -> dict[str, int]:
-    """The properties that Pulsar has as numbers: its clients read no others here. Those of subscriptions are texts."""
+    """Return the properties that Pulsar has as numbers: its clients read no others here."""
     value = record.properties.get(COMPACTED_LEDGER_PROPERTY) if record.name == COMPACTION_CURSOR else None
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 

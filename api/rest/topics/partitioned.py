@@ -55,7 +55,7 @@ _BODY: dict[str, Any] = {
 
 
 def _parse(body: bytes) -> _PartitionsBody:
-    """The body from either form. Raises UnreadableBody."""
+    """Return the body from either form. Raise UnreadableBody."""
     value = parsed(body)
     if isinstance(value, dict):
         try:
