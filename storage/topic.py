@@ -9,17 +9,18 @@ messages arrive (`storage/reading/page_reader.py`), or of one key through the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 import pyarrow as pa
 
 from storage.entries.chunk_assembler import messages
 from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan
 from storage.environment import Environment
-from storage.errors import ObjectMissing, StateMayBeStale
+from storage.errors import DataLoss, ObjectMissing, StateMayBeStale
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.seek import seek_position_of
@@ -37,9 +38,12 @@ from storage.reading.compacted_reader import CompactedReader
 from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited
+from storage.reading.newest_offsets import NewestOffset, newest_offsets
+from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited, rows_before
 from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under
+
+Result = TypeVar("Result")
 
 
 class Topic:
@@ -113,6 +117,29 @@ class Topic:
         if read_compacted:
             return limited(self._compacted_source(ContinuationToken(start), reset).tables(), budget)
         return limited(self._raw_source(start, reset).tables(self.snapshot()), budget)
+
+    def read_before(
+        self, end: int, read_compacted: bool = False, max_messages: int | None = None, max_bytes: int | None = None
+    ) -> tuple[list[pa.RecordBatch], bool]:
+        """Return the last messages before an offset, in ascending order, and whether the limits left out earlier ones.
+
+        The limits are those of `read`. No more is read than needed. Raises DataLoss (R8), SegmentNotLocal.
+        """
+        return self._in_snapshot(
+            lambda reader: rows_before(reader, end, read_compacted, ReadLimits(max_messages, max_bytes))
+        )
+
+    def _in_snapshot(self, read: Callable[[SnapshotReader], Result]) -> Result:
+        """Read in the present snapshot, or in a newer one if the topic changed and an object is lost."""
+        reader = self.snapshot_reader()
+        while True:
+            try:
+                return read(reader)
+            except DataLoss:
+                newer = self.snapshot_reader()
+                if (newer.snapshot.compacted, newer.extents) == (reader.snapshot.compacted, reader.extents):
+                    raise
+                reader = newer
 
     def reader(
         self,
@@ -251,6 +278,19 @@ class Topic:
         take_snapshot = self._sealed if sealed_only else self.snapshot
         now, retention = self._environment.clock.now_ms(), self._retention_filter
         return point_read(self._environment.store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
+
+    def newest_offsets(
+        self, keys: Sequence[bytes], first: int, is_over: Callable[[], bool] = lambda: False
+    ) -> Mapping[bytes, NewestOffset | None]:
+        """Return the newest message, which may be a tombstone, of keys that the messages from offset `first` on have.
+
+        None: compaction has removed it, and its record. A key whose newest message was not reached before
+        `is_over` is missing. Raises as `newest`.
+        """
+        now, distinct = self._environment.clock.now_ms(), list(dict.fromkeys(keys))
+        return self._in_snapshot(
+            lambda reader: newest_offsets(self._environment.store, reader, self._hasher, distinct, first, now, is_over)
+        )
 
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())

@@ -16,8 +16,6 @@ chunk. Errors: ObjectMissing, ObjectDamaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 
@@ -35,8 +33,8 @@ from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_co
 
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]
-_WINDOW = 1024
-"""The most offsets of a segment that are read together."""
+_EVERY = 2**63 - 1
+"""An offset after all."""
 
 
 class LastMessageFinder:
@@ -102,8 +100,7 @@ class LastMessageFinder:
                 return
 
     def _search_segment(self, segment: SegmentRecord, first: int, unfinished: _Unfinished) -> None:
-        for start, stop in _windows(max(first, segment.first_offset), self._end_of(segment)):
-            tables = list(self._window(segment, start, stop))
+        for tables in self._reader.segment_windows(segment, first, _EVERY):
             records = (chunk_records(table, self._hasher) for table in tables)
             unfinished.add(np.concatenate([chunk_table.none(), *records]))
             for table in reversed(tables):
@@ -112,26 +109,13 @@ class LastMessageFinder:
             if unfinished.is_over:
                 return
 
-    def _window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
-        """Yield the rows of a segment from the offset `start` to before `stop`."""
-        for table in self._reader.segment(segment, start):
-            offset = table.column("offset").to_numpy()
-            if offset[0] >= stop:
-                return
-            yield table.slice(0, int(np.searchsorted(offset, stop, "left")))
-
-    def _end_of(self, segment: SegmentRecord) -> int:
-        """Return the offset after the last readable row of a segment."""
-        last = self._reader.unsealed.last(self._reader.snapshot.topic, segment)
-        return segment.first_offset if last is None else last.offset + 1
-
     def _raw_id(self, offset: int) -> MessageId:
         """Return the id of the row at an offset."""
         extent = next(extent for extent in reversed(self._reader.extents) if extent.first_offset <= offset)
         if isinstance(extent, LedgerRecord):
             reader = RowsReader(self._store, extent.rows_object)
             return self._id_of(reader.read(_group_of(reader, offset), _ID), offset)
-        (table,) = self._window(extent, offset, offset + 1)
+        (table,) = self._reader.segment_window(extent, offset, offset + 1)
         return self._id_of(table, offset)
 
     def _last_compacted(self, compacted: CompactedLedgerRecord) -> MessageId | None:
@@ -297,12 +281,3 @@ def _after(chunks: Chunks, offset: int) -> Mask:
     """Return a mask of the chunks after an offset."""
     mask: Mask = offsets(chunks) > np.uint64(offset)
     return mask
-
-
-def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of offsets from `end` down to `first`, of growing length."""
-    length = 1
-    while end > first:
-        start = max(first, end - length)
-        yield start, end
-        end, length = start, min(8 * length, _WINDOW)

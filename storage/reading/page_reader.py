@@ -13,7 +13,7 @@ page. Waiting polls, since the writer may be another process. Not thread-safe. M
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -29,6 +29,7 @@ from storage.model import Message
 from storage.positions import ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader, last_offset
+from storage.reading.snapshot_reader import SnapshotReader
 
 POLL_SECONDS = 0.1
 CHUNK_EXPIRY_MS = 600_000
@@ -244,6 +245,34 @@ def limited(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Gene
     with closing(tables):
         while not budget.is_full and (table := next(tables, None)) is not None:
             yield from table.slice(0, budget.take(table)).combine_chunks().to_batches()
+
+
+def rows_before(
+    reader: SnapshotReader, end: int, read_compacted: bool, limits: ReadLimits
+) -> tuple[list[pa.RecordBatch], bool]:
+    """Return the last rows before an offset, in ascending order, and whether the limits left out earlier ones.
+
+    Tables come newest first, and no more are read than the page needs.
+    """
+    budget, batches = PageBudget(limits), list[pa.RecordBatch]()
+    for table in _tables_before(reader, end, read_compacted):
+        if budget.is_full:
+            return batches, True
+        last = table if limits.messages is None else table.slice(max(0, len(table) - limits.messages))
+        taken = budget.take(last.take(pa.array(range(len(last) - 1, -1, -1))))  # which begins at the newest row
+        batches[:0] = last.slice(len(last) - taken).combine_chunks().to_batches()
+        if taken < len(table):
+            return batches, True
+    return batches, False
+
+
+def _tables_before(reader: SnapshotReader, end: int, read_compacted: bool) -> Iterator[pa.Table]:
+    compacted = reader.snapshot.compacted if read_compacted else None
+    if compacted is None:
+        yield from reader.raw_before(end)
+        return
+    yield from reader.raw_before(end, compacted.horizon.offset)
+    yield from reader.compacted_before(min(end, compacted.horizon.offset + 1), reader.manifest(compacted))
 
 
 def _size_of(message: Message) -> int:

@@ -21,7 +21,7 @@ hidden while the policies stay: the start only grows, and messages only get olde
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,6 +48,8 @@ from storage.positions import StartOffset, StartPosition, StartTime
 BOTH = frozenset({"compact", "delete"})
 _COMPACTED_REMEDY = Advice(AdviceKind.READ_RAW)
 _NEVER = 2**63 - 1
+WINDOW = 1024
+"""The most offsets of a segment that are read together, backwards."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,55 @@ class SnapshotReader:
             if last is not None:
                 self.read_to = last.offset
 
+    def raw_before(self, end: int, after_offset: int = -1) -> Iterator[pa.Table]:
+        """Yield the raw messages before the offset `end` and after another, the newest table first; none is empty."""
+        first = max(after_offset + 1, self.snapshot.topic.start_offset)
+        for extent in reversed(self.extents):
+            last = last_of(extent)
+            if last is not None and last.offset < first:
+                return
+            if extent.first_offset >= end:
+                continue
+            if isinstance(extent, LedgerRecord):
+                tables = self._rows_before(extent.rows_object, end)
+            else:
+                windows = self.segment_windows(extent, first, end, WINDOW // 16)
+                tables = (delivered(table) for window in windows for table in reversed(window))
+            for table in tables:
+                if len(messages := between(table, first, end)):
+                    yield messages
+                if len(table) and table.column("offset")[0].as_py() < first:
+                    return
+
+    def compacted_before(self, end: int, manifest: Manifest) -> Iterator[pa.Table]:
+        """Yield the messages of the compacted ledger before an offset, the newest table first; none is empty."""
+        with naming_compacted(self.snapshot):
+            for part in reversed(manifest.parts):
+                if part.first.offset >= end or (self.retention is not None and self.retention.hides_all(part)):
+                    continue
+                for table in self._rows_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
+                    if len(table := between(table if self.retention is None else self.retention.of(table), 0, end)):
+                        yield table
+
+    def segment_windows(
+        self, segment: SegmentRecord, first: int, end: int, length: int = 1
+    ) -> Iterator[list[pa.Table]]:
+        """Yield the rows of a segment in windows of offsets, from `end` down to `first`. They grow from `length` on."""
+        last = self.unsealed.last(self.snapshot.topic, segment)
+        first = max(first, segment.first_offset)
+        end = min(end, first if last is None else last.offset + 1)
+        while end > first:
+            start = max(first, end - length)
+            yield list(self.segment_window(segment, start, end))
+            end, length = start, min(8 * length, WINDOW)
+
+    def segment_window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
+        """Yield the rows of a segment from the offset `start` to before `stop`."""
+        for table in self.segment(segment, start):
+            if table.column("offset")[0].as_py() >= stop:
+                return
+            yield between(table, start, stop)
+
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """Yield all rows of one of the snapshot's segments, from an offset and the topic's start on."""
         start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
@@ -284,6 +335,19 @@ class SnapshotReader:
         reader = RowsReader(self._store, rows_object)
         numbers = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
         reader.expect(numbers)
+        return self._groups(reader, numbers, deleted, first_offset)
+
+    def _rows_before(
+        self, rows_object: RowsObject, end: int, deleted: BitMap | None = None, first_offset: int = 0
+    ) -> Iterator[pa.Table]:
+        """Yield the messages of the row groups that begin before the offset `end`, the last one first."""
+        reader = RowsReader(self._store, rows_object)
+        numbers = [number for number, group in enumerate(reader.groups) if group.first_offset < end]
+        return self._groups(reader, reversed(numbers), deleted, first_offset)
+
+    def _groups(
+        self, reader: RowsReader, numbers: Iterable[int], deleted: BitMap | None, first_offset: int
+    ) -> Iterator[pa.Table]:
         for number in numbers:
             size = reader.decoded_bytes(number)
             is_large = size > TABLE_BYTES
@@ -301,6 +365,12 @@ class SnapshotReader:
 def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
     """Return the rows from `bound` on. Filter other rows out first: any row may be the first of a time."""
     return table.slice(bound.first_row(table)) if len(table) else table
+
+
+def between(table: pa.Table, first: int, end: int) -> pa.Table:
+    """Return the rows of a table from the offset `first` to before `end`."""
+    start, stop = np.searchsorted(table.column("offset").to_numpy(), (first, end), "left").tolist()
+    return table.slice(start, stop - start)
 
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:

@@ -1,0 +1,242 @@
+"""The newest messages of several keys, by their offsets: the answers of `key_lookup.py`, without reading a row.
+
+The search order is that of a point read: extents after the horizon, newest first, then the levels of the compacted
+index. Each index is probed once for all keys that are still open, so 25 keys cost as many ranged reads as one, or a few
+more where an index has many fences. An unsealed segment is read once, from the offset `first` on.
+
+`first` is the offset of the first message in question: no extent before it is searched, since a later message of its
+key would have been met. In event-time order (P9) it is not used, as any message may be the winner. A chunked message
+(P10) counts at its last chunk.
+
+A caller that must answer soon ends the search with `is_over`; keys whose newest message is not known then are missing
+from the answer, and no answer is ever wrong. The same holds for a key whose event-time winner was trimmed.
+
+Errors: ObjectMissing, ObjectDamaged; SegmentNotLocal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.ledger import chunk_table, key_index, rows
+from storage.ledger.chunk_table import Chunks, assemble, chunk_records, offsets, read_ledger_chunks
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import MARKER, MAX_RANGE_BITS, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange
+from storage.ledger.manifest import Manifest
+from storage.metadata.records import SegmentRecord
+from storage.model import IndexLocation, LedgerRecord
+from storage.objects.interface import ObjectStore
+from storage.reading.snapshot_reader import SnapshotReader, naming_compacted
+
+_OF_A_KEY = pa.array((int(rows.RowType.MESSAGE), int(rows.RowType.CHUNK)), pa.int8())
+_COLUMNS = ["key", "offset", "event_time"]
+
+
+@dataclass(frozen=True)
+class NewestOffset:
+    """The newest message of a key, which compaction may have removed already. `is_tombstone`: it deletes the key."""
+
+    offset: int
+    is_tombstone: bool
+
+
+def newest_offsets(
+    store: ObjectStore,
+    reader: SnapshotReader,
+    hasher: KeyHasher,
+    keys: Sequence[bytes],
+    first: int,
+    now: int,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Mapping[bytes, NewestOffset | None]:
+    """Return the newest message of each distinct key; None: the topic knows none, from `first` on.
+
+    `now`: the time against which lateness is checked in event-time order. `is_over`: called before each read.
+    """
+    return _Search(store, reader, hasher, keys, first, now, is_over).newest() if keys else {}
+
+
+class _Over(Exception):
+    """The end of a search before its last read."""
+
+
+class _Search:
+    """A search for some keys in one snapshot. The arrays have an element for each key, in the order of hashes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        reader: SnapshotReader,
+        hasher: KeyHasher,
+        keys: Sequence[bytes],
+        first: int,
+        now: int,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._store, self._reader, self._hasher, self._now, self._is_over = store, reader, hasher, now, is_over
+        compacted = reader.snapshot.compacted
+        self._manifest: Manifest | None = None if compacted is None else reader.manifest(compacted)
+        self._horizon = -1 if compacted is None else compacted.horizon.offset
+        self._by_event = self._manifest is not None and bool(self._manifest.policies.get("event_time_order"))
+        self._first = 0 if self._by_event else first
+        hi, lo = hasher(pa.array(keys, pa.binary()))
+        order = np.lexsort((lo, hi))
+        self._keys, self._hi, self._lo = [keys[place] for place in order], hi[order], lo[order]
+        self._place = {key: place for place, key in enumerate(self._keys)}
+        self._time = np.full(len(keys), NO_EVENT_TIME, dtype=np.int64)
+        self._offset = np.full(len(keys), -1, dtype=np.int64)
+        self._deletes = np.zeros(len(keys), dtype=np.bool_)
+        self._unknown = np.zeros(len(keys), dtype=np.bool_)
+        self._chunks: list[Chunks] = []
+
+    def newest(self) -> Mapping[bytes, NewestOffset | None]:
+        try:
+            self._search_raw()
+            with naming_compacted(self._reader.snapshot):
+                self._search_compacted()
+            self._add_chunked()
+        except _Over:
+            self._unknown |= True if self._by_event else self._offset < 0
+            for chunks in self._chunks:
+                self._unknown |= np.isin(self._hi, chunks["key_hi"])
+        return {key: self._answer(place) for key, place in self._place.items() if not self._unknown[place]}
+
+    def _answer(self, place: int) -> NewestOffset | None:
+        offset = int(self._offset[place])
+        return NewestOffset(offset, bool(self._deletes[place])) if offset >= 0 else None
+
+    def _open(self) -> npt.NDArray[np.int64]:
+        """Return the places of the keys that need a further search: in event-time order all."""
+        return np.flatnonzero(self._by_event | (self._offset < 0))
+
+    def _check(self) -> None:
+        if self._is_over():
+            raise _Over
+
+    def _note(self, place: int, time: int, offset: int, deletes: bool) -> None:
+        """Note a message of a key; the newest one stays."""
+        time = time if self._by_event else int(NO_EVENT_TIME)
+        if (time, offset) > (int(self._time[place]), int(self._offset[place])):
+            self._time[place], self._offset[place], self._deletes[place] = time, offset, deletes
+
+    def _search_raw(self) -> None:
+        for extent in self._tail():
+            if not len(self._open()):
+                return
+            self._check()
+            if isinstance(extent, SegmentRecord):
+                self._search_segment(extent)
+            else:
+                self._search_ledger(extent)
+
+    def _tail(self) -> Iterator[LedgerRecord | SegmentRecord]:
+        """Yield the extents after the horizon that end at the first offset or after it, the newest first."""
+        start = max(self._horizon + 1, self._reader.snapshot.topic.start_offset, self._first)
+        for extent in reversed(self._reader.extents):
+            if extent.content is not None and extent.content.last_offset < start:
+                return
+            yield extent
+
+    def _search_ledger(self, ledger: LedgerRecord) -> None:
+        start = self._reader.snapshot.topic.start_offset
+        for place, time, flagged in self._records(ledger.index, self._open()):
+            offset = flagged & int(OFFSET_MASK)
+            if offset >= max(self._horizon + 1, start):
+                self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
+            elif self._by_event and offset < start:
+                self._unknown[place] = True
+        self._keep_chunks(read_ledger_chunks(self._store, ledger.index))
+
+    def _records(self, location: IndexLocation, places: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Yield place, event time and flagged offset of the keys that an index has."""
+        records = key_index.probe_records(self._store, location, self._hi[places], events=self._by_event)
+        if self._by_event:
+            records = records.by_event()
+        positions = key_index.find(records, self._hi[places], self._lo[places])
+        for place, position in zip(places.tolist(), positions.tolist(), strict=True):
+            if position >= 0:
+                time = NO_EVENT_TIME if records.event_time is None else records.event_time[position]
+                flagged = records.offset if records.event_offset is None else records.event_offset
+                yield place, int(time), int(flagged[position])
+
+    def _search_segment(self, segment: SegmentRecord) -> None:
+        names = pa.array(self._keys, pa.binary())
+        for table in self._reader.segment(segment, self._first):
+            self._check()
+            kinds = pc.is_in(table.column("slot"), value_set=_OF_A_KEY)
+            own = table.filter(pc.and_kleene(pc.is_in(table.column("key"), value_set=names), kinds))
+            self._keep_chunks(chunk_records(own, self._hasher))
+            plain = own.filter(pc.equal(own.column("slot"), int(rows.RowType.MESSAGE)))
+            empty = pc.equal(pc.fill_null(pc.binary_length(plain.column("payload")), 0), 0)
+            columns = (plain.column(name).to_pylist() for name in _COLUMNS)
+            for key, offset, time, deletes in zip(*columns, empty.to_pylist(), strict=True):
+                self._note(self._place[key], NO_EVENT_TIME if time is None else time, offset, deletes)
+
+    def _search_compacted(self) -> None:
+        if self._manifest is None or self._horizon < self._first:
+            return
+        pending = self._open()
+        lateness = self._manifest.policies.get("event_time_max_lateness_ms")
+        for location in chain.from_iterable(self._manifest.index):
+            if not len(pending):
+                return
+            self._check()
+            hidden = []
+            for place, time, flagged in self._records(location, pending):
+                hidden.append(place)  # by the newest level that has the key, even if its marker counts no more
+                is_late = lateness is not None and time <= self._now - lateness
+                if not (self._by_event and is_late and flagged & int(MARKER)):
+                    self._note(place, time, flagged & int(OFFSET_MASK), bool(flagged & int(TOMBSTONE)))
+            pending = np.setdiff1d(pending, hidden)
+
+    def _keep_chunks(self, chunks: Chunks) -> None:
+        """Keep the chunks of the keys."""
+        start = max(self._horizon + 1, self._reader.snapshot.topic.start_offset)
+        own = chunk_table.keyed(chunks) & np.isin(chunks["key_hi"], self._hi)
+        own &= offsets(chunks).astype(np.int64) >= start
+        if own.any():
+            self._chunks.append(chunks[own])
+
+    def _add_chunked(self) -> None:
+        """Note the chunked messages that the tail completes; they may have begun anywhere."""
+        if not self._chunks:
+            return
+        searched = np.concatenate(self._chunks)
+        oldest = int(offsets(searched).min())
+        self._first = 0
+        for extent in self._tail():
+            if extent.first_offset < oldest:
+                self._check()
+                if isinstance(extent, LedgerRecord):
+                    self._keep_chunks(read_ledger_chunks(self._store, extent.index))
+                else:
+                    for table in self._reader.segment(extent):
+                        self._keep_chunks(chunk_records(table, self._hasher))
+        if self._manifest is not None:
+            with naming_compacted(self._reader.snapshot):
+                for prefix in np.unique(searched["key_hi"] >> np.uint64(64 - MAX_RANGE_BITS)).tolist():
+                    self._check()
+                    hash_range = HashRange(prefix, MAX_RANGE_BITS)
+                    self._chunks += chunk_table.read_tables(self._store, self._manifest.chunks, hash_range)
+        assembled = assemble(np.unique(np.concatenate(self._chunks)))
+        records = assembled.records(assembled.keyed)
+        for hi, lo, flagged, time in zip(
+            records.hi.tolist(), records.lo.tolist(), records.offset.tolist(), _times(records), strict=True
+        ):
+            offset = flagged & int(OFFSET_MASK)
+            for place in np.flatnonzero((self._hi == np.uint64(hi)) & (self._lo == np.uint64(lo))).tolist():
+                if offset > self._horizon:
+                    self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
+
+
+def _times(records: key_index.IndexRecords) -> list[int]:
+    assert records.event_time is not None, "records of chunked messages have event times"
+    times: list[int] = records.event_time.tolist()
+    return times

@@ -1,0 +1,82 @@
+"""The newest messages of several keys at once: the same messages as point reads (T4)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from compactor.run.plan import RunPolicies
+from storage.ledger import key_index
+from storage.reading.newest_offsets import NewestOffset
+from storage.topic import Topic
+from tests import chunked
+from tests.entries import batch, produce, single
+from tests.workbench import Workbench, content
+
+KEYS = [b"a", b"b", b"c", b"d"]
+
+
+def check(topic: Topic, first: int = 0) -> None:
+    """Compare with a point read of each key; of a deleted key only a deletion, or nothing, may be known."""
+    newest = topic.newest_offsets([*KEYS, b"a", b"missing"], first)
+    assert newest.keys() == {*KEYS, b"missing"}
+    assert newest[b"missing"] is None
+    for key in KEYS:
+        message, record = topic.newest(key), newest[key]
+        if message is None:
+            assert record is None or record.is_tombstone, key
+        elif message.offset >= first:
+            assert record == NewestOffset(message.offset, message.is_tombstone), key
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_they_are_the_messages_of_point_reads(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, seed: int, by_event: bool
+) -> None:
+    """In sealed ledgers and unsealed segments, with deletions and chunks, in offset and in event-time order (P9)."""
+    monkeypatch.setattr(key_index, "FENCE_RECORDS", 2)
+    draw, topic, chunks = random.Random(seed), bench.topic(), 0
+    for _ in range(8):
+        keys = draw.choices(KEYS, k=draw.randint(1, 5))
+        values = [(key, draw.choice([None, b"1", b"22"])) for key in keys]
+        times = [draw.choice([None, draw.randint(1, 9)]) for _ in keys]
+        step = draw.randrange(5)
+        if step == 0:
+            bench.compactor().compact(topic.name, RunPolicies(event_time_order=by_event))
+        elif step == 1:
+            produce(topic, [batch(*values), single(keys[0], b"3", event_time=times[0])])
+        elif step == 2:
+            produce(
+                topic, [single(key, value, event_time=time) for (key, value), time in zip(values, times, strict=True)]
+            )
+        elif step == 3:
+            topic.log_manager().roll_and_seal(topic.record)
+            chunks += 1
+            chunked.append(bench, topic, chunked.whole(f"u{chunks}", keys[0], b"1", b"2")[: draw.randint(1, 2)])
+        else:
+            rows = [(key, value, time) for (key, value), time in zip(values, times, strict=True)]
+            bench.append(topic, [content(*rows, time="event_time")])
+    for first in range(0, topic.snapshot_reader().end + 1, 3):
+        check(topic, first)
+
+
+def test_a_search_that_ends_early_knows_less_and_nothing_wrong(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"))])
+    bench.append(topic, [content((b"b", b"2"))])
+    for reads in range(4):
+        left = iter([False] * reads)
+        newest = topic.newest_offsets([b"a", b"b"], 0, lambda left=left: next(left, True))
+        expected = {b"b": NewestOffset(2, False), b"a": NewestOffset(0, False)}
+        assert newest == dict(list(expected.items())[: min(reads, 2)])
+
+
+def test_the_mark_of_a_removed_deletion_still_names_it(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", None))])
+    bench.compact(topic)
+    assert topic.newest_offsets([b"a", b"b"], 0) == {b"a": NewestOffset(2, True), b"b": NewestOffset(1, False)}
