@@ -1,0 +1,121 @@
+"""Values of Avro's binary encoding, read by their own schema, as Python's types for JSON.
+
+A union's value is that of its branch, an enum's its symbol; bytes and fixed are texts with a character for each byte,
+as in Avro's JSON encoding; logical types keep the value of the type below.
+
+Payloads and definitions come from clients, and a few bytes may claim any number of values: `STEPS` bounds values and
+the characters of field names together, `DEPTH` their nesting. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+STEPS = 100_000
+DEPTH = 64
+_LONGEST_NUMBER = 10
+_FLOATS = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
+
+
+class MalformedValue(ValueError):
+    """Bytes that are no value of a schema, or a value beyond the bounds. The message names the reason."""
+
+
+def decode(schema: Any, data: bytes, steps: int = STEPS) -> Any:
+    """Return the value that all of `data` encodes. `schema`: as `avro_resolution.parse` returns it. Raise
+    MalformedValue."""
+    reader = _ValueReader(data, steps)
+    value = reader.value(schema, 0)
+    if reader.position != len(data):
+        raise MalformedValue(f"{len(data) - reader.position} bytes follow the value")
+    return value
+
+
+class _ValueReader:
+    """A reader of values, from the first byte on."""
+
+    def __init__(self, data: bytes, steps: int) -> None:
+        self._data = data
+        self._steps_left = steps
+        self.position = 0
+
+    def value(self, schema: Any, depth: int) -> Any:
+        self._spend(1)
+        if depth > DEPTH:
+            raise MalformedValue(f"it is nested deeper than {DEPTH} values")
+        match schema.type:
+            case "null":
+                return None
+            case "boolean":
+                return self._take(1) != b"\0"
+            case "int" | "long":
+                return self._number()
+            case "float" | "double":
+                numbers = _FLOATS[schema.type]
+                return numbers.unpack(self._take(numbers.size))[0]
+            case "bytes":
+                return self._take(self._number()).decode("latin-1")
+            case "fixed":
+                return self._take(schema.size).decode("latin-1")
+            case "string":
+                return self._text()
+            case "enum":
+                return self._choice(schema.symbols)
+            case "union" | "error_union":
+                return self.value(self._choice(schema.schemas), depth + 1)
+            case "array":
+                return [self.value(schema.items, depth + 1) for _ in self._blocks()]
+            case "map":
+                return {self._text(): self.value(schema.values, depth + 1) for _ in self._blocks()}
+            case "record" | "error":
+                return self._record(schema, depth)
+        raise MalformedValue(f"its type {schema.type} is not known")
+
+    def _record(self, schema: Any, depth: int) -> dict[str, Any]:
+        fields = {}
+        for field in schema.fields:
+            self._spend(len(field.name))
+            fields[field.name] = self.value(field.type, depth + 1)
+        return fields
+
+    def _blocks(self) -> Any:
+        """Yield once for each item of an array or a map."""
+        while count := self._number():
+            if count < 0:
+                self._number()  # the bytes of the block
+            for _ in range(abs(count)):
+                self._spend(1)
+                yield
+
+    def _choice(self, choices: Any) -> Any:
+        number = self._number()
+        if not 0 <= number < len(choices):
+            raise MalformedValue(f"it names choice {number} of {len(choices)}")
+        return choices[number]
+
+    def _text(self) -> str:
+        try:
+            return self._take(self._number()).decode()
+        except UnicodeDecodeError as error:
+            raise MalformedValue("a text is not UTF-8") from error
+
+    def _number(self) -> int:
+        result = 0
+        for place in range(_LONGEST_NUMBER):
+            byte = self._take(1)[0]
+            result |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                return (result >> 1) ^ -(result & 1)
+        raise MalformedValue(f"a number has more than {_LONGEST_NUMBER} bytes")
+
+    def _take(self, length: int) -> bytes:
+        if not 0 <= length <= len(self._data) - self.position:
+            raise MalformedValue("it ends before the value does")
+        start, self.position = self.position, self.position + length
+        return self._data[start : self.position]
+
+    def _spend(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise MalformedValue("it has more values than are shown")

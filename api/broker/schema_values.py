@@ -1,0 +1,146 @@
+"""A payload as the value that the schema of its topic describes, for people to read.
+
+    AVRO                            the value, as JSON
+    BOOLEAN, INT8 to DOUBLE         a number, in the byte order of Pulsar's clients
+    DATE to LOCAL_DATE_TIME         a date or time, in ISO 8601, UTC
+    KEY_VALUE                       both parts by their own types; of SEPARATED encoding the key is the message's
+    JSON, STRING, NONE, BYTES       texts and bytes describe themselves
+    PROTOBUF, PROTOBUF_NATIVE       not decoded
+
+Definitions and payloads come from clients: a definition is parsed up to `DEFINITION_BYTES`, and `avro_values.py` bounds
+the values. Pure.
+
+Sources: the schemas of Pulsar's Java client (`org.apache.pulsar.client.impl.schema`), KeyValueSchemaInfo.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from api.broker import avro_resolution, avro_values
+from api.broker.avro_resolution import MalformedDefinition, TooComplex
+from api.broker.avro_values import MalformedValue
+from api.broker.schema_compatibility import split_parts
+from api.broker.schemas import type_name
+from storage.metadata.schemas import SchemaRecord
+
+DEFINITION_BYTES = 64 << 10
+SELF_DESCRIBED = ("NONE", "BYTES", "STRING", "JSON")
+"""Types whose payload is shown as it is."""
+_LENGTH = struct.Struct(">i")
+_NANOS = 10**9
+
+
+class NotDecoded(ValueError):
+    """A payload that is not shown by its schema. The message names the reason."""
+
+
+def decode(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
+    """Return the value of a payload as text. Raise NotDecoded."""
+    try:
+        value = _value(type_name(schema.type), schema.data, schema.properties, payload, key)
+        return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    except (MalformedValue, MalformedDefinition, TooComplex, struct.error, ValueError, OverflowError) as error:
+        raise NotDecoded(str(error)[:500]) from error
+    except RecursionError as error:
+        raise NotDecoded("its definition is nested too deep") from error
+
+
+def _value(kind: str, definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None) -> Any:
+    if kind == "AVRO":
+        return avro_values.decode(_parsed(definition), payload)
+    if kind == "KEY_VALUE":
+        return _key_value(definition, properties, payload, key)
+    if kind in SELF_DESCRIBED:
+        return payload.decode()
+    if kind not in _FIXED:
+        raise NotDecoded(f"values of type {kind} are not decoded here")
+    layout, convert = _FIXED[kind]
+    if len(payload) != layout.size:
+        raise NotDecoded(f"it has {len(payload)} bytes, and a value of type {kind} has {layout.size}")
+    return convert(*layout.unpack(payload))
+
+
+def _parsed(definition: bytes) -> Any:
+    if len(definition) > DEFINITION_BYTES:
+        raise NotDecoded(f"its definition has {len(definition):,} bytes, and {DEFINITION_BYTES:,} are read here")
+    return avro_resolution.parse(definition)
+
+
+def _key_value(definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None) -> Any:
+    definitions = dict(zip(("key", "value"), split_parts(definition), strict=True))
+    if properties.get("kv.encoding.type") == "SEPARATED":
+        parts: dict[str, bytes | None] = {"key": key, "value": payload}
+    else:
+        key_part, rest = _part(payload)
+        value_part, rest = _part(rest)
+        if rest:
+            raise NotDecoded(f"{len(rest)} bytes follow key and value")
+        parts = {"key": key_part, "value": value_part}
+    return {name: _part_value(name, definitions[name], properties, data) for name, data in parts.items()}
+
+
+def _part_value(name: str, definition: bytes, properties: Mapping[str, str], data: bytes | None) -> Any:
+    kind = properties.get(f"{name}.schema.type") or "BYTES"
+    if kind == "KEY_VALUE":
+        raise NotDecoded(f"its {name} is a pair itself")
+    if data is None:
+        return None
+    return data.decode("latin-1") if kind == "BYTES" else _value(kind, definition, {}, data, None)
+
+
+def _part(data: bytes) -> tuple[bytes | None, bytes]:
+    """Return the part after its length in four bytes, and the rest; None: its length is -1."""
+    (length,) = _LENGTH.unpack_from(data)
+    rest = data[_LENGTH.size :]
+    if length == -1:
+        return None, rest
+    if not 0 <= length <= len(rest):
+        raise NotDecoded("it ends before its parts do")
+    return rest[:length], rest[length:]
+
+
+def _moment(milliseconds: int) -> str:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _instant(seconds: int, nanoseconds: int) -> str:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}+00:00"
+
+
+def _day(days: int) -> str:
+    return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
+
+
+def _time_of_day(nanoseconds: int) -> str:
+    seconds, fraction = divmod(nanoseconds, _NANOS)
+    minutes, second = divmod(seconds, 60)
+    return f"{time(minutes // 60, minutes % 60, second)}.{fraction:09}"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_FIXED: Mapping[str, tuple[struct.Struct, Callable[..., Any]]] = {
+    "BOOLEAN": (struct.Struct(">?"), _same),
+    "INT8": (struct.Struct(">b"), _same),
+    "INT16": (struct.Struct(">h"), _same),
+    "INT32": (struct.Struct(">i"), _same),
+    "INT64": (struct.Struct(">q"), _same),
+    "FLOAT": (struct.Struct(">f"), _same),
+    "DOUBLE": (struct.Struct(">d"), _same),
+    "DATE": (struct.Struct(">q"), _moment),
+    "TIME": (struct.Struct(">q"), _moment),
+    "TIMESTAMP": (struct.Struct(">q"), _moment),
+    "INSTANT": (struct.Struct(">qi"), _instant),
+    "LOCAL_DATE": (struct.Struct(">q"), _day),
+    "LOCAL_TIME": (struct.Struct(">q"), _time_of_day),
+    "LOCAL_DATE_TIME": (struct.Struct(">qq"), lambda days, nanos: f"{_day(days)}T{_time_of_day(nanos)}"),
+}
