@@ -1,48 +1,312 @@
-"""A page of a topic's messages from an offset on: the raw read and the compacted read side by side."""
+"""A page of a topic's messages: raw, compacted, or both in one column, with what compaction does to each message.
+
+A page begins at an offset and goes forward, or ends before one and goes backward; neither scans the topic. `order` is
+that of the rows on the page alone. In the view of both, a message that a compacted read leaves out, or that a newer one
+of its key supersedes, says so, and by which offset: the newest messages of the page's keys are searched in the key
+indexes for at most `SEARCH_MS`. A chunk of a chunked message has a row of its own.
+
+Errors of a read are shown on the page, beside what was read before them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from api.broker import names
 from api.broker.broker import Broker
+from api.formats.position_text import parse_start
 from api.http.problems import public_reason, reported_as
-from storage.errors import CompactorError
-from storage.model import EARLIEST, Message, TopicName
-from storage.positions import StartOffset
-from storage.reading.page_reader import ReadLimits
+from storage.entries.stored_message import StoredMessage, stored_messages
+from storage.errors import CompactorError, SegmentNotLocal
+from storage.ledger.rows import RowType
+from storage.metadata.records import SegmentRecord
+from storage.model import EARLIEST, TopicName
+from storage.positions import StartOffset, StartPosition
+from storage.reading.newest_offsets import NewestOffset
 from storage.topic import Topic
 
 PAGE_MESSAGES = 25
-_LIMITS = ReadLimits(PAGE_MESSAGES, 1 << 20)
+PAGE_BYTES = 1 << 20
+"""The payload bytes after which a page takes no further message."""
+PREVIEW_BYTES = 1 << 10
+"""The bytes of a payload that a page shows at most."""
+SEARCH_MS = 300
+"""Milliseconds after which no further index is searched for newer messages of the page's keys."""
+OFFSETS = 2**62
+"""More than any offset."""
+
+
+class View(StrEnum):
+    """The read that a page shows."""
+
+    BOTH = "both"
+    RAW = "raw"
+    COMPACTED = "compacted"
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """The reads of the view: for each, whether it is compacted."""
+        return {View.BOTH: (False, True), View.RAW: (False,), View.COMPACTED: (True,)}[self]
+
+
+class Order(StrEnum):
+    """The order of a page's rows, and the end of the topic with which the first page begins."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
 
 
 @dataclass(frozen=True)
-class ReadSide:
-    """The result of one read. `following`: the offset of the next page; None: this is the last page. `problem`: the
-    error that ended the read; empty: none did."""
+class PageQuery:
+    """The page that a browser requests. At most one of the last four: the first offset, the offset before which it
+    ends, the first publish time, and the key whose newest message ends it."""
 
-    messages: Sequence[Message]
-    following: int | None
-    problem: str
+    view: View = View.BOTH
+    order: Order = Order.NEWEST
+    offset: int | None = None
+    before: int | None = None
+    time: str = ""
+    key: str = ""
 
 
-def raw_and_compacted(broker: Broker, name: TopicName, start: int) -> tuple[ReadSide, ReadSide]:
-    """Read one page of both sides from offset `start` on. Waits for the store. Raise TopicNotFound, RestException (405)
-    for a partitioned topic."""
+@dataclass(frozen=True)
+class MessageState:
+    """The effect of compaction on a message.
+
+    `superseded_by`: the newest message of its key; None: this is it, or it is not known. `is_left_out`: a compacted
+    read does not return it. `is_trimmed`: raw does not have it any more. `is_unsearched`: it is not known whether a
+    newer message of its key exists.
+    """
+
+    superseded_by: NewestOffset | None = None
+    is_left_out: bool = False
+    is_trimmed: bool = False
+    is_unsearched: bool = False
+
+    @property
+    def is_struck(self) -> bool:
+        """True if the message does not count any more."""
+        return self.is_left_out or self.superseded_by is not None
+
+
+@dataclass(frozen=True)
+class MessagePage:
+    """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
+    neighbouring pages; None: there is none. `missing_key`: the key has no message. `problems`: errors of its reads."""
+
+    name: TopicName
+    query: PageQuery
+    messages: Sequence[tuple[StoredMessage, MessageState]]
+    older_before: int | None = None
+    newer_from: int | None = None
+    is_missing_key: bool = False
+    problems: Sequence[str] = ()
+
+    @property
+    def unsearched(self) -> int:
+        """The number of messages of which it is not known whether they are superseded."""
+        return sum(state.is_unsearched for _, state in self.messages)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest offset of the page."""
+        return min((message.offset for message, _ in self.messages), default=None)
+
+    @property
+    def last(self) -> int | None:
+        """The highest offset of the page."""
+        return max((message.offset for message, _ in self.messages), default=None)
+
+
+@dataclass
+class Side:
+    """The rows of one read, ascending. `has_more`: it stopped at a limit; `problem`: the error that ended it."""
+
+    rows: list[StoredMessage] = field(default_factory=list)
+    has_more: bool = False
+    problem: str = ""
+
+
+def open_topic(broker: Broker, name: TopicName) -> Topic:
+    """Return a topic that is not partitioned. Raise TopicNotFound, RestException (405)."""
     with reported_as(partitioned=f"{name} is a partitioned topic: look at its partitions"):
         names.check_not_partitioned(broker.environment, name)
-    topic = Topic(broker.environment, names.topic(broker.environment, name))
-    return _side(topic, start, False), _side(topic, start, True)
+    return Topic(broker.environment, names.topic(broker.environment, name))
 
 
-def _side(topic: Topic, start: int, read_compacted: bool) -> ReadSide:
-    with closing(topic.reader(StartOffset(start) if start else EARLIEST, read_compacted)) as reader:
+def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePage:
+    """Read a page. Waits for the store. Raise TopicNotFound, InvalidInput for a time, RestException (405)."""
+    topic = open_topic(broker, name)
+    if query.key:
+        return _page_of_key(broker, topic, query)
+    problems: list[str] = []
+    start, end = 0, None
+    if query.time:
+        start = _first_since(topic, query.view, parse_start(f"@{query.time}"), problems)
+    elif query.offset is not None:
+        start = min(max(query.offset, 0), OFFSETS)
+    elif query.before is not None:
+        end = min(max(query.before, 0), OFFSETS)
+    elif query.order is Order.NEWEST:
+        end = OFFSETS
+    return _page(broker, topic, query, start, end, problems)
+
+
+def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
+    """Return the newest message of a key, and those of the key among the messages before it on the page."""
+    key, problems = query.key.encode(), list[str]()
+    try:
+        newest = topic.newest(key)
+    except SegmentNotLocal as error:
+        problems.append(public_reason(error))
+        newest = topic.newest(key, sealed_only=True)
+    except CompactorError as error:
+        return MessagePage(topic.name, query, (), problems=[public_reason(error)])
+    if newest is None:
+        return MessagePage(topic.name, query, (), is_missing_key=True, problems=problems)
+    page = _page(broker, topic, query, 0, newest.offset + 1, problems)
+    return replace(page, messages=[item for item in page.messages if item[0].key == key])
+
+
+def _page(
+    broker: Broker, topic: Topic, query: PageQuery, start: int, end: int | None, problems: list[str]
+) -> MessagePage:
+    """Return the page that begins at `start`, or that ends before `end`."""
+    sides = {
+        flag: _forward(topic, start, flag) if end is None else _backward(topic, end, flag) for flag in query.view.flags
+    }
+    problems += [side.problem for side in sides.values() if side.problem]
+    offsets, has_more = page_offsets(sides.values(), is_forward=end is None)
+    first = offsets[0] if offsets else start if end is None else end
+    after = offsets[-1] + 1 if offsets else first
+    older = has_more if end is not None else first > 0 and _exists_before(topic, first, query.view)
+    newer = has_more if end is None else end < OFFSETS and _exists_from(topic, after, query.view)
+    messages = _with_states(broker, topic, sides, offsets)
+    if query.order is Order.NEWEST:
+        messages.reverse()
+    return MessagePage(
+        topic.name,
+        query,
+        messages,
+        first if older else None,
+        after if newer else None,
+        problems=list(dict.fromkeys(problems)),
+    )
+
+
+def page_offsets(sides: Collection[Side], *, is_forward: bool) -> tuple[list[int], bool]:
+    """Return the offsets of a page, ascending, and whether more follow in its direction.
+
+    Where a side has stopped at a limit, a message beyond its last one may be on that side or not: it is left out.
+    """
+    offsets = sorted({row.offset for side in sides for row in side.rows})
+    ends = [side.rows[-1 if is_forward else 0].offset for side in sides if side.has_more]
+    if ends:
+        offsets = [offset for offset in offsets if (offset <= min(ends) if is_forward else offset >= max(ends))]
+    has_more = bool(ends) or len(offsets) > PAGE_MESSAGES
+    return (offsets[:PAGE_MESSAGES] if is_forward else offsets[-PAGE_MESSAGES:]), has_more
+
+
+def _forward(topic: Topic, start: int, read_compacted: bool) -> Side:
+    side, size = Side(), 0
+    batches = topic.read(StartOffset(start) if start else EARLIEST, read_compacted, PAGE_MESSAGES + 1)
+    try:
+        with closing(batches):
+            for batch in batches:
+                for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES):
+                    if size >= PAGE_BYTES:
+                        side.has_more = True
+                        return side
+                    side.rows.append(row)
+                    size += row.payload_size
+    except CompactorError as error:
+        side.problem = public_reason(error)
+    side.has_more = len(side.rows) > PAGE_MESSAGES
+    return side
+
+
+def _backward(topic: Topic, end: int, read_compacted: bool) -> Side:
+    try:
+        batches, has_more = topic.read_before(end, read_compacted, PAGE_MESSAGES + 1, PAGE_BYTES)
+    except SegmentNotLocal as error:  # the messages that are sealed
+        segments = [extent for extent in topic.snapshot().extents if isinstance(extent, SegmentRecord)]
+        sealed_end = min((segment.first_offset for segment in segments), default=end)
+        side = _backward(topic, sealed_end, read_compacted) if sealed_end < end else Side()
+        return replace(side, problem=side.problem or public_reason(error))
+    except CompactorError as error:
+        return Side(problem=public_reason(error))
+    rows = [row for batch in batches for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES)]
+    return Side(rows, has_more)
+
+
+def _first_since(topic: Topic, view: View, start: StartPosition, problems: list[str]) -> int:
+    """Return the offset of the first message that was published at a time or later; without one, an end after all."""
+    offsets = [OFFSETS]
+    for flag in view.flags:
         try:
-            messages = reader.messages(_LIMITS).messages
+            position = topic.first_at(start, read_compacted=flag)
         except CompactorError as error:
-            return ReadSide((), None, public_reason(error))
-    following = messages[-1].offset + 1 if len(messages) == PAGE_MESSAGES else None
-    return ReadSide(messages, following, "")
+            problems.append(public_reason(error))
+            continue
+        if position is not None:
+            offsets.append(position.offset)
+    return min(offsets)
+
+
+def _exists_before(topic: Topic, offset: int, view: View) -> bool:
+    with suppress(CompactorError):
+        return any(topic.read_before(offset, flag, max_messages=1)[0] for flag in view.flags)
+    return False
+
+
+def _exists_from(topic: Topic, offset: int, view: View) -> bool:
+    with suppress(CompactorError):
+        for flag in view.flags:
+            with closing(topic.read(StartOffset(offset), flag, max_messages=1)) as batches:
+                if next(batches, None) is not None:
+                    return True
+    return False
+
+
+def _with_states(
+    broker: Broker, topic: Topic, sides: Mapping[bool, Side], offsets: Sequence[int]
+) -> list[tuple[StoredMessage, MessageState]]:
+    """Return the messages of a page with their states, which are empty unless both reads succeeded."""
+    on_side = {flag: {row.offset: row for row in side.rows} for flag, side in sides.items()}
+    messages = [next(rows[offset] for rows in on_side.values() if offset in rows) for offset in offsets]
+    if len(sides) == 1 or any(side.problem for side in sides.values()):
+        return [(message, MessageState()) for message in messages]
+    newest = newest_of(broker, topic, messages)
+    return [
+        (message, state_of(message, message.offset in on_side[False], message.offset in on_side[True], newest))
+        for message in messages
+    ]
+
+
+def newest_of(broker: Broker, topic: Topic, messages: Sequence[StoredMessage]) -> Mapping[bytes, NewestOffset | None]:
+    """Return the newest message of each key of some messages, in ascending order, as far as it is known in time."""
+    now_ms = broker.environment.clock.now_ms
+    deadline = now_ms() + SEARCH_MS
+    keys = [message.key for message in messages if message.key is not None]
+    try:
+        return topic.newest_offsets(keys, messages[0].offset, lambda: now_ms() > deadline) if keys else {}
+    except CompactorError:
+        return {}
+
+
+def state_of(
+    message: StoredMessage, is_in_raw: bool, is_in_compacted: bool, newest: Mapping[bytes, NewestOffset | None]
+) -> MessageState:
+    """Return the effect of compaction on a message. `newest`: the newest message of each key that is known."""
+    record = None if message.key is None else newest.get(message.key)
+    is_part = message.kind is RowType.CHUNK and is_in_compacted  # of the newest message, which ends at its last chunk
+    is_superseded = record is not None and record.offset != message.offset and not is_part
+    return MessageState(
+        record if is_superseded else None,
+        not is_in_compacted,
+        not is_in_raw,
+        message.kind is RowType.MESSAGE and message.key is not None and message.key not in newest,
+    )

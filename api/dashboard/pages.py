@@ -2,7 +2,8 @@
 
     /                                   all topics: size, saved share, last compaction, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
-    …/messages, …/policies              messages raw and compacted, forms for policies
+    …/messages, …/messages/OFFSET       messages raw and compacted, and one of them
+    …/policies                          forms for policies
     /dashboard/service                  the leader, the services, requested and failing compactions
     /dashboard/settings                 the settings, each with its origin
 
@@ -14,14 +15,16 @@ from __future__ import annotations
 
 import functools
 from importlib.resources import files
+from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import Request
+from fastapi import Path, Request
 from starlette.responses import Response
 
 from api.broker import compaction
 from api.broker.threads import WaitsFor
-from api.dashboard.message_browser import raw_and_compacted
+from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
+from api.dashboard.message_view import message_view
 from api.dashboard.policy_table import policies_of, setting_rows
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
@@ -98,12 +101,38 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
 
 @router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE, include_in_schema=False)
 @page
-def show_messages(broker: Broker, request: Request, topic: Topic, offset: int = 0) -> Response:
-    """Return the page of a topic's messages from an offset on, raw and compacted side by side."""
+def show_messages(
+    broker: Broker,
+    request: Request,
+    topic: Topic,
+    view: View = View.BOTH,
+    order: Order = Order.NEWEST,
+    offset: int | None = None,
+    before: int | None = None,
+    time: str = "",
+    key: str = "",
+) -> Response:
+    """Return a page of a topic's messages: raw, compacted, or both in one column."""
     require(request, AuthAction.CONSUME, topic=topic)
-    start = max(0, offset)
-    raw, compacted = raw_and_compacted(broker, topic, start)
-    return rendered(request, "messages.html", name=topic, start=start, raw=raw, compacted=compacted)
+    query = PageQuery(view, order, offset, before, time.strip(), key)
+
+    def link(**changes: object) -> str:
+        parameters = {"view": view.value, "order": order.value, **changes}
+        return "?" + urlencode({name: value for name, value in parameters.items() if value is not None})
+
+    return rendered(
+        request, "messages.html", name=topic, page=message_page(broker, topic, query), link=link, end=OFFSETS
+    )
+
+
+@router.get(f"{TOPIC_PAGE}/messages/{{offset}}", waits_for=WaitsFor.STORE, include_in_schema=False)
+@page
+def show_message(
+    broker: Broker, request: Request, topic: Topic, offset: Annotated[int, Path(ge=0, le=OFFSETS)]
+) -> Response:
+    """Return the page of the message at an offset."""
+    require(request, AuthAction.CONSUME, topic=topic)
+    return rendered(request, "message.html", name=topic, view=message_view(broker, topic, offset))
 
 
 @router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)

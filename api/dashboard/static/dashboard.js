@@ -75,6 +75,25 @@
     });
   }
 
+  // Buttons that copy a text of the page: shown where the browser lets a page write to the clipboard.
+  function copyable() {
+    if (!navigator.clipboard) return;
+    document.querySelectorAll("button[data-copy]").forEach((button) => {
+      const label = button.textContent;
+      button.hidden = false;
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+          button.textContent = "Copied";
+        } catch {
+          button.textContent = "The browser refused to copy";
+        }
+        setTimeout(() => (button.textContent = label), 2000);
+      });
+    });
+  }
+
   explore();
   follow();
+  copyable();
 })();

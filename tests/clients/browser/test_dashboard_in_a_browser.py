@@ -17,6 +17,7 @@ PAGES = {
     "topics": "/",
     "topic": TOPIC,
     "messages": f"{TOPIC}/messages",
+    "message": f"{TOPIC}/messages/7",
     "policies": f"{TOPIC}/policies",
     "trim": f"{TOPIC}/trim",
     "service": "/dashboard/service",
@@ -54,8 +55,7 @@ def test_a_compaction_is_started_watched_and_looked_into(browser: Browser, servi
         expect(page.locator("pre")).to_have_text("<b>457</b>")
 
         page.get_by_role("link", name="Messages").click()
-        expect(page.get_by_role("region", name="Raw messages").locator("tbody tr")).to_have_count(25)
-        expect(page.get_by_role("region", name="Compacted messages").locator("tbody tr").first).to_contain_text("450")
+        expect(page.locator("tbody tr")).to_have_count(25)
 
 
 def test_without_scripts_a_page_loads_itself_again(browser: Browser, service: RunningService) -> None:

@@ -160,34 +160,6 @@ def test_buttons_compact_pause_resume_and_cancel(served: Served, rest_topic: Res
     assert '<span class="state success">success</span>' in page(served.client, page_of(rest_topic))
 
 
-def test_messages_raw_and_compacted_side_by_side(served: Served, rest_topic: RestTopic) -> None:
-    rest_topic.put(a="1", b="1")
-    rest_topic.put(a="<2>")
-    rest_topic.compact()
-    rest_topic.put(b=None)
-
-    def sides(offset: int) -> list[list[str]]:
-        text = page(served.client, f"{page_of(rest_topic)}/messages?offset={offset}")
-        halves = text.split('<section class="side"')[1:]
-        return [re.findall(r"<td>([ab])</td><td class=\"value\">([^\n]*?)</td>", half) for half in halves]
-
-    deleted = ("b", "<i>deleted</i>")
-    assert sides(0) == [
-        [("a", "1"), ("b", "1"), ("a", "&lt;2&gt;"), deleted],
-        [("b", "1"), ("a", "&lt;2&gt;"), deleted],
-    ]
-    assert sides(3) == [[deleted], [deleted]]
-
-
-def test_a_page_of_messages_leads_to_the_next(served: Served, rest_topic: RestTopic) -> None:
-    rest_topic.put(**{f"k{number}": "v" for number in range(30)})
-    text = page(served.client, f"{page_of(rest_topic)}/messages")
-    assert f'{page_of(rest_topic)}/messages?offset=25"' in text
-    assert "offset=" not in page(served.client, f"{page_of(rest_topic)}/messages?offset=25").replace(
-        'name="offset"', ""
-    )
-
-
 def test_policies_are_set_refused_and_removed(served: Served, rest_topic: RestTopic) -> None:
     def post(**form: str) -> tuple[int, str]:
         body = "&".join(f"{name}={value}" for name, value in form.items())

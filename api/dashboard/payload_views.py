@@ -1,0 +1,91 @@
+"""A payload for people to read: as indented JSON, as text, and in hexadecimal.
+
+Payloads come from anyone, and may be anything: each view is bounded, and says what it leaves out. Templates escape the
+text; control characters become visible signs, so that none acts on a terminal that it is copied to. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgspec
+
+TEXT_BYTES = 64 << 10
+"""The most bytes that are shown as text, or formatted as JSON."""
+HEX_BYTES = 1 << 10
+JSON_DEPTH = 64
+"""Nested arrays and objects of JSON that is formatted: the indentation of deeper ones would outgrow their text."""
+_HEX_COLUMNS = 8
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = re.compile(r"[\[\]{}]")
+_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+
+
+@dataclass(frozen=True)
+class PayloadView:
+    """A view of a payload. `name`: unique in a page. `cut_to`: the bytes that it shows; None: all of them."""
+
+    name: str
+    title: str
+    text: str
+    cut_to: int | None = None
+
+
+def views(payload: bytes, size: int) -> list[PayloadView]:
+    """Return the views of the first bytes of a payload of `size` bytes, the best one first."""
+    candidates = (json_view(payload, size), text_view(payload, size), hex_view(payload, size))
+    return [view for view in candidates if view is not None]
+
+
+def json_view(payload: bytes, size: int) -> PayloadView | None:
+    """Return an indented JSON object or array; numbers and texts stay as they are. None: it is none, or too large."""
+    if size > min(TEXT_BYTES, len(payload)) or payload.lstrip()[:1] not in (b"{", b"["):
+        return None
+    try:
+        text = payload.decode()
+        if _depth(text) > JSON_DEPTH:
+            return None
+        return PayloadView("json", "JSON", msgspec.json.format(text, indent=2))
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        return None
+
+
+def text_view(payload: bytes, size: int) -> PayloadView | None:
+    """Return a text; None: it is not UTF-8, or has a NUL."""
+    head = payload[:TEXT_BYTES]
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as error:
+        if len(head) == size or error.start < len(head) - 3:
+            return None
+        head = head[: error.start]  # the cut divides a character
+        text = head.decode()
+    return None if "\0" in text else PayloadView("text", "Text", visible(text), _cut_to(len(head), size))
+
+
+def hex_view(payload: bytes, size: int) -> PayloadView:
+    """Return lines of eight bytes: their offset, their digits, and their ASCII characters."""
+    head = payload[:HEX_BYTES]
+    lines = []
+    for start in range(0, len(head), _HEX_COLUMNS):
+        line = head[start : start + _HEX_COLUMNS]
+        characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
+        lines.append(f"{start:04x}  {line.hex(' '):<{3 * _HEX_COLUMNS - 1}}  {characters}")
+    return PayloadView("hex", "Hexadecimal", "\n".join(lines), _cut_to(len(head), size))
+
+
+def visible(text: str) -> str:
+    """Return a text with a visible sign for each control character."""
+    return text.translate(_SIGNS)
+
+
+def _cut_to(length: int, size: int) -> int | None:
+    return length if length < size else None
+
+
+def _depth(text: str) -> int:
+    """Return how deep arrays and objects are nested."""
+    brackets = _BRACKETS.findall(_STRINGS.sub("", text))
+    return max(accumulate((1 if bracket in "[{" else -1 for bracket in brackets), initial=0))

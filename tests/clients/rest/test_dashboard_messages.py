@@ -1,0 +1,167 @@
+"""The dashboard's pages of messages, as a browser without scripts has them."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+
+from api.broker.schema_compatibility import SchemaType
+from api.dashboard import message_browser
+from api.dashboard.message_browser import PAGE_MESSAGES
+from storage.metadata.schemas import SchemaRecord
+from storage.model import TopicName
+from tests.clients.rest.conftest import RestTopic
+from tests.clients.rest.test_dashboard import guarded, logged_in, page, page_of
+from tests.serving import Served
+
+__all__ = ["guarded"]
+
+
+@pytest.fixture(autouse=True)
+def every_key_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(message_browser, "SEARCH_MS", 60_000)
+
+
+def rows(text: str) -> list[str]:
+    """Each row of the table in words: offset, key, value and marks; `~` before a value that is struck through."""
+    body = text[text.index('<table class="messages">') :].partition("<tbody>")[2].partition("</tbody>")[0]
+    lines = []
+    for row in body.split("<tr")[1:]:
+        row = row.partition('<td class="time">')[0].replace("<del", "~<del")
+        lines.append(" ".join(html.unescape(re.sub("<[^>]*>", " ", "<tr" + row)).split()))
+    return lines
+
+
+def messages(topic: RestTopic, query: str = "") -> str:
+    return page(topic.served.client, f"{page_of(topic)}/messages?{query}")
+
+
+def test_both_reads_in_one_column(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.put(a="<2>")
+    rest_topic.compact()
+    rest_topic.put(b=None)
+    assert rows(messages(rest_topic, "order=oldest")) == [
+        "0 a ~ 1 superseded by offset 2",
+        "1 b ~ 1 superseded by offset 3 , a deletion, not compacted yet",
+        "2 a <2>",
+        "3 b deletes the key b",
+    ]
+    assert [row[0] for row in rows(messages(rest_topic))] == ["3", "2", "1", "0"]
+    assert rows(messages(rest_topic, "view=compacted&order=oldest")) == ["1 b 1", "2 a <2>", "3 b deletes the key b"]
+    assert rows(messages(rest_topic, "view=raw&order=oldest")) == ["0 a 1", "1 b 1", "2 a <2>", "3 b deletes the key b"]
+
+
+def test_a_deletion_that_was_compacted_and_messages_that_raw_has_no_more(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.put(a=None)
+    rest_topic.compact()
+    rest_topic.put(c="1")
+    topic = served.topic(rest_topic.name)
+    topic.log_manager().roll_and_seal(topic.record)
+    served.broker.environment.metadata.trimming.trim(topic.record.id, 2, [], force=True)
+    assert rows(messages(rest_topic, "order=oldest")) == [
+        "1 b 1 trimmed from raw, only compacted",
+        "2 a deletes the key a compaction has removed the deletion itself",
+        "3 c 1",
+    ]
+
+
+def test_pages_lead_to_their_neighbours(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(**{f"k{number}": "v" for number in range(60)})
+    rest_topic.compact()
+    for order in ("newest", "oldest"):
+        for view in ("both", "raw", "compacted"):
+            seen: list[int] = []
+            query: str | None = f"view={view}&order={order}"
+            links = {"newest": "Older", "oldest": "Newer"}
+            while query is not None:
+                text = messages(rest_topic, query)
+                offsets = [int(row.split()[0]) for row in rows(text)]
+                assert len(offsets) <= PAGE_MESSAGES
+                seen += offsets
+                link = re.search(rf'<a href="\?([^"]*)">{links[order]}</a>', text)
+                query = html.unescape(link[1]) if link else None
+            assert seen == (list(range(60)) if order == "oldest" else list(reversed(range(60)))), (order, view)
+            back = re.search(r'<a href="\?([^"]*)">(Newer|Older)</a>', text)
+            assert back is not None
+            assert back[2] == ("Newer" if order == "newest" else "Older")
+
+
+def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) -> None:
+    acks = rest_topic.produce(*({"key": f"k{n % 3}", "payload": str(n), "eventTime": 1} for n in range(6)))
+    assert len(acks) == 6
+    rest_topic.compact()
+    assert [row[0] for row in rows(messages(rest_topic, "offset=4&order=oldest"))] == ["4", "5"]
+    assert rows(messages(rest_topic, "key=k1")) == ["4 k1 4", "1 k1 ~ 1 superseded by offset 4"]
+    assert "has no message" in rows(messages(rest_topic, "key=none"))[0]
+    assert len(rows(messages(rest_topic, "time=1970-01-01T00:00"))) == 6
+    assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == ["There is no message."]
+    assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time=soon", 400)
+    assert "offset must be" in page(served.client, f"{page_of(rest_topic)}/messages?offset=x", 400)
+    assert "has no message at offset 99" in page(served.client, f"{page_of(rest_topic)}/messages/99", 404)
+
+
+def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.broker.environment.store.delete(compacted.manifest.name)
+    text = messages(rest_topic)
+    assert [row[0] for row in rows(text)] == ["1", "0"]
+    assert "cannot be read" in text
+    assert "superseded" not in text
+    assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")
+
+
+def test_one_message_with_all_that_was_sent(served: Served, rest_topic: RestTopic) -> None:
+    value = '{"name":"<script>","list":[1,2]}'
+    rest_topic.produce(
+        {"key": "k", "payload": value, "properties": {"p<": "v&"}, "eventTime": 1_700_000_000_000},
+        {"key": "k", "payload": "x" * 100_000},
+    )
+    text = page(served.client, f"{page_of(rest_topic)}/messages/0")
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+    assert '"list": [\n    1,\n    2\n  ]' in html.unescape(text)
+    assert "p&lt;</th><td>v&amp;</td>" in text
+    assert "2023-11-14 22:13:20" in text
+    assert re.search(r"superseded by offset <a [^>]*>1</a>, not compacted yet", text)
+    assert "0000  7b 22 6e" in text
+    large = page(served.client, f"{page_of(rest_topic)}/messages/1")
+    assert "The first 65,536 of 100,000 bytes are shown." in large
+    assert "The first 1,024 of 100,000 bytes are shown." in large
+
+
+def test_a_value_is_decoded_by_the_schema_of_its_topic(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.produce({"key": "k", "payload": "\x06abc"}, {"key": "k", "payload": "\x06ab"})
+    definition = b'{"type": "record", "name": "R", "fields": [{"name": "field", "type": "string"}]}'
+    schema = SchemaRecord(-1, int(SchemaType.AVRO), "s", definition)
+    served.broker.schemas.ensure(TopicName.parse(rest_topic.name), schema)
+    text = html.unescape(page(served.client, f"{page_of(rest_topic)}/messages/0"))
+    assert '"field": "abc"' in text
+    assert "version 0 (AVRO, the newest: the message names none)" in text
+    damaged = page(served.client, f"{page_of(rest_topic)}/messages/1")
+    assert "The payload cannot be decoded by it: it ends before the value does." in damaged
+
+
+def test_messages_need_the_permission_to_consume(guarded: Served) -> None:
+    client = logged_in(guarded, "root")
+    assert guarded.broker.environment.metadata.tenancy.ensure_topic(TopicName.parse("closed"))
+    path = "/dashboard/topics/public/default/closed/messages"
+    page(client, path)
+    assert "no message at offset 0" in page(client, f"{path}/0", 404)
+    for below in ("", "/0"):
+        assert "no permission" in page(logged_in(guarded, "stranger"), path + below, 403)
+
+
+def test_partitions_have_messages_and_the_whole_topic_leads_to_them(served: Served) -> None:
+    whole = RestTopic(served, "parted-messages")
+    assert whole.ask("PUT", "/partitions", 1).status_code == 204
+    assert "look at its partitions" in page(served.client, f"{page_of(whole)}/messages", 405)
+    assert "look at its partitions" in page(served.client, f"{page_of(whole)}/messages/0", 405)
