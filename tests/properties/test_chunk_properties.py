@@ -62,9 +62,9 @@ steps = st.lists(
 )
 
 
+@within(fast=1, ci=2)
 @settings(max_examples=300)
 @given(st.lists(drawn_rows, max_size=40), st.booleans())
-@within(fast=1, ci=2)
 def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str, Any]], colliding: bool) -> None:
     table = table_of(Drawn().rows(drawn, START, START), 3, 100, START)
     stored_rows = list(row_messages(iter(table.to_batches()), -1))
@@ -203,20 +203,20 @@ def one_run(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 BY_EVENT = RunPolicies(event_time_order=True)
 
 
+@within(fast=2, ci=6)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
 @example(one_run([drawn_row("x", b"1", 1)], [drawn_row("u", None, 2), drawn_row("u", b"", 0)]), BY_EVENT, False, True)
 @given(steps, policies, st.booleans(), st.booleans())
-@within(fast=2, ci=6)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool, uniform: bool
 ) -> None:
     replay(InProcessEngine(), schedule, first, colliding, uniform)
 
 
+@within(fast=2, ci=4)
 @pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=2, ci=4)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False, True)

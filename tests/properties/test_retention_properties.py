@@ -76,9 +76,9 @@ run_steps = st.lists(
 )
 
 
+@within(fast=2, ci=6)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
-@within(fast=2, ci=6)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:
@@ -149,9 +149,9 @@ trim_steps = st.lists(
 )
 
 
+@within(fast=2, ci=4)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)
-@within(fast=2, ci=4)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcessEngine())

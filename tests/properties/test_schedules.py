@@ -187,18 +187,18 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
     }
 
 
+@within(fast=2, ci=6)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
-@within(fast=2, ci=6)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:
     replay(InProcessEngine(), schedule, first, colliding)
 
 
+@within(fast=2, ci=4)
 @pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
-@within(fast=2, ci=4)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False)

@@ -70,25 +70,25 @@ def topic_is_empty() -> object:
     return EARLIEST
 
 
+@within(fast=2, ci=5)
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @example([(([content((b"k", b"1"), (b"k", None))], 1), False, Sizing(1))], False)
 @example([(([content((None, b"x"), (None, None))], 1), True, Sizing(4, 1, 1, 1, 1))], False)
 @given(steps, st.booleans())
-@within(fast=2, ci=5)
 def test_equals_the_reference_after_each_run(schedule: list[Failpoint], colliding: bool) -> None:
     replay(InProcessEngine(), schedule, colliding)
 
 
+@within(fast=2, ci=4)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.booleans())
-@within(fast=2, ci=4)
 def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Failpoint], colliding: bool) -> None:
     replay(spark_engine, schedule, colliding)
 
 
+@within(fast=2, ci=4)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(contents(max_size=20), min_size=1, max_size=3), st.data())
-@within(fast=2, ci=4)
 def test_readers_from_any_start_with_any_page(tables: list[pa.Table], data: st.DataObject) -> None:
     """R1, R2, R10: pages of any size, chained from any message id, give the whole sequence once and in order."""
     with tempfile.TemporaryDirectory() as folder:

@@ -94,9 +94,9 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
     return True
 
 
+@within(fast=2, ci=5)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
-@within(fast=2, ci=5)
 def test_a_clean_topic_has_no_difference(
     schedule: list[dict[str, Any]], done: list[str], first: RunPolicies, uniform: bool, colliding: bool
 ) -> None:
