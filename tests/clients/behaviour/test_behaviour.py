@@ -13,6 +13,8 @@ from tests.clients.behaviour.endpoint import PROXY, SECRET_KEY, SUPERUSER, Endpo
 from tests.clients.behaviour.table import PROBES, RECORDED, answers
 from tests.servers.compactor_service import compactor_service
 
+TRIES = 3
+"""How often a probe is asked whose answer differs: on a busy machine a message comes after its quiet time."""
 CLIENTS_PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 
 
@@ -22,20 +24,23 @@ def _recorded() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_answers_are_those_of_a_broker(tmp_path: Path) -> None:
-    """All probes in one test: they share a service and run at once."""
+    """All probes in one test: they share a service and run at once. What a probe answers in some try counts."""
     access = {
         "COMPACTOR_AUTH_TOKEN_SECRET_KEY": SECRET_KEY,
         "COMPACTOR_AUTH_SUPERUSER_ROLES": f"{SUPERUSER},{PROXY}",
         "COMPACTOR_AUTH_PROXY_ROLES": PROXY,
         "COMPACTOR_LIMITS_REQUESTS_PER_SECOND": "0",
     }
-    with compactor_service(tmp_path, **access) as service:
-        actual = answers(Endpoint(service.url, service.broker_service_url))
-    errors = [line for line in service.log.read_text().splitlines() if '"level": "error"' in line]
-
     expected = {
         name: DIFFERENT[name].applied(each) if name in DIFFERENT else each for name, each in _recorded().items()
     }
+    actual: dict[str, Any] = {}
+    with compactor_service(tmp_path, **access) as service:
+        for _ in range(TRIES):
+            differing = [name for name, each in expected.items() if name not in actual or actual[name] != each]
+            actual |= answers(Endpoint(service.url, service.broker_service_url), differing)
+    errors = [line for line in service.log.read_text().splitlines() if '"level": "error"' in line]
+
     lines = [
         f"{name} {PROBES[name].findings}:\n  expected {json.dumps(each)}\n  actual   {json.dumps(actual[name])}"
         for name, each in expected.items()
