@@ -14,7 +14,7 @@ import pytest
 from tests.clients.python.conftest import Admin, connected
 from tests.clients.python.test_python_large_messages import COMPACTED_SIZES, RAW_SIZES, produce_large
 from tests.servers.compactor_service import RunningService, compactor_service
-from tests.servers.versitygw import CACHE, ToolMissing, find_go
+from tests.servers.versitygw import CACHE, QUICK_BUILD, ToolMissing, find_go
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def program() -> Path:
         subprocess.run(
             [go, "build", "-o", str(PROGRAM), "."],
             cwd=_HERE,
-            env={**os.environ, "GOTOOLCHAIN": "auto", "GOFLAGS": "-mod=readonly"},
+            env={**os.environ, **QUICK_BUILD},
             check=True,
         )
     return PROGRAM
