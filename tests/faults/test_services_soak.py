@@ -3,7 +3,7 @@
 At the end every topic's compacted view is what a plain fold of its messages gives, every trigger that was accepted was
 executed, none made two runs, no two runs of a topic overlap in time, and nothing is left requested or running.
 
-COMPACTOR_SOAK_SECONDS: how long it writes and kills, for each number of services (10 in CI).
+COMPACTOR_SOAK_SECONDS: how long it writes and kills, for each number of services (6 in CI).
 COMPACTOR_SOAK_MASTER: a Spark master; without it tasks run in the services themselves.
 """
 
@@ -41,7 +41,7 @@ from tests.entries import single
 from tests.servers.postgres import PostgresServer
 from tests.workbench import compacted_only, ensure_topic, view
 
-SECONDS = float(os.environ.get("COMPACTOR_SOAK_SECONDS", "10"))
+SECONDS = float(os.environ.get("COMPACTOR_SOAK_SECONDS", "6"))
 MASTER = os.environ.get("COMPACTOR_SOAK_MASTER", "in-process")
 BY_THRESHOLD, BY_HAND = 50, 10
 """Topics that are compacted by a threshold, and by triggers alone: there a lost trigger shows."""
