@@ -25,8 +25,9 @@ def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_pa
 
     def waits(number: int) -> int:
         (tmp_path / f"began {number}").touch()
+        pause = threading.Event()
         while not go.exists():
-            pass
+            pause.wait(0.02)
         return number
 
     def also_waits(number: int) -> int:
@@ -118,7 +119,7 @@ def task(number):
 
 def stop():
     while not (folder / "running").exists():
-        pass
+        threading.Event().wait(0.02)
     os.kill(java.pid, signal.SIGSTOP)
 
 threading.Thread(target=stop).start()
