@@ -48,22 +48,24 @@ engines.close()
 """
 
 
-def test_a_master_that_is_started_again_is_worked_with_again(tmp_path: Path) -> None:
-    with SparkCluster(tmp_path, {}) as cluster:
-        command = [sys.executable, "-c", SERVICE, str(tmp_path), cluster.url]
-        environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
-        with (
-            (tmp_path / "out").open("w") as out,
-            subprocess.Popen(command, stdout=out, stderr=out, env=environment) as service,
-        ):
-            try:
-                until(lambda: (tmp_path / "running").exists() or None, "the task")
-                cluster.kill_all()
-                until(lambda: "no engine:" in (tmp_path / "out").read_text() or None, "the end of the run")
-                cluster.start_again()
-                assert service.wait(300) == 0, (tmp_path / "out").read_text()
-            finally:
-                service.kill()
+def test_a_master_that_is_started_again_is_worked_with_again(spark_cluster: SparkCluster, tmp_path: Path) -> None:
+    spark_cluster.fill_up()
+    settings = "".join(f"{name} {value}\n" for name, value in spark_cluster.configuration.items())
+    (tmp_path / "spark-defaults.conf").write_text(settings)
+    command = [sys.executable, "-c", SERVICE, str(tmp_path), spark_cluster.url]
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    with (
+        (tmp_path / "out").open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, env=environment) as service,
+    ):
+        try:
+            until(lambda: (tmp_path / "running").exists() or None, "the task")
+            spark_cluster.kill_all()
+            until(lambda: "no engine:" in (tmp_path / "out").read_text() or None, "the end of the run")
+            spark_cluster.start_again()
+            assert service.wait(300) == 0, (tmp_path / "out").read_text()
+        finally:
+            service.kill()
     lines = (tmp_path / "out").read_text().splitlines()
     (failed,) = [line for line in lines if line.startswith("run:")]
     assert failed.startswith("run: Spark has had no executors for 5 s")
