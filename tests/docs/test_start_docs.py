@@ -20,7 +20,7 @@ from tests.processes import free_port
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 400
+SECONDS = 800
 INSTALLED = ("make demo", ". .venv/bin/activate", "mkdir -p /tmp/try && cd /tmp/try")
 """What is done before: the packages stand beside this Python."""
 ANSWERS = """
