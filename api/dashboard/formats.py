@@ -1,14 +1,23 @@
-"""Formats of numbers, sizes and times on the dashboard's pages."""
+"""Formats of numbers, sizes, times and names on the dashboard's pages."""
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+
+from markupsafe import Markup, escape
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE = "–"
 """Text for a missing value."""
+_JUST_NOW_MS = 5_000
+_STEPS = (("second", 60), ("minute", 60), ("hour", 48), ("day", 60), ("month", 24))
+"""Units of a relative time, each with the number from which the next one is used."""
+_SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "month": 2_629_746, "year": 31_556_952}
+_BREAKS = re.compile(r"(?<=[/._-])(?=[^/._-])")
+"""Places in a name after which a line may break."""
 
 
 def size(value: int | None) -> str:
@@ -36,6 +45,34 @@ def time(value: int | None) -> str:
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else NONE
 
 
+def ago(value: int | None, now: int) -> Markup:
+    """Format a time relative to `now`, as in "3 minutes ago", with the exact time in UTC as the title."""
+    if not value:
+        return escape(NONE)
+    exact = datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="seconds")
+    element = Markup('<time datetime="{}" title="{} UTC">{}</time>')
+    return element.format(exact, time(value), _distance(now - value))
+
+
+def _distance(milliseconds: int) -> str:
+    """Return the words for a time that is `milliseconds` ago, or ahead if negative."""
+    if abs(milliseconds) < _JUST_NOW_MS:
+        return "just now"
+    seconds, unit = abs(milliseconds) // 1000, "year"
+    for name, limit in _STEPS:
+        if seconds // _SECONDS[name] < limit:
+            unit = name
+            break
+    number = seconds // _SECONDS[unit]
+    words = f"{number} {unit}{'' if number == 1 else 's'}"
+    return f"{words} ago" if milliseconds > 0 else f"in {words}"
+
+
+def breakable(value: object) -> Markup:
+    """Return a name in which a line may break after `/`, `.`, `-` and `_`, and nowhere else."""
+    return Markup("<wbr>").join(_BREAKS.split(str(value)))
+
+
 def duration(value: int | None) -> str:
     """Format a duration in milliseconds."""
     if value is None:
@@ -56,5 +93,5 @@ def text(data: bytes, limit: int = 200) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., str]] = {
-    function.__name__: function for function in (size, count, share, time, duration, text)
+    function.__name__: function for function in (size, count, share, time, ago, breakable, duration, text)
 }

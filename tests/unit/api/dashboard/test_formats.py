@@ -1,0 +1,55 @@
+"""Relative times and names on the dashboard's pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.dashboard.formats import ago, breakable
+
+NOW = 1_780_000_000_000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (0, "just now"),
+        (4_999, "just now"),
+        (-4_999, "just now"),
+        (5 * SECOND, "5 seconds ago"),
+        (59 * SECOND + 999, "59 seconds ago"),
+        (MINUTE, "1 minute ago"),
+        (HOUR - 1, "59 minutes ago"),
+        (HOUR, "1 hour ago"),
+        (2 * DAY - 1, "47 hours ago"),
+        (2 * DAY, "2 days ago"),
+        (60 * DAY, "1 month ago"),
+        (731 * DAY, "2 years ago"),
+        (-3 * MINUTE, "in 3 minutes"),
+    ],
+)
+def test_a_time_is_relative_and_has_the_exact_one(before: int, words: str) -> None:
+    assert f">{words}</time>" in ago(NOW - before, NOW)
+
+
+def test_the_exact_time_is_the_title() -> None:
+    assert ago(NOW, NOW) == (
+        '<time datetime="2026-05-28T20:26:40+00:00" title="2026-05-28 20:26:40 UTC">just now</time>'
+    )
+
+
+def test_a_missing_time_is_a_dash() -> None:
+    assert ago(None, NOW) == "–"
+
+
+@pytest.mark.parametrize(
+    ("name", "html"),
+    [
+        ("orders", "orders"),
+        ("stock-levels_of.all/x", "stock-<wbr>levels_<wbr>of.<wbr>all/<wbr>x"),
+        ("a--b-", "a--<wbr>b-"),
+        ("<b>-&", "&lt;b&gt;-<wbr>&amp;"),
+    ],
+)
+def test_a_name_breaks_after_its_separators_alone(name: str, html: str) -> None:
+    assert breakable(name) == html
