@@ -30,7 +30,8 @@ class Backlog:
     """Backlog of a topic after its horizon. `oldest`: earliest publish time; None: the backlog is empty.
 
     `soonest`: latest publish time of its first ledger or segment. Runs take whole ledgers in order. So while `soonest`
-    is younger than the minimum lag (S3), a run would compact nothing and only roll the tail.
+    is younger than the minimum lag (S3), a run would compact nothing and only roll the tail. `open_messages`: those of
+    the open segment.
     """
 
     topic: TopicRecord
@@ -41,6 +42,12 @@ class Backlog:
     clean: int = 0
     oldest: int | None = None
     soonest: int | None = None
+    open_messages: int = 0
+
+    @property
+    def open_bytes(self) -> int:
+        """The logical bytes of the open segment."""
+        return self.bytes - self.dirty
 
     @property
     def dirty_ratio(self) -> float:
@@ -92,6 +99,13 @@ class BacklogReader:
         resolver = self._metadata.policies.resolver()
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
+    def of_every_topic(self) -> list[Backlog]:
+        """Return the backlogs of all topics, also of those without a trigger, at once: for a caller that waits."""
+        records = self._metadata.backlogs.of_all()
+        measured = list(self._measured(records, self._metadata.policies.resolver(), all_open=True))
+        self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
+        return measured
+
     def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
         """Return the backlogs of all topics with a trigger. `rest` waits between pages (scan_throttle.py)."""
         measured: list[Backlog] = []
@@ -114,14 +128,15 @@ class BacklogReader:
 
     def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
-        oldest, soonest = record.oldest, record.soonest
+        oldest, soonest, open_messages = record.oldest, record.soonest, 0
         if record.open_segment is not None:
             counted = self._open.count(record.topic, record.open_segment)
-            size, messages = size + counted.logical_bytes, messages + counted.messages
+            open_messages = counted.messages
+            size, messages = size + counted.logical_bytes, messages + open_messages
             oldest = _earlier(oldest, counted.oldest)
             soonest = counted.newest if soonest is None else soonest
         dirty, clean = record.closed_bytes, record.clean_bytes
-        return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest)
+        return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest, open_messages)
 
 
 def _share(dirty: int, clean: int) -> float:

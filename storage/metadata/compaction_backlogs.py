@@ -7,43 +7,71 @@ counts by the share of its offsets; its messages are offsets, so they are exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, case, func, literal, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    true,
+    union_all,
+)
 
 from storage.metadata import queries, row_mapping
 from storage.metadata.records import CompactionBacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics
 
-_IDS = bindparam("ids", expanding=True, type_=BigInteger)
-
 
 def of(connection: Connection, topic_ids: Collection[int]) -> list[CompactionBacklogRecord]:
     """Return the backlogs of these topics (S1), by id; ids of deleted topics are left out."""
-    return [backlog for ids in queries.batches(sorted(topic_ids)) for backlog in _page(connection, ids)]
+    return [
+        backlog for ids in queries.batches(sorted(topic_ids)) for backlog in _records(connection, _OF_IDS, {"ids": ids})
+    ]
 
 
-def _page(connection: Connection, ids: list[int]) -> list[CompactionBacklogRecord]:
-    """Return the backlogs of as many topics as one statement takes, by id."""
-    selected = {"ids": ids}
-    records = queries.fetch(connection, _TOPICS, row_mapping.topic, selected)
-    backlogs = {topic.id: CompactionBacklogRecord(topic) for topic in records}
-    for serving in connection.execute(_SERVING, selected):
-        horizon, clean = serving.horizon_offset, serving.logical_bytes
-        backlogs[serving.topic_id] = replace(backlogs[serving.topic_id], horizon=horizon, clean_bytes=clean)
-    for sums in connection.execute(_SUMS, selected).mappings():
-        values = {name: value for name, value in sums.items() if name != "topic_id"}
-        backlogs[sums["topic_id"]] = replace(backlogs[sums["topic_id"]], **values)
-    for segment in connection.execute(_OPEN, selected).mappings():
-        topic_id = segment["topic_id"]
-        backlogs[topic_id] = replace(backlogs[topic_id], open_segment=row_mapping.segment(segment))
-    return list(backlogs.values())
+def of_all(connection: Connection) -> list[CompactionBacklogRecord]:
+    """Return the backlogs of all topics, by id, in four statements."""
+    return _records(connection, _OF_ALL, {})
+
+
+class _Statements(NamedTuple):
+    """Statements that select rows of the same topics. `sums`: of their extents after the horizon."""
+
+    topics: Select[Any]
+    serving: Select[Any]
+    sums: Select[Any]
+    open_segments: Select[Any]
+
+
+def _records(
+    connection: Connection, statements: _Statements, parameters: Mapping[str, object]
+) -> list[CompactionBacklogRecord]:
+    values: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    for serving in connection.execute(statements.serving, parameters):
+        values[serving.topic_id].update(horizon=serving.horizon_offset, clean_bytes=serving.logical_bytes)
+    for sums in connection.execute(statements.sums, parameters):
+        values[sums.topic_id].update(
+            closed_bytes=sums.closed_bytes,
+            closed_messages=sums.closed_messages,
+            oldest=sums.oldest,
+            soonest=sums.soonest,
+        )
+    for segment in connection.execute(statements.open_segments, parameters).mappings():
+        values[segment["topic_id"]].update(open_segment=row_mapping.segment(segment))
+    records = queries.fetch(connection, statements.topics, row_mapping.topic, parameters)
+    return [CompactionBacklogRecord(topic, **values[topic.id]) for topic in records]
 
 
 def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
-    """Return a statement: the extents of the topics after their horizons.
+    """Return a statement: the extents of topics after their horizons.
 
     `columns`: of ledgers or segments; `counts`: which rows count; `closed_at`: when an extent was closed, so no message
     in it was published later.
@@ -69,7 +97,7 @@ def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement
             newest.label("newest"),
         )
         .select_from(columns.topic_id.table.outerjoin(compacted_ledgers, serving))
-        .where(counts, columns.topic_id.in_(_IDS), last > horizon)
+        .where(counts, last > horizon)
     )
 
 
@@ -86,16 +114,29 @@ def _summed(extents: Any) -> Select[Any]:
     ).group_by(extent.topic_id)
 
 
-# Built once: building them costs as much as executing them.
-_TOPICS = select(topics).where(topics.c.id.in_(_IDS)).order_by(topics.c.id)
-_SERVING = select(compacted_ledgers.c.topic_id, compacted_ledgers.c.horizon_offset, compacted_ledgers.c.logical_bytes)
-_SERVING = _SERVING.where(compacted_ledgers.c.retired_at.is_(None), compacted_ledgers.c.topic_id.in_(_IDS))
-_SUMS = _summed(
-    union_all(
-        _extents(ledgers.c, ledgers.c.deleted_at.is_(None), ledgers.c.created_at),
-        _extents(segments.c, segments.c.state == SegmentState.ROLLED.value, segments.c.rolled_at),
+def _statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> _Statements:
+    """Return the statements for some topics. `chosen`: the condition on a column with ids of topics."""
+    extents = (
+        _extents(ledgers.c, ledgers.c.deleted_at.is_(None) & chosen(ledgers.c.topic_id), ledgers.c.created_at),
+        _extents(
+            segments.c,
+            (segments.c.state == SegmentState.ROLLED.value) & chosen(segments.c.topic_id),
+            segments.c.rolled_at,
+        ),
     )
-    .subquery()
-    .c
-)
-_OPEN = select(segments).where(segments.c.state == SegmentState.OPEN.value, segments.c.topic_id.in_(_IDS))
+    serving = select(
+        compacted_ledgers.c.topic_id, compacted_ledgers.c.horizon_offset, compacted_ledgers.c.logical_bytes
+    ).where(compacted_ledgers.c.retired_at.is_(None), chosen(compacted_ledgers.c.topic_id))
+    is_open = segments.c.state == SegmentState.OPEN.value
+    return _Statements(
+        select(topics).where(chosen(topics.c.id)).order_by(topics.c.id),
+        serving,
+        _summed(union_all(*extents).subquery().c),
+        select(segments).where(is_open, chosen(segments.c.topic_id)),
+    )
+
+
+# Built once: building them costs as much as executing them.
+_IDS = bindparam("ids", expanding=True, type_=BigInteger)
+_OF_IDS = _statements(lambda column: column.in_(_IDS))
+_OF_ALL = _statements(lambda column: true())

@@ -319,6 +319,7 @@ class CompactionBacklogStore(Store):
     """Compaction backlogs of topics."""
 
     of = snapshots(compaction_backlogs.of)
+    of_all = snapshots(compaction_backlogs.of_all)
 
 
 class ServiceStore(Store):

@@ -52,6 +52,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             open_segment=opened,
         ),
     ]
+    assert store.backlogs.of_all() == backlogs
     assert store.backlogs.of([never.id, 10**6]) == [backlogs[1]]
     assert store.backlogs.of([]) == []
     assert [[item.id for item in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]

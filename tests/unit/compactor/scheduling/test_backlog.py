@@ -173,6 +173,18 @@ def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) 
     assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
 
 
+def test_every_topic_is_measured_with_its_open_segment(bench: Workbench) -> None:
+    topics = [bench.topic(name) for name in ("a", "b")]
+    in_ledgers(bench, topics[0])
+    in_an_open_segment(bench, topics[0])
+    set_at(bench, topics[1], MESSAGES, 1)
+    reader = BacklogReader(bench.metadata, bench.log)
+    measured = reader.of_every_topic()
+    assert measured == reader.of([topic.record.id for topic in topics])
+    assert (measured[0].open_messages, measured[0].open_bytes) == (3, measured[0].bytes - measured[0].dirty)
+    assert (measured[1].messages, measured[1].open_messages) == (0, 0)
+
+
 def test_kafkas_ratio_and_lag_on_a_topic_that_is_cleaned_by_compaction(bench: Workbench) -> None:
     topic = bench.topic()
     bench.append(topic, [content(*((b"%d" % number, b"x" * 10) for number in range(20)))])
