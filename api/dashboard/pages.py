@@ -1,6 +1,6 @@
 """Pages of the dashboard, rendered by the server, under the same permissions as the REST API.
 
-    /                                   all topics: size, saved share, last compaction, state
+    /                                   all topics: totals, size, saved share, last compaction, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
     …/messages, …/messages/OFFSET       messages raw and compacted, and one of them
     …/policies                          forms for policies
@@ -13,7 +13,6 @@ compaction runs; without scripts, the page reloads.
 
 from __future__ import annotations
 
-import functools
 from importlib.resources import files
 from typing import Annotated
 from urllib.parse import urlencode
@@ -25,12 +24,13 @@ from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
+from api.dashboard.overview import overview
 from api.dashboard.policy_table import policies_of, setting_rows
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, may, page, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
-from api.dashboard.topics_table import partition_rows, topics_page
-from api.http.access import AuthAction, allowed_on, caller_of, words_for
-from api.http.context import Context, context_of
+from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
+from api.http.access import AuthAction, allowed_on, words_for
+from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import HTTP_WORDS, RestException
@@ -52,26 +52,14 @@ _STATIC = {
 
 @router.get("/", include_in_schema=False)
 @page
-def show_topics(broker: Broker, request: Request, q: str = "", sort: str = "name", page: int = 1) -> Response:
+async def show_topics(
+    context: Context, request: Request, q: str = "", state: str = "", sort: str = "name", page: int = 1
+) -> Response:
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
-    access, caller = context_of(request).access, caller_of(request)
-
-    @functools.cache
-    def may_see(tenant: str, namespace: str) -> bool:
-        try:
-            access.require(caller, ANY_ROLE, tenant, namespace)
-        except RestException:
-            return False
-        return True
-
-    table = topics_page(broker.environment, lambda topic: may_see(topic.tenant, topic.namespace), q.strip(), sort, page)
-
-    def link(**changes: object) -> str:
-        parameters = {"q": q, "sort": sort, "page": table.number, **changes}
-        return "/?" + urlencode({name: value for name, value in parameters.items() if value not in ("", None)})
-
-    return rendered(request, "topics.html", page=table, q=q, sort=sort, link=link)
+    view = TableView(q.strip(), state if state in STATES else "", sort, page)
+    backlogs = await context.backlogs.of_all()
+    return await context.broker.pools[WaitsFor.DATABASE].run(overview, request, view, backlogs)
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
@@ -85,8 +73,9 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
     if partitioned is not None:
         rows = partition_rows(broker.environment, partitioned)
         return rendered(
-            request, "partitioned.html", name=topic, rows=rows, may_compact=may_compact, may_change=may_change
-        )
+            request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
+            may_change=may_change,
+        )  # fmt: skip
     lookup = None
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)

@@ -1,78 +1,334 @@
-"""Table of topics on the first page, filtered, sorted and divided into pages by the server.
+"""Tables of topics: rows with their states, totals, filters, sorting, and division into numbered pages.
 
-Names, sizes and states come from three statements for any number of topics. Backlogs and the counts of open segments
-are read only for the topics of the page, unless the table is sorted by a count. The object store is not read.
+Pure, but for `CompactionStates.read`, which reads requests, pauses, failures and active runs from SQL, and
+`partition_rows`, which reads the rows of one topic. Backlogs of many topics may be some seconds old, so `topics_page`
+lets the caller read those of one page again. The object store is not read.
+
+A topic is in any number of states. `due` comes from the code of the control loop (compactor/scheduling/due.py), so it
+excludes topics that are requested, paused or waiting after a failure; here also those with an active run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from api.broker import names
+from api.dashboard.formats import count, share, size
 from compactor.scheduling.backlog import Backlog, BacklogReader
-from compactor.scheduling.due import cause_of
+from compactor.scheduling.due import due
 from storage.environment import Environment
-from storage.log.unsealed_counts import with_open_segments
-from storage.metadata.records import CompactionControl, PartitionedTopic, RunState, TopicSummary
-from storage.metadata.store import MetadataStore
+from storage.metadata.records import CompactionControl, PartitionedTopic, RunRecord, RunState, TopicSummary
 from storage.model import TopicName
 
 PAGE_ROWS = 50
 MOST_RUNS = 1_000
-RUNNING, REQUESTED, PAUSED, FAILING = "running", "requested", "paused", "failing"
+FAILING, PAUSED, DUE, REQUESTED, RUNNING = "failing", "paused", "due", "requested", "running"
+STATES = (FAILING, PAUSED, DUE, REQUESTED, RUNNING)
+"""States in the order in which the table sorts them: those that need attention first."""
 
 
 @dataclass(frozen=True)
 class TopicRow:
-    """A topic in the table. Sizes are logical bytes, as producers sent them."""
+    """A topic in a table. Sizes are logical bytes, as producers sent them; unsealed messages count.
+
+    `backlog` None: the topic was created after the backlogs were read. `cause`: of a compaction that is due.
+    """
 
     summary: TopicSummary
-    state: str
     backlog: Backlog | None = None
-    """The backlog after the horizon, for the rows of a page; None: no compaction can be due."""
-    due: str | None = None
-    """The cause of a compaction that is due, or None."""
+    states: tuple[str, ...] = ()
+    cause: str = ""
+
+    @property
+    def name(self) -> TopicName:
+        """Return the topic's name."""
+        return self.summary.name
+
+    @property
+    def namespace(self) -> str:
+        """Return the topic's tenant and namespace."""
+        return f"{self.name.tenant}/{self.name.namespace}"
+
+    @property
+    def messages(self) -> int:
+        """Return the number of messages that are not trimmed."""
+        return self.summary.all_messages + (self.backlog.open_messages if self.backlog else 0)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Return the bytes of messages that are not trimmed."""
+        return self.summary.all_bytes + (self.backlog.open_bytes if self.backlog else 0)
+
+    @property
+    def read_bytes(self) -> int | None:
+        """Return the bytes of a compacted read: the compacted ledger and the backlog; None: never compacted."""
+        compacted = self.summary.compacted_bytes
+        return None if compacted is None else compacted + (self.backlog.bytes if self.backlog else 0)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Return the number of raw bytes that a compacted read does not read."""
+        return 0 if self.read_bytes is None else max(0, self.raw_bytes - self.read_bytes)
 
     @property
     def saved(self) -> float | None:
-        """Return the share of the raw bytes that a compacted read saves; None: the topic was never compacted."""
-        summary = self.summary
-        if summary.compacted_bytes is None or not summary.logical_bytes:
-            return None
-        return max(0.0, 1 - summary.compacted_bytes / summary.logical_bytes)
+        """Return the share of the raw bytes that a compacted read saves; None: never compacted, or all is trimmed."""
+        return None if self.read_bytes is None or not self.raw_bytes else self.saved_bytes / self.raw_bytes
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        """Return the bytes behind the horizon."""
+        return self.backlog.bytes if self.backlog else None
+
+    @property
+    def cleanable(self) -> float | None:
+        """Return the cleanable ratio; None: there is nothing that could be dirty or clean."""
+        backlog = self.backlog
+        return backlog.dirty_ratio if backlog is not None and (backlog.dirty or backlog.clean) else None
+
+    @property
+    def threshold_share(self) -> float | None:
+        """Return the backlog's share of the threshold; None: no threshold is set."""
+        return self.backlog.threshold_share if self.backlog else None
 
     @property
     def is_busy(self) -> bool:
         """Return whether a compaction of the topic is requested or active."""
-        return self.state in (RUNNING, REQUESTED)
+        return RUNNING in self.states or REQUESTED in self.states
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table. `value` None in a row: blank, which sorts last.
+
+    `text`: the form of its numbers; None: the template has it. `descends`: the first click sorts the largest first.
+    `meaning`: its explanation.
+    """
+
+    key: str
+    heading: str
+    value: Callable[[TopicRow], Any]
+    text: Callable[[Any], str] | None = None
+    descends: bool = True
+    meaning: str = ""
+
+
+COLUMNS = (
+    Column("name", "Topic", lambda row: str(row.name), descends=False),
+    Column("messages", "Messages", lambda row: row.messages, count),
+    Column("raw", "Raw", lambda row: row.raw_bytes, size),
+    Column("compacted", "Compacted", lambda row: row.summary.compacted_bytes, size),
+    Column(
+        "saved",
+        "Saved",
+        lambda row: row.saved,
+        share,
+        meaning="The share of the raw bytes that a compacted read leaves out. It reads the compacted ledger, then what "
+        "is behind the horizon.",
+    ),
+    Column(
+        "backlog",
+        "Behind the horizon",
+        lambda row: row.backlog_bytes,
+        size,
+        meaning="The horizon is the last message that a compaction has read. The messages behind it, sealed or not, "
+        "are the input of the next one.",
+    ),
+    Column(
+        "cleanable",
+        "Cleanable",
+        lambda row: row.cleanable,
+        share,
+        meaning="Kafka's cleanable ratio: sealed bytes behind the horizon, as a share of these and the compacted "
+        "ledger. 100 %: nothing is compacted yet. min.cleanable.dirty.ratio can make a topic due by it.",
+    ),
+    Column(
+        "threshold",
+        "Of the threshold",
+        lambda row: row.threshold_share,
+        share,
+        meaning="The bytes behind the horizon as a share of the policy compaction.threshold.bytes. Above 100 % the "
+        "topic is due.",
+    ),
+    Column("at", "Last compaction", lambda row: row.summary.compacted_at),
+    Column(
+        "state",
+        "State",
+        lambda row: min(map(STATES.index, row.states), default=None),
+        descends=False,
+        meaning="Due: a policy asks for a compaction, and the leader has not begun it. Requested: it waits for a "
+        "worker. Failing: the last try failed, and the next one follows by itself. Paused: none begins until it is "
+        "resumed.",
+    ),
+)
+_COLUMNS = {column.key: column for column in COLUMNS}
+NAME = COLUMNS[0]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """The choices of a viewer: a part of the name, a state, and a column, with a minus for descending order."""
+
+    text: str = ""
+    state: str = ""
+    sort: str = NAME.key
+    number: int = 1
+
+    @property
+    def column(self) -> Column:
+        """Return the column by which the rows are sorted; that of the name for an unknown one."""
+        return _COLUMNS.get(self.sort.removeprefix("-"), NAME)
+
+    @property
+    def descends(self) -> bool:
+        """Return whether the largest value comes first."""
+        return self.sort.startswith("-")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals of topics. `states`: topics by state. `saved`: as `TopicRow.saved`, of all compacted topics together."""
+
+    topics: int
+    states: Mapping[str, int]
+    messages: int
+    raw_bytes: int
+    compacted_bytes: int
+    saved: float | None
+    backlog_bytes: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of one namespace that follow each other. `topics`: its topics on all pages. `namespace` empty: no group."""
+
+    namespace: str
+    topics: int
+    rows: Sequence[TopicRow]
 
 
 @dataclass(frozen=True)
 class TopicsPage:
-    """One page. `number` and `pages` count from 1; `matches`: topics that pass the filter, of `total`."""
+    """One page of the table. `number` and `pages` count from 1; `matches`: topics that pass the filters."""
 
-    rows: Sequence[TopicRow]
+    groups: Sequence[RowGroup]
     number: int
     pages: int
     matches: int
-    total: int
+
+    @property
+    def numbers(self) -> list[int | None]:
+        """Return the page numbers to offer: the first, the last and those around this one; None for a gap."""
+        around = range(max(1, self.number - 1), min(self.pages, self.number + 1) + 1)
+        offered = sorted({1, *around, self.pages})
+        numbers: list[int | None] = []
+        for before, number in zip([0, *offered], offered, strict=False):
+            if number - before == 2:
+                numbers.append(number - 1)
+            elif number - before > 2:
+                numbers.append(None)
+            numbers.append(number)
+        return numbers
 
 
-_SORTS: dict[str, Callable[[TopicRow], Any]] = {
-    "name": lambda row: str(row.summary.name),
-    "raw": lambda row: row.summary.all_bytes,
-    "messages": lambda row: row.summary.all_messages,
-    "compacted": lambda row: -1 if row.summary.compacted_bytes is None else row.summary.compacted_bytes,
-    "saved": lambda row: -1.0 if row.saved is None else row.saved,
-    "at": lambda row: row.summary.compacted_at or 0,
-    "state": lambda row: row.state,
-}
+def totals(rows: Sequence[TopicRow]) -> Totals:
+    """Return the totals of the topics."""
+    compacted = [row for row in rows if row.summary.compacted_bytes is not None]
+    raw_of_compacted = sum(row.raw_bytes for row in compacted)
+    return Totals(
+        len(rows),
+        Counter(state for row in rows for state in row.states),
+        sum(row.messages for row in rows),
+        sum(row.raw_bytes for row in rows),
+        sum(row.summary.compacted_bytes or 0 for row in compacted),
+        sum(row.saved_bytes for row in compacted) / raw_of_compacted if raw_of_compacted else None,
+        sum(row.backlog_bytes or 0 for row in rows),
+    )
 
 
-_BY_COUNT = ("raw", "messages")
-"""The sorts that need the open segments of all topics."""
+def named(rows: Sequence[TopicRow], text: str) -> Sequence[TopicRow]:
+    """Return the rows whose full name contains `text`."""
+    return [row for row in rows if text in str(row.name)] if text else rows
+
+
+def topics_page(
+    rows: Sequence[TopicRow],
+    view: TableView,
+    read_again: Callable[[Sequence[TopicRow]], Sequence[TopicRow]] = lambda rows: rows,
+) -> TopicsPage:
+    """Return a page of the rows, which are sorted by name and have passed `named`.
+
+    `read_again` returns the rows of the page with their present backlogs.
+    """
+    matches = [row for row in rows if not view.state or view.state in row.states]
+    ordered = _sorted(matches, view.column, view.descends)
+    pages = max(1, -(-len(ordered) // PAGE_ROWS))
+    number = min(max(view.number, 1), pages)
+    on_page = read_again(ordered[(number - 1) * PAGE_ROWS : number * PAGE_ROWS])
+    return TopicsPage(_groups(on_page, matches, view.column), number, pages, len(ordered))
+
+
+def _sorted(rows: Sequence[TopicRow], column: Column, descends: bool) -> list[TopicRow]:
+    """Return the rows in the order of a column; equal ones stay in their order, and blank ones are last."""
+    values = [(column.value(row), row) for row in rows]
+    filled = [(value, row) for value, row in values if value is not None]
+    filled.sort(key=lambda item: item[0], reverse=descends)
+    return [row for _, row in filled] + [row for value, row in values if value is None]
+
+
+def _groups(on_page: Sequence[TopicRow], rows: Sequence[TopicRow], column: Column) -> list[RowGroup]:
+    """Return the rows by namespace if they are sorted by name, else all as one group."""
+    if column is not NAME:
+        return [RowGroup("", len(rows), on_page)]
+    topics = Counter(row.namespace for row in rows)
+    return [
+        RowGroup(namespace, topics[namespace], list(members))
+        for namespace, members in itertools.groupby(on_page, key=lambda row: row.namespace)
+    ]
+
+
+@dataclass(frozen=True)
+class CompactionStates:
+    """The states of all topics at the time `now`. `controls`: by topic id. `running`: active runs, the newest first."""
+
+    controls: Mapping[int, CompactionControl]
+    running: Sequence[tuple[TopicName, RunRecord]]
+    now: int
+
+    @classmethod
+    def read(cls, environment: Environment) -> CompactionStates:
+        """Return the states of now."""
+        metadata = environment.metadata
+        running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
+        return cls(metadata.compaction_control.all(), running, environment.clock.now_ms())
+
+    def rows(self, summaries: Iterable[TopicSummary], backlogs: Mapping[int, Backlog]) -> list[TopicRow]:
+        """Return rows in the order of their summaries. `backlogs`: by topic id."""
+        active = {run.topic_id for _, run in self.running}
+        due_topics = due(list(backlogs.values()), self.controls, self.now)
+        causes = {item.topic.id: item.cause for item in due_topics if item.topic.id not in active}
+        rows = []
+        for summary in summaries:
+            topic_id = summary.topic_id
+            cause = causes.get(topic_id, "")
+            states = _states(self.controls.get(topic_id), bool(cause), topic_id in active)
+            rows.append(TopicRow(summary, backlogs.get(topic_id), states, cause))
+        return rows
+
+
+def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:
+    conditions = [(DUE, is_due), (RUNNING, is_running)]
+    if control is not None:
+        conditions += [
+            (FAILING, control.failures > 0),
+            (PAUSED, control.paused > 0),
+            (REQUESTED, control.requested_at is not None),
+        ]
+    return tuple(state for state, applies in conditions if applies)
 
 
 def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRow]:
@@ -80,53 +336,6 @@ def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> l
     metadata = environment.metadata
     partitions = set(names.partition_names(partitioned))
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
-    states = _states(metadata)
-    rows = [
-        TopicRow(item, states.get(item.topic_id, ""))
-        for item in with_open_segments(metadata, environment.log, summaries)
-    ]
-    return sorted(rows, key=lambda row: row.summary.name.partition)
-
-
-def _states(metadata: MetadataStore) -> dict[int, str]:
-    """Return the states of the topics that have one, by topic id."""
-    states = {topic_id: _state(control) for topic_id, control in metadata.compaction_control.all().items()}
-    return states | {run.topic_id: RUNNING for _, run in metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)}
-
-
-def topics_page(
-    environment: Environment, may_see: Callable[[TopicName], bool], text: str, sort: str, page: int
-) -> TopicsPage:
-    """Return a page of the topics whose name contains `text`. `sort`: a key of _SORTS, with a minus if descending."""
-    metadata, log = environment.metadata, environment.log
-    summaries = [item for item in metadata.topics.summaries() if may_see(item.name)]
-    states = _states(metadata)
-    key = sort.removeprefix("-")
-    named = [item for item in summaries if text in str(item.name)]
-    if key in _BY_COUNT:
-        named = with_open_segments(metadata, log, named)
-    rows = [TopicRow(item, states.get(item.topic_id, "")) for item in named]
-    rows.sort(key=_SORTS.get(key, _SORTS["name"]), reverse=sort.startswith("-"))
-    pages = max(1, -(-len(rows) // PAGE_ROWS))
-    number = min(max(page, 1), pages)
-    start = (number - 1) * PAGE_ROWS
-    on_page = rows[start : start + PAGE_ROWS]
-    if key not in _BY_COUNT:
-        counted = with_open_segments(metadata, log, [row.summary for row in on_page])
-        on_page = [replace(row, summary=summary) for row, summary in zip(on_page, counted, strict=True)]
-    backlogs = BacklogReader(metadata, log)
-    backlog_of = {item.topic.id: item for item in backlogs.of([row.summary.topic_id for row in on_page])}
-    now = environment.clock.now_ms()
-    due = {topic_id: cause_of(backlog, now) for topic_id, backlog in backlog_of.items()}
-    on_page = [
-        replace(row, backlog=backlog_of.get(row.summary.topic_id), due=due.get(row.summary.topic_id)) for row in on_page
-    ]
-    return TopicsPage(on_page, number, pages, len(rows), len(summaries))
-
-
-def _state(control: CompactionControl) -> str:
-    if control.paused:
-        return PAUSED
-    if control.requested_at is not None:
-        return REQUESTED
-    return FAILING if control.failures else ""
+    backlogs = BacklogReader(metadata, environment.log).of([item.topic_id for item in summaries])
+    rows = CompactionStates.read(environment).rows(summaries, {item.topic.id: item for item in backlogs})
+    return sorted(rows, key=lambda row: row.name.partition)

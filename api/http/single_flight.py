@@ -6,24 +6,32 @@ event loop.
 
 `RunPoller`: reads of compaction runs, which all watchers of a run share. A run executes in any process; its worker
 writes its progress to its row every two seconds.
+
+`BacklogPoller`: reads of the compaction backlogs of all topics, which the viewers of the dashboard share.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from api.broker.threads import Pool
 from api.reports import run_document
+from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.clock import Clock
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 
 Answer = TypeVar("Answer")
 MAX_AGE_MS = 500
 """The age up to which a report is shared."""
 _MAX_REPORTS = 1000
+FEW_TOPICS = 1000
+"""The number of topics whose backlogs are read for each request: some milliseconds."""
+MAX_BACKLOG_AGE_MS = 10_000
+"""The age up to which backlogs of more topics are shared."""
 
 
 class SingleFlight(Generic[Answer]):
@@ -82,3 +90,32 @@ class RunPoller:
     def _read(self, run_id: int) -> dict[str, Any]:
         name, run = self._metadata.runs.named(run_id)
         return run_document(name, run, self._clock.now_ms(), words=None)
+
+
+class BacklogPoller:
+    """Reads the backlogs of all topics; with many topics, at most every `MAX_BACKLOG_AGE_MS`."""
+
+    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pool: Pool) -> None:
+        """`pool`: its threads read."""
+        self._reader = BacklogReader(metadata, log)
+        self._clock = clock
+        self._reads: SingleFlight[Mapping[int, Backlog]] = SingleFlight(pool)
+        self._last: Mapping[int, Backlog] = {}
+        self._read_at = 0
+
+    async def of_all(self) -> Mapping[int, Backlog]:
+        """Return the backlogs of all topics by topic id, also of topics without a trigger."""
+        last, age = self._last, self._clock.now_ms() - self._read_at
+        if len(last) > FEW_TOPICS and 0 <= age < MAX_BACKLOG_AGE_MS:
+            return last
+        return await self._reads.answer(self._read)
+
+    def of(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Return the present backlogs of these topics, without deleted ones. Waits for the database."""
+        return self._reader.of(topic_ids)
+
+    def _read(self) -> Mapping[int, Backlog]:
+        started_at = self._clock.now_ms()
+        self._last = {backlog.topic.id: backlog for backlog in self._reader.of_every_topic()}
+        self._read_at = started_at
+        return self._last

@@ -36,16 +36,22 @@
   function follow() {
     const live = document.getElementById("live");
     if (!live || live.dataset.busy !== "true") return;
+    // The first page shows other topics, too, so it is also replaced while its run is active.
+    const interval = Number(live.dataset.pollMs ?? 0);
     if (!live.dataset.run) {
-      setTimeout(swap, POLL_MS);
+      setTimeout(swap, interval || POLL_MS);
       return;
     }
+    const begun = performance.now();
     const events = new EventSource(`/dashboard/runs/${live.dataset.run}/events`);
-    events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
     const ended = () => {
       events.close();
       setTimeout(swap, POLL_MS);
     };
+    events.addEventListener("progress", (event) => {
+      show(JSON.parse(event.data));
+      if (interval && performance.now() - begun > interval) ended();
+    });
     events.addEventListener("end", ended);
     events.addEventListener("error", ended);
   }
@@ -75,22 +81,41 @@
     });
   }
 
-  // Buttons that copy a text of the page: shown where the browser lets a page write to the clipboard.
+  // Buttons that copy `data-text`, or the text of the element that `data-copy` names; without scripts they are hidden.
+  // `navigator.clipboard` exists only over https and on loopback.
   function copyable() {
-    if (!navigator.clipboard) return;
-    document.querySelectorAll("button[data-copy]").forEach((button) => {
-      const label = button.textContent;
-      button.hidden = false;
-      button.addEventListener("click", async () => {
-        try {
-          await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-          button.textContent = "Copied";
-        } catch {
-          button.textContent = "The browser refused to copy";
-        }
-        setTimeout(() => (button.textContent = label), 2000);
-      });
+    document.documentElement.classList.add("scripted");
+    document.addEventListener("click", async (event) => {
+      const button = event.target.closest("button[data-copy], button[data-text]");
+      if (!button || button.classList.contains("done")) return;
+      const text = button.dataset.text ?? document.getElementById(button.dataset.copy).textContent;
+      const [label, name] = [button.textContent, button.getAttribute("aria-label")];
+      button.classList.add("done");
+      button.removeAttribute("aria-label");
+      button.textContent = (await written(text)) ? "Copied" : "The browser refused to copy";
+      setTimeout(() => {
+        button.classList.remove("done");
+        button.textContent = label;
+        if (name) button.setAttribute("aria-label", name);
+      }, 2000);
     });
+  }
+
+  async function written(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      const focused = document.activeElement;
+      const field = document.createElement("textarea");
+      field.value = text;
+      document.body.append(field);
+      field.select();
+      const succeeded = document.execCommand("copy");
+      field.remove();
+      focused?.focus();
+      return succeeded;
+    }
   }
 
   explore();

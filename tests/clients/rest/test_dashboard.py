@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
+from api.http import single_flight
 from api.http.tokens import create
 from storage.errors import ErrorText
 from tests.asgi import TestClient
@@ -67,7 +69,54 @@ def test_messages_that_are_not_sealed_yet_are_counted_in_lists(served: Served, r
         (f"/?q={rest_topic.local}&sort=-messages", 3),
         (page_of(whole), 2),
     ):
-        assert f'<td class="number">{messages}</td>' in page(served.client, path), path
+        assert f'data-label="Messages">{messages}</td>' in page(served.client, path), path
+
+
+def test_totals_lead_to_the_topics_that_they_count(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.ask("POST", "/compactionThreshold", 1)
+    paused = RestTopic(served, f"{rest_topic.local}-paused")
+    assert paused.ask("PUT").status_code == 204
+    paused.ask("POST", "/compaction/pause")
+    text = page(served.client, f"/?q={rest_topic.local}")
+    assert re.findall(r'id="total-(\w+)"[^>]*><strong>(\d+)</strong>', text) == [
+        ("topics", "2"), ("due", "1"), ("running", "0"), ("failing", "0"), ("paused", "1"),
+    ]  # fmt: skip
+    for state, topic in (("due", rest_topic), ("paused", paused)):
+        (link,) = re.findall(rf'id="total-{state}" [^>]*href="([^"]*)"', text)
+        listed = page(served.client, html.unescape(link))
+        assert re.findall(r'data-text="([^"]*)"', listed) == [topic.name]
+    assert "due: threshold.<wbr>bytes" in text
+
+
+def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served) -> None:
+    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    for verb, path, body in (
+        ("PUT", "/admin/v2/namespaces/public/busy", "{}"),
+        ("PUT", "/admin/v2/persistent/public/busy/topic", None),
+        ("POST", "/admin/v2/namespaces/public/busy/permissions/sees", '["consume"]'),
+        ("POST", "/admin/v2/namespaces/public/busy/permissions/packs", '["compact"]'),
+    ):
+        headers = root | ({"content-type": "application/json"} if body else {})
+        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204
+    topic = guarded.topic("persistent://public/busy/topic").record
+    run = guarded.broker.environment.metadata.runs.claim(topic.id, "elsewhere:1", {}, 10_000).run_id
+    for role, followed in (("sees", 'data-busy="false" data-run=""'), ("packs", f'data-busy="true" data-run="{run}"')):
+        assert followed in page(logged_in(guarded, role), "/?state=running"), role
+
+
+def test_with_many_topics_backlogs_are_shared_for_some_seconds(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the page have the present numbers nevertheless."""
+    rest_topic.put(a="1")
+    page(served.client, "/")
+    monkeypatch.setattr(single_flight, "FEW_TOPICS", 0)
+    monkeypatch.setattr(single_flight, "MAX_BACKLOG_AGE_MS", 3_600_000)
+    rest_topic.put(b="2")
+    text = page(served.client, f"/?q={rest_topic.local}")
+    assert 'data-label="Messages">2</td>' in text
+    assert "raw, 1 message<" in text, "the totals may be old"
 
 
 def test_pages_of_the_table(served: Served) -> None:
@@ -77,8 +126,9 @@ def test_pages_of_the_table(served: Served) -> None:
     assert "many-000" in first
     assert "many-050" not in first
     assert "many-059" in last
-    assert "Page 2 of 2" in last
-    assert "Page 2 of 2" in page(served.client, "/?q=many-&page=99")
+    second = 'aria-label="Page 2 of 2" aria-current="page"'
+    assert second in last
+    assert second in page(served.client, "/?q=many-&page=99")
     assert "many-059" in page(served.client, "/?q=many-&sort=-name")
 
 

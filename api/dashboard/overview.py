@@ -1,0 +1,80 @@
+"""First page: totals, and the table of the topics that the caller may see.
+
+Names, sizes and states are of the request's moment, from four statements for any number of topics. The backlogs of all
+topics are passed in, and those of many topics may be some seconds old (`BacklogPoller`); the rows of the page get
+present ones. While a compaction runs that the caller may watch, the page names the run, so that a script follows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlencode
+
+from fastapi import Request
+from starlette.responses import Response
+
+from api.dashboard.rendering import ANY_ROLE, rendered
+from api.dashboard.topics_table import (
+    COLUMNS,
+    NAME,
+    REQUESTED,
+    STATES,
+    CompactionStates,
+    TableView,
+    TopicRow,
+    named,
+    topics_page,
+    totals,
+)
+from api.http.access import AuthAction, caller_of
+from api.http.context import context_of
+from api.http.problems import RestException
+from compactor.scheduling.backlog import Backlog
+from storage.model import TopicName
+
+POLL_MS = 5_000
+"""The interval at which a script replaces the page while a compaction runs."""
+
+
+def overview(request: Request, view: TableView, backlogs: Mapping[int, Backlog]) -> Response:
+    """Render the page. `backlogs`: of all topics, by topic id. Waits for the database."""
+    context, caller = context_of(request), caller_of(request)
+    metadata = context.broker.environment.metadata
+
+    @functools.cache
+    def may_in(tenant: str, namespace: str, *actions: AuthAction) -> bool:
+        try:
+            context.access.require(caller, actions, tenant, namespace)
+        except RestException:
+            return False
+        return True
+
+    def may_see(topic: TopicName) -> bool:
+        return may_in(topic.tenant, topic.namespace, *ANY_ROLE)
+
+    def may_watch(topic: TopicName) -> bool:
+        return may_in(topic.tenant, topic.namespace, AuthAction.COMPACT)
+
+    def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
+        present = context.backlogs.of([row.summary.topic_id for row in rows])
+        return states.rows([row.summary for row in rows], {item.topic.id: item for item in present})
+
+    summaries = [item for item in metadata.topics.summaries() if may_see(item.name)]
+    states = CompactionStates.read(context.broker.environment)
+    rows = named(states.rows(summaries, backlogs), view.text)
+    run = next((run.run_id for name, run in states.running if may_watch(name)), None)
+    is_requested = any(REQUESTED in row.states and may_watch(row.name) for row in rows)
+    return rendered(
+        request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(summaries),
+        page=topics_page(rows, view, read_again), run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
+        link=functools.partial(_link, view),
+    )  # fmt: skip
+
+
+def _link(view: TableView, **changes: object) -> str:
+    """Return the path of the page with other choices; the table begins with its first page unless `page` is one."""
+    choices = {"q": view.text, "state": view.state, "sort": view.sort, **changes}
+    defaults = {"q": "", "state": "", "sort": NAME.key, "page": 1}
+    chosen = {name: value for name, value in choices.items() if value != defaults[name]}
+    return f"/?{urlencode(chosen)}" if chosen else "/"
