@@ -1,14 +1,14 @@
 """First page: totals, and the table of the topics that the caller may see.
 
-Names, sizes and states are of the request's moment, from four statements for any number of topics. The backlogs of all
-topics are passed in, and those of many topics may be some seconds old (`BacklogPoller`); the rows of the page get
-present ones. While a compaction runs that the caller may watch, the page names the run, so that a script follows it.
+States are of the request's moment. The sizes of all topics are passed in, and those of many topics may be some seconds
+old (`TopicsPoller`); the rows of the page get present ones. While a compaction runs that the caller may watch, the page
+names the run, so that a script follows it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from fastapi import Request
@@ -30,17 +30,16 @@ from api.dashboard.topics_table import (
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
 from api.http.problems import RestException
-from compactor.scheduling.backlog import Backlog
+from api.http.single_flight import TopicSizes
 from storage.model import TopicName
 
 POLL_MS = 5_000
 """The interval at which a script replaces the page while a compaction runs."""
 
 
-def overview(request: Request, view: TableView, backlogs: Mapping[int, Backlog]) -> Response:
-    """Render the page. `backlogs`: of all topics, by topic id. Waits for the database."""
+def overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
+    """Render the page. `sizes`: of all topics. Waits for the database."""
     context, caller = context_of(request), caller_of(request)
-    metadata = context.broker.environment.metadata
 
     @functools.cache
     def may_in(tenant: str, namespace: str, *actions: AuthAction) -> bool:
@@ -57,12 +56,13 @@ def overview(request: Request, view: TableView, backlogs: Mapping[int, Backlog])
         return may_in(topic.tenant, topic.namespace, AuthAction.COMPACT)
 
     def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
-        present = context.backlogs.of([row.summary.topic_id for row in rows])
-        return states.rows([row.summary for row in rows], {item.topic.id: item for item in present})
+        present = context.topics.of([row.summary.topic_id for row in rows])
+        by_id = {row.summary.topic_id: row for row in states.rows(present.summaries, present.backlogs)}
+        return [by_id[row.summary.topic_id] for row in rows if row.summary.topic_id in by_id]
 
-    summaries = [item for item in metadata.topics.summaries() if may_see(item.name)]
+    summaries = [item for item in sizes.summaries if may_see(item.name)]
     states = CompactionStates.read(context.broker.environment)
-    rows = named(states.rows(summaries, backlogs), view.text)
+    rows = named(states.rows(summaries, sizes.backlogs), view.text)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(REQUESTED in row.states and may_watch(row.name) for row in rows)
     return rendered(

@@ -58,8 +58,8 @@ async def show_topics(
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     view = TableView(q.strip(), state if state in STATES else "", sort, page)
-    backlogs = await context.backlogs.of_all()
-    return await context.broker.pools[WaitsFor.DATABASE].run(overview, request, view, backlogs)
+    sizes = await context.topics.of_all()
+    return await context.broker.pools[WaitsFor.DATABASE].run(overview, request, view, sizes)
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)

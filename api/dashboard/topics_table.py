@@ -1,7 +1,7 @@
 """Tables of topics: rows with their states, totals, filters, sorting, and division into numbered pages.
 
 Pure, but for `CompactionStates.read`, which reads requests, pauses, failures and active runs from SQL, and
-`partition_rows`, which reads the rows of one topic. Backlogs of many topics may be some seconds old, so `topics_page`
+`partition_rows`, which reads the rows of one topic. Sizes of many topics may be some seconds old, so `topics_page`
 lets the caller read those of one page again. The object store is not read.
 
 A topic is in any number of states. `due` comes from the code of the control loop (compactor/scheduling/due.py), so it
@@ -262,7 +262,7 @@ def topics_page(
 ) -> TopicsPage:
     """Return a page of the rows, which are sorted by name and have passed `named`.
 
-    `read_again` returns the rows of the page with their present backlogs.
+    `read_again` returns the rows of the page with their present sizes, without deleted topics.
     """
     matches = [row for row in rows if not view.state or view.state in row.states]
     ordered = _sorted(matches, view.column, view.descends)

@@ -12,7 +12,7 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import OwnerProxy
-from api.http.single_flight import BacklogPoller, RunPoller, SingleFlight
+from api.http.single_flight import RunPoller, SingleFlight, TopicsPoller
 from api.observability.metrics import AppendTotals, Metrics, MetricSources
 from storage.log.log_space import LogRoom
 
@@ -26,7 +26,7 @@ class HttpContext:
     proxy: OwnerProxy
     polls: LongPolls
     runs: RunPoller
-    backlogs: BacklogPoller
+    topics: TopicsPoller
     metrics: Metrics
     readiness: SingleFlight[Any]
     """The checks of readiness by name: computed once for all requests that wait, since it needs no token."""
@@ -57,7 +57,7 @@ def http_context(broker: Broker, access: AuthorizationService) -> HttpContext:
         ),
         LongPolls(metadata, log, clock, broker.pools, settings.limits_waiting_polls),
         RunPoller(metadata, clock, broker.pools[WaitsFor.DATABASE]),
-        BacklogPoller(metadata, log, clock, broker.pools[WaitsFor.DATABASE]),
+        TopicsPoller(metadata, log, clock, broker.pools[WaitsFor.DATABASE]),
         Metrics(metadata.metrics, clock, settings.metrics_max_topics, sources, settings.cluster_name),
         readiness=SingleFlight(broker.pools[WaitsFor.STORE]),
         scrapes=SingleFlight(broker.pools[WaitsFor.DATABASE]),

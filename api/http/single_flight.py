@@ -7,13 +7,13 @@ event loop.
 `RunPoller`: reads of compaction runs, which all watchers of a run share. A run executes in any process; its worker
 writes its progress to its row every two seconds.
 
-`BacklogPoller`: reads of the compaction backlogs of all topics, which the viewers of the dashboard share.
+`TopicsPoller`: reads of the sizes and compaction backlogs of all topics, which the viewers of the dashboard share.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,7 @@ from api.reports import run_document
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
+from storage.metadata.records import TopicSummary
 from storage.metadata.store import MetadataStore
 
 Answer = TypeVar("Answer")
@@ -29,9 +30,10 @@ MAX_AGE_MS = 500
 """The age up to which a report is shared."""
 _MAX_REPORTS = 1000
 FEW_TOPICS = 1000
-"""The number of topics whose backlogs are read for each request: some milliseconds."""
-MAX_BACKLOG_AGE_MS = 10_000
-"""The age up to which backlogs of more topics are shared."""
+"""The number of topics whose sizes are read for each request: some milliseconds."""
+RENEW_AFTER_MS = 5_000
+MAX_SIZES_AGE_MS = 60_000
+"""The age up to which the sizes of more topics are shared."""
 
 
 class SingleFlight(Generic[Answer]):
@@ -92,30 +94,53 @@ class RunPoller:
         return run_document(name, run, self._clock.now_ms(), words=None)
 
 
-class BacklogPoller:
-    """Reads the backlogs of all topics; with many topics, at most every `MAX_BACKLOG_AGE_MS`."""
+@dataclass(frozen=True)
+class TopicSizes:
+    """Sizes and backlogs of topics at one moment. `summaries`: by name. `backlogs`: by topic id."""
+
+    summaries: Sequence[TopicSummary] = ()
+    backlogs: Mapping[int, Backlog] = field(default_factory=dict)
+    at: int = 0
+
+
+class TopicsPoller:
+    """Reads the sizes of all topics; of more than `FEW_TOPICS`, requests share a recent read.
+
+    A read that is older than `RENEW_AFTER_MS` is still shared while the next one runs, up to `MAX_SIZES_AGE_MS`.
+    """
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pool: Pool) -> None:
         """`pool`: its threads read."""
-        self._reader = BacklogReader(metadata, log)
+        self._metadata = metadata
+        self._backlogs = BacklogReader(metadata, log)
         self._clock = clock
-        self._reads: SingleFlight[Mapping[int, Backlog]] = SingleFlight(pool)
-        self._last: Mapping[int, Backlog] = {}
-        self._read_at = 0
+        self._reads: SingleFlight[TopicSizes] = SingleFlight(pool)
+        self._last = TopicSizes()
+        self._renewal: asyncio.Task[TopicSizes] | None = None
 
-    async def of_all(self) -> Mapping[int, Backlog]:
-        """Return the backlogs of all topics by topic id, also of topics without a trigger."""
-        last, age = self._last, self._clock.now_ms() - self._read_at
-        if len(last) > FEW_TOPICS and 0 <= age < MAX_BACKLOG_AGE_MS:
-            return last
-        return await self._reads.answer(self._read)
+    async def of_all(self) -> TopicSizes:
+        """Return the sizes of all topics, also of topics without a trigger."""
+        last, age = self._last, self._clock.now_ms() - self._last.at
+        if len(last.summaries) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
+            return await self._reads.answer(self._read)
+        if age >= RENEW_AFTER_MS and (self._renewal is None or self._renewal.done()):
+            self._renewal = asyncio.create_task(self._reads.answer(self._read))
+            self._renewal.add_done_callback(_ignore_failure)
+        return last
 
-    def of(self, topic_ids: Collection[int]) -> list[Backlog]:
-        """Return the present backlogs of these topics, without deleted ones. Waits for the database."""
-        return self._reader.of(topic_ids)
+    def of(self, topic_ids: Collection[int]) -> TopicSizes:
+        """Return the present sizes of a page of topics, without deleted ones. Waits for the database."""
+        backlogs = {backlog.topic.id: backlog for backlog in self._backlogs.of(topic_ids)}
+        return TopicSizes(self._metadata.topics.summaries(topic_ids), backlogs, self._clock.now_ms())
 
-    def _read(self) -> Mapping[int, Backlog]:
-        started_at = self._clock.now_ms()
-        self._last = {backlog.topic.id: backlog for backlog in self._reader.of_every_topic()}
-        self._read_at = started_at
+    def _read(self) -> TopicSizes:
+        now = self._clock.now_ms()
+        backlogs = {backlog.topic.id: backlog for backlog in self._backlogs.of_every_topic()}
+        self._last = TopicSizes(self._metadata.topics.summaries(), backlogs, now)
         return self._last
+
+
+def _ignore_failure(renewal: asyncio.Task[TopicSizes]) -> None:
+    """Let a renewal fail: a request after `MAX_SIZES_AGE_MS` waits for its own read and reports the error."""
+    if not renewal.cancelled():
+        renewal.exception()

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
 from storage.advice import Advice, AdviceKind
@@ -63,11 +63,16 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     return [topic for topic in records if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
 
-def summaries(connection: Connection) -> list[TopicSummary]:
-    """Return all topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
+def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
+    """Return topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
 
-    One statement for all topics. The contents of open segments are known to their files only.
+    `topic_ids`: at most `queries.AT_ONCE`; None: all topics. One statement. The contents of open segments are known to
+    their files only.
     """
+
+    def chosen(column: ColumnElement[int]) -> ColumnElement[bool]:
+        return true() if topic_ids is None else column.in_(topic_ids)
+
     sums = (
         select(
             ledgers.c.topic_id,
@@ -75,7 +80,7 @@ def summaries(connection: Connection) -> list[TopicSummary]:
             queries.total(ledgers.c.messages).label("messages"),
             queries.total(ledgers.c.logical_bytes).label("logical_bytes"),
         )
-        .where(ledgers.c.deleted_at.is_(None))
+        .where(ledgers.c.deleted_at.is_(None), chosen(ledgers.c.topic_id))
         .group_by(ledgers.c.topic_id)
         .subquery()
     )
@@ -85,7 +90,7 @@ def summaries(connection: Connection) -> list[TopicSummary]:
             queries.total(segments.c.messages).label("messages"),
             queries.total(segments.c.logical_bytes).label("logical_bytes"),
         )
-        .where(segments.c.state == SegmentState.ROLLED.value)
+        .where(segments.c.state == SegmentState.ROLLED.value, chosen(segments.c.topic_id))
         .group_by(segments.c.topic_id)
         .subquery()
     )
@@ -107,6 +112,7 @@ def summaries(connection: Connection) -> list[TopicSummary]:
         .outerjoin(sums, sums.c.topic_id == topics.c.id)
         .outerjoin(rolled, rolled.c.topic_id == topics.c.id)
         .outerjoin(compacted_ledgers, serving)
+        .where(chosen(topics.c.id))
     )
     return sorted(queries.fetch(connection, statement, _summary), key=lambda summary: str(summary.name))
 

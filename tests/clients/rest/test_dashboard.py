@@ -105,14 +105,15 @@ def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served)
         assert followed in page(logged_in(guarded, role), "/?state=running"), role
 
 
-def test_with_many_topics_backlogs_are_shared_for_some_seconds(
+def test_the_sizes_of_many_topics_are_shared_for_some_seconds(
     served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of the page have the present numbers nevertheless."""
     rest_topic.put(a="1")
     page(served.client, "/")
     monkeypatch.setattr(single_flight, "FEW_TOPICS", 0)
-    monkeypatch.setattr(single_flight, "MAX_BACKLOG_AGE_MS", 3_600_000)
+    monkeypatch.setattr(single_flight, "RENEW_AFTER_MS", 3_600_000)
+    monkeypatch.setattr(single_flight, "MAX_SIZES_AGE_MS", 3_600_000)
     rest_topic.put(b="2")
     text = page(served.client, f"/?q={rest_topic.local}")
     assert 'data-label="Messages">2</td>' in text

@@ -124,6 +124,7 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
         TopicSummary(empty.id, empty.name, 0, 0, 0, None, unsealed_messages=5, unsealed_bytes=unsealed),
     ]
     assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
+    assert [item.topic_id for item in store.topics.summaries([empty.id, 10**6])] == [empty.id]
 
 
 def test_ledger_ids_are_given_out_once(open_stores: OpenStores) -> None:
