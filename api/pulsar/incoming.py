@@ -119,6 +119,8 @@ class Incoming:
                 frame = self._frames.take()
                 if frame is None:
                     break
+                if self._expects:
+                    self._expect(0)  # the next frame needs a grant of its own, also if it has the same size
                 self._client.handle(frame)
                 used = self._turns.now() - started + self._charged
         except MalformedFrame as error:
@@ -144,10 +146,14 @@ class Incoming:
             return
         expected = self._frames.incomplete_bytes
         if expected != self._expects:
-            self._expects = expected
-            self._buffers.release(self)
-            self._waits_for_memory = expected > SMALL_BYTES and not self._buffers.reserve(self, self.role, expected)
+            self._expect(expected)
         pauses = bool(self._holds) or self._waits_for_memory or self.has_work
         if pauses != self.is_paused:
             self.is_paused = pauses
             (self._client.pause_reading if pauses else self._client.resume_reading)()
+
+    def _expect(self, size: int) -> None:
+        """Reserve memory for a frame of that size, and release that of the one before."""
+        self._expects = size
+        self._buffers.release(self)
+        self._waits_for_memory = size > SMALL_BYTES and not self._buffers.reserve(self, self.role, size)
