@@ -2,8 +2,9 @@
 
 A frame up to `SMALL_BYTES` needs no grant. A larger frame needs a grant of its size. While it waits for one, its
 connection reads nothing, and the client waits as for a slow network. One role, or one address without a role, holds at
-most half of the memory, so it cannot keep others from sending. A connection is closed if its frame is incomplete
-`STALLED_MS` after the grant while other frames wait. Must not know: sockets, commands.
+most half of the memory, so it cannot keep others from sending. Roles have their turns, and a frame whose turn it is
+waits until it fits. A release looks at no more frames than it grants, and one. A connection is closed if its frame is
+incomplete `STALLED_MS` after the grant while other frames wait. Must not know: sockets, commands.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class _Grant:
     at_ms: int
 
 
+_Queue = OrderedDict[Receiver, int]
+"""Receivers that wait, with the sizes of their frames."""
+
+
 class ReceiveBuffers:
     """The memory of all connections. For one event loop."""
 
@@ -46,31 +51,43 @@ class ReceiveBuffers:
         self._of_role: Counter[str] = Counter()
         self.reserved_bytes = 0
         """The bytes of all grants."""
-        self._waiting: OrderedDict[Receiver, tuple[str, int]] = OrderedDict()
+        self._waiting: dict[Receiver, str] = {}
+        """The role of each receiver that waits."""
+        self._ready: OrderedDict[str, _Queue] = OrderedDict()
+        """The waiting frames of roles that may have more memory. The first frame of the first role does not fit yet."""
+        self._full: dict[str, _Queue] = {}
+        """Those of roles that have to release some first."""
 
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
         """Grant memory for a frame. Return False if the receiver has to wait; `granted` is called later."""
-        if self._fits(role, size):
+        may_have_more = role not in self._full and self._may_have(role, size)
+        if not self._ready and may_have_more and self._fits(size):
             self._grant(receiver, role, size)
             return True
-        self._waiting[receiver] = role, size
+        queue = self._full.get(role) or self._ready.get(role)
+        if queue is None:
+            queue = (self._ready if may_have_more else self._full)[role] = OrderedDict()
+        queue[receiver] = size
+        self._waiting[receiver] = role
         return False
 
     def release(self, receiver: Receiver) -> None:
         """End the grant of a receiver, or its wait, and grant memory to those that wait."""
-        self._waiting.pop(receiver, None)
         grant = self._grants.pop(receiver, None)
-        if grant is None:
+        if grant is not None:
+            role = grant.role
+            self.reserved_bytes -= grant.size
+            self._of_role[role] -= grant.size
+            if not self._of_role[role]:
+                del self._of_role[role]
+        elif receiver in self._waiting:
+            role = self._waiting[receiver]
+            self._remove_waiting(receiver)
+        else:
             return
-        self.reserved_bytes -= grant.size
-        self._of_role[grant.role] -= grant.size
-        if not self._of_role[grant.role]:
-            del self._of_role[grant.role]
-        for waiting, (role, size) in list(self._waiting.items()):
-            if self._fits(role, size):
-                del self._waiting[waiting]
-                self._grant(waiting, role, size)
-                waiting.granted()
+        if role in self._full:
+            self._ready[role] = self._full.pop(role)
+        self._grant_waiting()
 
     def end_stalled(self) -> None:
         """Close connections whose frame does not arrive while other frames wait for memory."""
@@ -84,13 +101,33 @@ class ReceiveBuffers:
                     "its memory"
                 )
 
-    def _fits(self, role: str, size: int) -> bool:
+    def _grant_waiting(self) -> None:
+        while self._ready:
+            role, queue = next(iter(self._ready.items()))
+            receiver, size = next(iter(queue.items()))
+            if not self._may_have(role, size):
+                self._full[role] = self._ready.pop(role)
+            elif self._fits(size):
+                self._ready.move_to_end(role)
+                self._remove_waiting(receiver)
+                self._grant(receiver, role, size)
+                receiver.granted()
+            else:
+                return
+
+    def _remove_waiting(self, receiver: Receiver) -> None:
+        role = self._waiting.pop(receiver)
+        queues = self._full if role in self._full else self._ready
+        del queues[role][receiver]
+        if not queues[role]:
+            del queues[role]
+
+    def _may_have(self, role: str, size: int) -> bool:
         size_of_role = self._of_role.get(role, 0)
-        if not self.reserved_bytes:
-            return True
-        return self.reserved_bytes + size <= self._max_bytes and (
-            size_of_role == 0 or size_of_role + size <= self._max_bytes // 2
-        )
+        return not size_of_role or size_of_role + size <= self._max_bytes // 2
+
+    def _fits(self, size: int) -> bool:
+        return not self.reserved_bytes or self.reserved_bytes + size <= self._max_bytes
 
     def _grant(self, receiver: Receiver, role: str, size: int) -> None:
         self._grants[receiver] = _Grant(role, size, self._clock.now_ms())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from api.pulsar.receive_buffers import STALLED_MS, ReceiveBuffers
 from tests.clocks import ManualClock
 
@@ -60,3 +62,49 @@ def test_a_frame_that_stalls_ends_while_others_wait() -> None:
     buffers.end_stalled()
     assert "50 bytes has not arrived" in stalled[0].ended
     assert waiting.may_read
+
+
+def test_a_frame_waits_for_none_that_came_later() -> None:
+    buffers = ReceiveBuffers(MOST, ManualClock())
+    first, large, small = (Receiving(buffers, role, size) for role, size in (("a", 60), ("b", 80), ("c", 20)))
+    assert (first.may_read, large.may_read, small.may_read) == (True, False, False)
+    buffers.release(first)
+    assert (large.may_read, small.may_read) == (True, True)
+
+
+def test_a_frame_that_waits_and_ends_keeps_no_other_one_waiting() -> None:
+    buffers = ReceiveBuffers(MOST, ManualClock())
+    _, large, small = (Receiving(buffers, role, size) for role, size in (("a", 60), ("b", 80), ("c", 20)))
+    buffers.release(large)
+    assert small.may_read
+
+
+def test_roles_have_their_turns() -> None:
+    buffers = ReceiveBuffers(MOST, ManualClock())
+    first = Receiving(buffers, "first", MOST)
+    many = [Receiving(buffers, "many", 20) for _ in range(3)]
+    other = Receiving(buffers, "other", 60)
+    buffers.release(first)
+    assert [item.may_read for item in (*many, other)] == [True, True, False, True]
+
+
+class CountedRole(str):
+    """Counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        CountedRole.lookups += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("size", [20, MOST])
+def test_a_release_looks_at_no_frame_that_it_cannot_grant(size: int) -> None:
+    """The frames are of a role that has its half, or of others and do not fit."""
+    buffers = ReceiveBuffers(MOST, ManualClock())
+    granted = [Receiving(buffers, CountedRole("a"), 20) for _ in range(2)]
+    for number in range(1_000):
+        assert not Receiving(buffers, CountedRole("a" if size == 20 else number), size).may_read
+    CountedRole.lookups = 0
+    buffers.release(granted[0])
+    assert 0 < CountedRole.lookups < 50
