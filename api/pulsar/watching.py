@@ -1,12 +1,13 @@
 """Watchers of namespaces: clients learn which topics that match their patterns appear and disappear.
 
 Once a second each watched namespace is listed. A list that has changed is matched again, once for all watchers with the
-same pattern. Watching takes at most a tenth of a core: after a long pass the next pass starts later. Must not know:
-sockets.
+same pattern, and compared once for all that were sent the same matches. Threads do both. Watching takes at most a tenth
+of a core: after a long pass the next pass starts later. Must not know: sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,8 @@ from api.pulsar.topic_patterns import Matches
 
 MAX_WATCHERS = 100
 """The watchers of one connection."""
+NAMES_AT_ONCE = 1_000
+"""Names that are sent before other tasks have a turn, besides those of one update."""
 _PAUSE = 9
 """The time from a pass to the next one, as a multiple of the pass's duration."""
 
@@ -106,21 +109,52 @@ class NamespaceWatch:
             names = tuple(await self._topics_of(namespace))
             if names != self._lists.get(namespace):
                 self._lists[namespace] = names
-        matches: dict[tuple[str, str], Matches] = {}
+        changed: dict[tuple[str, str, int], list[tuple[WatchingClient, int, WatchedTopics]]] = {}
         for client, number, topics in watchers:
-            names = self._lists[topics.namespace]
-            if topics.names is names:
-                continue
-            key = topics.namespace, topics.pattern
-            if key not in matches:
-                matches[key] = await self._threads.run(Matches.of, topics.pattern, names)
-            if client.watchers.is_current(number, topics):
-                client.watchers.set(number, WatchedTopics(topics.namespace, topics.pattern, names, matches[key]))
-                if matches[key] != topics.matches:
-                    client.send(_update(number, topics.matches, matches[key]))
+            if topics.names is not self._lists[topics.namespace]:
+                key = topics.namespace, topics.pattern, id(topics.matches)
+                changed.setdefault(key, []).append((client, number, topics))
+        matches: dict[tuple[str, str], Matches] = {}
+        for (namespace, pattern, _), group in changed.items():
+            names = self._lists[namespace]
+            if (namespace, pattern) not in matches:
+                matches[namespace, pattern] = await self._threads.run(Matches.of, pattern, names)
+            current = WatchedTopics(namespace, pattern, names, matches[namespace, pattern])
+            await self._send_changes(group, current)
         self._next = self._now() + _PAUSE * (self._now() - started)
 
+    async def _send_changes(
+        self, group: Iterable[tuple[WatchingClient, int, WatchedTopics]], current: WatchedTopics
+    ) -> None:
+        """Send the changes to watchers that were all sent the same matches."""
+        change: _Change | None = None
+        sent = 0
+        for client, number, topics in group:
+            if change is None:
+                change = await self._threads.run(_change, topics.matches, current.matches)
+            if not client.watchers.is_current(number, topics):
+                continue
+            client.watchers.set(number, current)
+            if change.size:
+                client.send(WatchTopicUpdate(number, change.new, change.deleted, current.matches.hash))
+            sent += 1 + change.size
+            if sent >= NAMES_AT_ONCE:
+                sent = 0
+                await asyncio.sleep(0)
 
-def _update(number: int, earlier: Matches, current: Matches) -> WatchTopicUpdate:
-    new, deleted = set(current.topics) - set(earlier.topics), set(earlier.topics) - set(current.topics)
-    return WatchTopicUpdate(number, sorted(new), sorted(deleted), current.hash)
+
+@dataclass(frozen=True)
+class _Change:
+    """The difference of two lists of topics, sorted."""
+
+    new: list[str]
+    deleted: list[str]
+
+    @property
+    def size(self) -> int:
+        return len(self.new) + len(self.deleted)
+
+
+def _change(earlier: Matches, current: Matches) -> _Change:
+    before, after = set(earlier.topics), set(current.topics)
+    return _Change(sorted(after - before), sorted(before - after))

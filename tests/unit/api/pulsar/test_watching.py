@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from api.pulsar.codec.responses import WatchTopicUpdate
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.topic_patterns import Matches
-from api.pulsar.watching import MAX_WATCHERS, NamespaceWatch, WatchedTopics, Watchers
+from api.pulsar.watching import MAX_WATCHERS, NAMES_AT_ONCE, NamespaceWatch, WatchedTopics, Watchers
 from tests.event_loop import in_event_loop
 
 TOPICS = ("persistent://a/b/x1", "persistent://a/b/y")
@@ -95,11 +96,27 @@ async def test_a_change_is_matched_once_for_all_watchers_of_a_pattern() -> None:
     namespace.topics.remove("persistent://a/b/x1")
     await namespace.watch.notify(clients)
     await namespace.watch.notify(clients)
-    assert namespace.threads.runs == 1
+    assert namespace.threads.runs == 2, "matched once, compared once"
     updates = clients[0].sent
     assert len(updates) == 100
     assert list(updates[0].new_topics) == ["persistent://a/b/x2"]
     assert list(updates[0].deleted_topics) == ["persistent://a/b/x1"]
+
+
+@in_event_loop
+async def test_updates_leave_other_tasks_their_turns() -> None:
+    """100 watchers of one connection and one new topic of 10,000 occupied the loop for 0.4 s."""
+    namespace, client = Namespace(), Client(100)
+    await namespace.watch.notify([client])
+    namespace.topics += [f"persistent://a/b/x-{number}" for number in range(NAMES_AT_ONCE // 2)]
+    notifying = asyncio.create_task(namespace.watch.notify([client]))
+    in_turns = []
+    while not notifying.done():
+        before = len(client.sent)
+        await asyncio.sleep(0)
+        in_turns.append(len(client.sent) - before)
+    assert sum(in_turns) == 100
+    assert max(in_turns) <= 3
 
 
 @in_event_loop
