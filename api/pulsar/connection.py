@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._clock.now_ms()
         self._pinged = False
+        self.session.note_alive()
         if not self.session.is_connected and data.startswith(_TLS_HANDSHAKE):
             self.cut_off(
                 "the client speaks TLS on the port without TLS: connect it to broker-service-port-tls, with pulsar+ssl"
@@ -116,6 +117,10 @@ class Connection(asyncio.Protocol):
         self.transport.resume_reading()
 
     # Calls of the session
+
+    @property
+    def is_reading(self) -> bool:
+        return not self._incoming.is_paused
 
     def send(self, response: Response) -> None:
         """Send a response; nothing if the connection has ended."""
@@ -175,7 +180,7 @@ class Connection(asyncio.Protocol):
         if not self.session.identity.is_valid():
             self.close()
         elif (
-            self._incoming.is_paused
+            not self.is_reading
             or self._clock.now_ms() - self._heard_at < self.session.settings.broker_keep_alive_interval_ms
         ):
             return

@@ -39,7 +39,7 @@ PROTOCOL_VERSION = 20
 """The highest version of Pulsar's protocol that is spoken; the lowest is `OLDEST_VERSION`."""
 OLDEST_VERSION = 10
 LIVENESS_SECONDS = 5.0
-"""The time that a client has to answer a PING when another one asks for its place."""
+"""The time that a client has to send bytes after a PING when another one asks for its place."""
 _PENDING_BYTES = 32 << 20
 """The bytes of one connection that may wait to be appended."""
 _NO_REQUEST = (1 << 64) - 1
@@ -56,6 +56,10 @@ class Channel(pending_requests.Channel, Protocol):
     @property
     def is_writable(self) -> bool:
         """Return whether the client accepts more bytes now."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether the client's bytes are read now; False: they wait, for memory, a turn or the log."""
 
     def deliver(
         self,
@@ -102,7 +106,7 @@ class Session:
         """True if the client's CONNECT was accepted."""
         self._creating: dict[tuple[str, int], int] = {}
         """The requests that create a producer or consumer now, by its kind and number."""
-        self._pong_waiters: list[asyncio.Future[None]] = []
+        self._liveness_waiters: list[asyncio.Future[None]] = []
 
     # Requests
 
@@ -160,21 +164,25 @@ class Session:
         )
 
     async def is_alive(self) -> bool:
-        """Return whether the client still answers; end the session of one that does not."""
+        """Return whether the client still sends bytes; end the session of one that does not. A client whose bytes are
+        not read now counts as alive."""
         if self.is_closed:
             return False
         waiter = asyncio.get_running_loop().create_future()
-        self._pong_waiters.append(waiter)
+        self._liveness_waiters.append(waiter)
         self.send(requests.Ping())
         try:
             await asyncio.wait_for(waiter, LIVENESS_SECONDS)
         except TimeoutError:
-            self.channel.close()
+            if self.channel.is_reading:
+                self.channel.close()
         return not self.is_closed
 
-    def pong(self) -> None:
-        """Note that the client answers."""
-        waiters, self._pong_waiters = self._pong_waiters, []
+    def note_alive(self) -> None:
+        """Note that the client has sent bytes."""
+        if not self._liveness_waiters:
+            return
+        waiters, self._liveness_waiters = self._liveness_waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -219,7 +227,7 @@ class Session:
         self.is_closed = True
         self._creating.clear()
         self.context.publish_budget.discard(self.pending_publishes)
-        self.pong()
+        self.note_alive()  # its callers see that it is closed
         for producer in list(self.producers.values()):
             producer.topic.remove_producer(producer.producer)
         for connected in list(self.consumers.values()):

@@ -14,14 +14,15 @@ def _refuse_transaction(_session: Session, _request: requests.Request) -> NoRetu
     raise Refused(ServerError.NotAllowedError, "transactions are not offered")
 
 
-def _ignore(_session: Session, _request: requests.AuthResponse) -> None:
-    """Ignore a token: the service never asks for one. A connection ends with its token, and the client reconnects."""
+def _ignore(_session: Session, _request: requests.AuthResponse | requests.Pong) -> None:
+    """Ignore a token: the service never asks for one. A connection ends with its token, and the client reconnects.
+    Ignore a PONG: any bytes show that the client is alive."""
 
 
 HANDLERS: Handlers = {
     requests.Connect: Session.connect,
     requests.Ping: lambda _session, _request: requests.Pong(),
-    requests.Pong: lambda session, _request: session.pong(),
+    requests.Pong: _ignore,
     requests.AuthResponse: _ignore,
     requests.Lookup: lookup.look_up,
     requests.PartitionedMetadata: lookup.partitioned_metadata,

@@ -8,7 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from api.observability.redaction import SHOWN
+from api.pulsar import session
 from api.pulsar.codec import requests
 from api.pulsar.codec.limits import CONNECT_BYTES
 from api.pulsar.codec.responses import Failure, Response
@@ -20,6 +23,7 @@ from api.pulsar.pulsar_api_pb2 import BaseCommand
 from api.pulsar.session import ConnectedProducer
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
+from tests.event_loop import in_event_loop
 from tests.frames import encoded
 from tests.unit.api.pulsar.fairness import Owner, shared_state
 
@@ -210,13 +214,30 @@ def test_an_error_repeats_no_more_than_the_ends_of_a_long_name() -> None:
     assert len(Refused(ServerError.InvalidTopicName, f"Topic {'x' * (5 << 20)} not found").message) <= SHOWN
 
 
+@pytest.mark.parametrize(("is_held", "sends"), [(True, False), (False, False), (False, True)])
+@in_event_loop
+async def test_a_client_is_alive_while_it_sends_or_its_bytes_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, is_held: bool, sends: bool
+) -> None:
+    """Another client asks for the place of its producer."""
+    monkeypatch.setattr(session, "LIVENESS_SECONDS", 60 if sends else 0)
+    peer = Peer().says(CONNECT)
+    if is_held:
+        peer.connection.hold("publishing")
+    asking = asyncio.ensure_future(peer.connection.session.is_alive())
+    await asyncio.sleep(0)
+    if sends:
+        peer.says(frame(type=BaseCommand.PING, ping={}))
+    is_alive = await asking
+    assert (is_alive, peer.transport.ended) == ((True, "") if is_held or sends else (False, "closed"))
+
+
 def test_its_producers_are_gone_at_once_whatever_its_client_has_not_read() -> None:
     peer = Peer().says(CONNECT)
     removed: list[object] = []
     connected = SimpleNamespace(topic=SimpleNamespace(remove_producer=removed.append), producer="producer")
     peer.connection.session.producers[1] = cast(ConnectedProducer, connected)
     peer.transport.reads = False
-    peer.connection.session.pong()
     peer.connection.send(requests.Pong())
     peer.connection.close()
     assert removed == ["producer"]

@@ -30,6 +30,7 @@ class RecordingChannel:
 
     address = "10.0.0.1:7000"
     is_writable = True
+    is_reading = True
 
     def __init__(self) -> None:
         self.sent: list[Response] = []
