@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from api.http import listener
-from api.http.listener import Listener, Refusals, most_connections
+from api.http.listener import CONNECTED_AT_ONCE, Listener, Refusals, most_connections
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
@@ -188,6 +188,23 @@ async def test_a_client_that_leaves_without_a_byte_is_closed() -> None:
         clients.writers[0].write_eof()
         assert await reader.read() == b""
         assert list(protocols) == []
+
+
+@in_event_loop
+async def test_many_connections_that_send_at_once_leave_other_work_its_turns() -> None:
+    count = 4 * CONNECTED_AT_ONCE
+    async with listening(count) as (_, protocols, clients):
+        for _ in range(count):
+            await clients.connect()
+        for writer in clients.writers:
+            writer.write(b"request")
+        in_turns = []
+        while sum(in_turns) < count:
+            before = len(protocols)
+            await asyncio.sleep(0)
+            in_turns.append(len(protocols) - before)
+        assert max(in_turns) <= CONNECTED_AT_ONCE
+        await protocols.arrived(count)
 
 
 @in_event_loop
