@@ -11,16 +11,30 @@ reaches the others ends with SegmentNotLocal. Services read the same rows, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from api.broker.refusals import NoLogOwner, NotTheOwner, WriterElsewhere
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.metadata.records import Lease, SegmentState, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.model import TopicName
 from storage.owner import Owner, same_process
 from storage.positions import StartPosition
 from storage.reading.snapshot_reader import may_come_to
+
+
+@dataclass(frozen=True)
+class UnservedLog:
+    """A log directory that no live service has, and the topics whose unsealed messages are in it.
+
+    `log_uid` None: the service had written nothing. `service`: the last that had it; None: it left, or was none.
+    """
+
+    log_uid: str | None
+    service: ServiceRecord | None
+    topics: Sequence[TopicName]
 
 
 class TopicOwnership:
@@ -84,6 +98,17 @@ class TopicOwnership:
     def holds(self, lease: Lease) -> bool:
         """Return whether this process holds a lease."""
         return same_process(lease.owner, self._process)
+
+    def unserved_logs(self) -> list[UnservedLog]:
+        """Return the log directories of services that ended without leaving, and others with unsealed messages."""
+        uids = [self._log.known_uid, *(item.log_uid for item in self._metadata.services.live())]
+        served = {uid for uid in uids if uid is not None}
+        topics = self._metadata.segments.unsealed_outside(served)
+        lost = {
+            item.log_uid or item.name: item for item in self._metadata.services.lost() if item.log_uid not in served
+        }
+        logs = [UnservedLog(item.log_uid, item, topics.pop(uid, ())) for uid, item in lost.items()]
+        return [*logs, *(UnservedLog(uid, None, names) for uid, names in topics.items())]
 
     def _foreign_lease(self, topic: TopicRecord) -> Lease | None:
         """Return the topic's lease if a process that is no service holds it. Raises NotTheOwner if a service does."""

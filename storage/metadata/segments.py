@@ -21,6 +21,7 @@ from storage.metadata.liveness import LEASE_TTL_MS, expiring
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 from storage.metadata.transactions import Context
+from storage.model import TopicName
 
 TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
 """The states of segments that no ledger replaces yet."""
@@ -206,6 +207,18 @@ def topics_with(
     if log_uid is not None:
         having = having.where(segments.c.log_uid == log_uid)
     return topics.of_statement(connection, select(topics_table).where(topics_table.c.id.in_(having)))
+
+
+def unsealed_outside(connection: Connection, log_uids: Collection[str]) -> dict[str, list[TopicName]]:
+    """Return the topics with unsealed segments in other log directories than these, by directory, ordered by name."""
+    columns = select(segments.c.log_uid, topics_table.c.name).distinct()
+    joined = columns.join(topics_table, topics_table.c.id == segments.c.topic_id)
+    unsealed = segments.c.state.in_([state.value for state in TAIL])
+    statement = joined.where(unsealed, segments.c.log_uid.not_in(log_uids)).order_by(topics_table.c.name)
+    by_log: dict[str, list[TopicName]] = {}
+    for log_uid, name in connection.execute(statement):
+        by_log.setdefault(log_uid, []).append(TopicName.parse(name))
+    return by_log
 
 
 def first_offsets(connection: Connection, log_uid: str) -> dict[str, set[int]]:

@@ -196,6 +196,7 @@ class SegmentStore(Store):
     topics_to_roll = reads(segments.topics_to_roll)
     open_in = snapshots(segments.open_in)
     topics_with = reads(segments.topics_with)
+    unsealed_outside = reads(segments.unsealed_outside)
     first_offsets = reads(segments.first_offsets)
     rolled_bytes = reads(segments.rolled_bytes)
     open_without_writer = snapshots(segments.open_without_writer)

@@ -254,6 +254,8 @@ def test_topics_by_the_states_of_their_segments(store: MetadataStore, topic: Top
     assert names(SegmentState.ROLLED) == ["b", "orders"]
     assert names(SegmentState.SEALED) == ["b"]
     assert names(SegmentState.OPEN, SegmentState.ROLLED) == ["a", "b", "orders"]
+    assert store.segments.unsealed_outside([]) == {LOG_UID: [third.name, second.name, topic.name]}
+    assert store.segments.unsealed_outside([LOG_UID]) == {}
 
 
 def test_an_import_needs_the_tail_rolled(store: MetadataStore, topic: TopicRecord) -> None:

@@ -11,8 +11,8 @@ from api.broker.ownership import TopicOwnership
 from api.broker.refusals import NotTheOwner, WriterElsewhere
 from storage.environment import Environment
 from storage.log.directory import LogDirectory
-from storage.metadata.records import ServiceRecord, TopicRecord
-from storage.model import EARLIEST, LATEST
+from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord, TopicRecord
+from storage.model import EARLIEST, LATEST, TopicName
 from storage.owner import Owner
 from storage.positions import StartOffset, StartPosition, StartTime
 from storage.topic import Topic
@@ -113,3 +113,24 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
     bench.metadata.services.heartbeat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
     with pytest.raises(NotTheOwner):
         ownership.check_for_writing(topic)
+
+
+def test_a_log_directory_without_a_service_is_listed_with_the_topics_that_wait(
+    bench: Workbench, logs: dict[str, LogDirectory], two_logs: TopicRecord
+) -> None:
+    ownership = TopicOwnership(bench.metadata, bench.clock, logs["c"])
+    services = {name: ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0) for name in "ab"}
+
+    def unserved() -> dict[str | None, tuple[str | None, list[TopicName]]]:
+        return {log.log_uid: (log.service and log.service.name, list(log.topics)) for log in ownership.unserved_logs()}
+
+    waiting = [two_logs.name]
+    assert unserved() == {logs["a"].uid: (None, waiting), logs["b"].uid: (None, waiting)}
+    for record in services.values():
+        bench.metadata.services.heartbeat(record)
+    assert unserved() == {}
+    bench.advance(SERVICE_DEAD_MS)
+    bench.metadata.services.heartbeat(services["a"])
+    assert unserved() == {logs["b"].uid: ("b", waiting)}
+    bench.metadata.services.heartbeat(replace(services["b"], name="b, started again"))
+    assert unserved() == {}
