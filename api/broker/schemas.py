@@ -13,7 +13,7 @@ Blocks: `ensure`, `ensure_readable` and `check` compare, and need the threads fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from api.broker.avro_resolution import DEFINITION_BYTES, MalformedDefinition, TooComplex
 from api.broker.schema_compatibility import AVRO_DEFINED, DEFINED, Comparison, Definition, SchemaType
@@ -52,9 +52,10 @@ class SchemaRegistry:
         """Return all versions of a topic's schema without their definitions, oldest first."""
         return [item for item in self._metadata.schemas.outlines(topic) if is_known(item.type)]
 
-    def versions(self, topic: TopicName) -> list[SchemaRecord]:
-        """Return all versions of a topic's schema, oldest first."""
-        return self._metadata.schemas.versions(topic, [item.version for item in self.outlines(topic)])
+    def versions(self, topic: TopicName, outlines: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
+        """Return all versions of a topic's schema, or those of `outlines`, oldest first."""
+        outlines = self.outlines(topic) if outlines is None else outlines
+        return self._metadata.schemas.versions(topic, [item.version for item in outlines])
 
     def find(self, topic: TopicName, version: int | None = None) -> SchemaRecord | None:
         """Return a version of a topic's schema, by default the newest; None: it does not exist."""

@@ -77,10 +77,17 @@ def duration(value: int | None) -> str:
     """Format a duration in milliseconds."""
     if value is None:
         return NONE
+    if value < 1_000:
+        return f"{value} ms"
     if value < 10_000:
         return f"{value / 1000:.1f} s"
     seconds = value // 1000
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min {seconds % 60} s"
+
+
+def rate(value: float) -> str:
+    """Format a number per second, with a digit after the point below 100."""
+    return f"{value:,.1f}" if 0 < value < 100 else f"{value:,.0f}"
 
 
 def text(data: bytes, limit: int = 200) -> str:
@@ -93,5 +100,5 @@ def text(data: bytes, limit: int = 200) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., str]] = {
-    function.__name__: function for function in (size, count, share, time, ago, breakable, duration, text)
+    function.__name__: function for function in (size, count, share, time, ago, breakable, duration, rate, text)
 }

@@ -1,10 +1,10 @@
 """Pages of the dashboard, rendered by the server, under the same permissions as the REST API.
 
     /                                   all topics: totals, size, saved share, last compaction, state
-    /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, subscriptions, policies; buttons
+    /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, clients, schema, policies; buttons
     …/messages, …/messages/OFFSET       messages raw and compacted, and one of them
     …/policies                          forms for policies
-    /dashboard/service                  the leader, the services, requested and failing compactions
+    /dashboard/service                  the leader, the services, also lost ones, requested and failing compactions
     /dashboard/settings                 the settings, each with its origin
 
 changes.py, topic_changes.py and subscription_page.py have the other forms. A script replaces parts of a page while a
@@ -148,10 +148,10 @@ async def watch_run(context: Context, run: RunId) -> Response:
 @router.get("/dashboard/service", include_in_schema=False)
 @page
 def show_service(broker: Broker, request: Request) -> Response:
-    """Return the page of the services, with requested, failing and paused compactions."""
+    """Return the page of the services, those that are gone, and requested, failing and paused compactions."""
     require(request, AuthAction.SUPERUSER)
     state = scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), HTTP_WORDS)
-    return rendered(request, "service.html", scheduler=state)
+    return rendered(request, "service.html", scheduler=state, unserved=broker.ownership.unserved_logs())
 
 
 @router.get("/dashboard/settings", include_in_schema=False)

@@ -1,7 +1,8 @@
-"""Content of a topic's page, from one moment of SQL and the manifest of the compacted ledger.
+"""Content of a topic's page, from one moment of SQL, the manifest of the compacted ledger and the connected clients.
 
 If the manifest cannot be read, the page states the reason, and its picture lacks the compacted parts. Everything else
-stays, since an operator then needs the last error, the time of the next try, and the buttons.
+stays, since an operator then needs the last error, the time of the next try, and the buttons. A lost part is known from
+the error of the run that read it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from api.broker import compaction, names
 from api.broker.broker import Broker
+from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.policy_table import PolicyRow, policy_rows
-from api.dashboard.run_timeline import bar, longest_ms
+from api.dashboard.run_chart import EndedRuns, RunChart, chart, ended_early
+from api.dashboard.schema_versions import SchemaHistory, schema_history
+from api.dashboard.topic_clients import TopicClients, topic_clients
 from api.dashboard.topic_picture import GARBAGE, LIVE, SEALED, UNSEALED, Extent, Mark, Picture, draw
 from api.http.problems import public_reason
 from api.observability.redaction import redacted
@@ -31,14 +33,16 @@ from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, Topic
 from storage.model import LedgerRecord, Message, TopicName
 from storage.topic import Topic as OpenTopic
 
-RUNS_SHOWN = 20
+RUNS_IN_CHART = 50
+RUNS_IN_TABLE = 10
 
 
 @dataclass(frozen=True)
 class TopicView:
     """The content of a topic's page.
 
-    `problem`: the reason why the manifest cannot be read; else empty.
+    `problem`: the reason why the manifest cannot be read; else empty. `unserved`: log directories with unsealed
+    messages of the topic that no live service has.
     """
 
     name: TopicName
@@ -48,7 +52,12 @@ class TopicView:
     backlog: Backlog
     control: Mapping[str, Any]
     runs: Sequence[dict[str, Any]]
+    chart: RunChart
+    ended_early: Sequence[EndedRuns]
+    clients: TopicClients
+    schemas: SchemaHistory
     policies: Sequence[PolicyRow]
+    unserved: Sequence[UnservedLog] = ()
     problem: str = ""
 
     @property
@@ -62,10 +71,9 @@ class TopicView:
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
-    def timelines(self) -> Mapping[int, Markup]:
-        """Return the timelines of the runs, by number."""
-        longest = longest_ms(self.runs)
-        return {run["run"]: bar(run, longest) for run in self.runs}
+    def newest_runs(self) -> Sequence[dict[str, Any]]:
+        """Return the runs that the table lists."""
+        return self.runs[:RUNS_IN_TABLE]
 
 
 @dataclass(frozen=True)
@@ -113,20 +121,35 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
         except CompactorError as error:
             problem = public_reason(error) if words is None else redacted(" ".join(error.worded(words).split()))
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
+    live = broker.clients.of_topic(name)
+    runs = [
+        run_document(name, run, environment.clock.now_ms(), words=words)
+        for _, run in environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
+    ]
     return TopicView(
         name,
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, broker.clients.of_topic(name) if with_subscriptions else None),
+        _picture(snapshot, stats, manifest, live if with_subscriptions else None),
         backlog,
         control_document(compaction.controls(environment, name)[0], words=words),
-        [
-            run_document(name, run, environment.clock.now_ms(), words=words)
-            for _, run in environment.metadata.runs.newest(RUNS_SHOWN, topic_ids=[record.id])
-        ],
+        runs,
+        chart(runs),
+        ended_early(runs),
+        topic_clients(broker, stats, live),
+        schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
+        _unserved(broker, snapshot),
         problem,
     )
+
+
+def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
+    """Return the log directories without a live service in which the topic has unsealed messages."""
+    own = broker.environment.log.known_uid
+    if all(segment.log_uid == own for segment in snapshot.segments):
+        return []
+    return [log for log in broker.ownership.unserved_logs() if snapshot.topic.name in log.topics]
 
 
 def _picture(

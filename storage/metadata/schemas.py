@@ -30,17 +30,19 @@ class SchemaRecord:
 
 @dataclass(frozen=True)
 class SchemaOutline:
-    """One version without its definition. `size`: bytes of the definition."""
+    """One version without its definition. `size`: bytes of the definition; `created_at`: ms since the Unix epoch."""
 
     version: int
     type: int
     size: int
+    created_at: int
 
 
 def outlines(connection: Connection, topic: TopicName) -> list[SchemaOutline]:
     """Return all versions without their definitions, oldest first."""
     size = func.length(schemas.c.data)
-    query = select(schemas.c.version, schemas.c.type, size).where(_of(topic)).order_by(schemas.c.version)
+    columns = (schemas.c.version, schemas.c.type, size, schemas.c.created_at)
+    query = select(*columns).where(_of(topic)).order_by(schemas.c.version)
     return [SchemaOutline(*row) for row in connection.execute(query)]
 
 

@@ -56,29 +56,32 @@
     events.addEventListener("error", ended);
   }
 
-  // The numbers of a slice of the picture, by the pointer or by the keys of the slider below it.
-  function choose(picture, index) {
-    const slices = picture.querySelectorAll(".slice");
-    const numbers = slices[index]?.querySelector("title").textContent;
+  // The numbers of a slice of a drawing, by the pointer or by the keys of the slider below it.
+  function choose(figure, index) {
+    const columns = [...figure.querySelectorAll("svg")].map((drawing) => drawing.querySelectorAll(".slice")[index]);
+    const numbers = columns[0]?.querySelector("title").textContent;
     if (!numbers) return;
-    picture.querySelector(".chosen")?.classList.remove("chosen");
-    slices[index].classList.add("chosen");
-    const slider = picture.querySelector("#slice");
+    figure.querySelectorAll(".chosen").forEach((column) => column.classList.remove("chosen"));
+    columns.forEach((column) => column.classList.add("chosen"));
+    const slider = figure.querySelector("input");
     slider.value = index;
     slider.setAttribute("aria-valuetext", numbers);
-    picture.querySelector("#slice-numbers").textContent = numbers;
+    figure.querySelector("output").textContent = numbers;
   }
 
   function explore() {
-    const picture = document.getElementById("picture");
-    const slider = document.getElementById("slice");
-    if (!picture || !slider) return;
-    slider.hidden = false;
-    slider.addEventListener("input", () => choose(picture, Number(slider.value)));
-    slider.addEventListener("focus", () => choose(picture, Number(slider.value)));
-    picture.querySelectorAll(".slice").forEach((slice, index) => {
-      slice.addEventListener("pointerenter", () => choose(picture, index));
-    });
+    for (const figure of document.querySelectorAll("figure.explore")) {
+      const slider = figure.querySelector("input");
+      slider.hidden = false;
+      for (const event of ["input", "focus"]) {
+        slider.addEventListener(event, () => choose(figure, Number(slider.value)));
+      }
+      for (const drawing of figure.querySelectorAll("svg")) {
+        drawing.querySelectorAll(".slice").forEach((slice, index) => {
+          slice.addEventListener("pointerenter", () => choose(figure, index));
+        });
+      }
+    }
   }
 
   // Buttons that copy `data-text`, or the text of the element that `data-copy` names; without scripts they are hidden.

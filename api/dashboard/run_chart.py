@@ -1,0 +1,213 @@
+"""Chart of a topic's newest runs, as SVG: a column for each run in three panels, the newest at the right.
+
+    messages    in: those of the compacted ledger before, and the new ones; beside them those out
+    bytes       read, beside written
+    duration    the phases, in the order of execution from the bottom
+
+The runs of a panel share its scale. A run that failed, was cancelled or is active has a strip below its column in the
+colour of its state, and the first two a tint over the whole height. Each column has the run's numbers as a title, which
+browsers show, and which the script copies below the panels while the arrow keys walk along the runs. Pure: from the
+documents of runs (`api/reports.py: run_document`) to text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from api.dashboard.formats import count, duration, size, time
+
+Run = Mapping[str, Any]
+"""The document of a run."""
+LEAST_COLUMNS = 12
+"""The columns of a chart that has fewer runs: they are drawn as narrow as twelve."""
+_HEIGHT = 100
+_HIGHEST = 95
+"""The height of the highest column; the rest is for small numbers that are drawn higher than they are."""
+_STRIP = 6
+"""The height of the strip that marks the state of a run."""
+_LEAST_HEIGHT = 1
+_MARGIN = 0.1
+"""The space at each side of a column, whose place is 1 wide."""
+MARKED = ("ERROR", "CANCELLED", "RUNNING")
+"""States that the chart marks."""
+ENDED_EARLY = ("ERROR", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a run. `kind`: the class of its drawing; `word`: its name in the legend."""
+
+    kind: str
+    word: str
+    of: Callable[[Run], int]
+
+
+@dataclass(frozen=True)
+class PanelScheme:
+    """The content of a panel: stacks side by side, each of quantities one on another. `form`: formats a number."""
+
+    title: str
+    form: Callable[[int], str]
+    stacks: Sequence[Sequence[Quantity]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A drawn panel. `highest`: the number at the top of its scale. `legend`: class and word of each quantity."""
+
+    title: str
+    highest: str
+    svg: Markup
+    legend: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class RunChart:
+    """The panels of a topic's runs. `texts`: the numbers of each run in words, the oldest first. `marks`: the states
+    that are marked in it."""
+
+    panels: Sequence[Panel]
+    texts: Sequence[str]
+    marks: Sequence[str]
+
+
+@dataclass(frozen=True)
+class EndedRuns:
+    """Runs that ended early for the same reason, except for numbers in it.
+
+    `run`: the newest of them; `last_at`: when it ended, in milliseconds; `error`: its reason.
+    """
+
+    state: str
+    error: str
+    number: int
+    run: int
+    last_at: int | None
+
+
+def _sum_of(*names: str) -> Callable[[Run], int]:
+    return lambda run: sum(int(run["statistics"].get(name) or 0) for name in names)
+
+
+def took(run: Run) -> int | None:
+    """Return the duration of a run in milliseconds; None: it is active."""
+    return None if run["finished_at"] is None else max(run["finished_at"] - run["started_at"], 0)
+
+
+def _took_in_vain(run: Run) -> int:
+    return (took(run) or 0) if run["state"] in ENDED_EARLY else 0
+
+
+PHASES = (
+    Quantity("snapshot", "snapshot", _sum_of("snapshot_ms")),
+    Quantity("scan", "scan", _sum_of("scan_ms")),
+    Quantity("one", "phase one", _sum_of("phase_one_ms")),
+    Quantity("two", "phase two", _sum_of("phase_two_ms")),
+    Quantity("publish", "verify and publish", _sum_of("verify_ms", "publish_ms")),
+)
+BEFORE = Quantity("before", "in, compacted before", _sum_of("messages_before"))
+NEW = Quantity("new", "in, new", _sum_of("messages_in"))
+OUT = Quantity("out", "out", _sum_of("messages_out"))
+READ = Quantity("new", "read", _sum_of("bytes_read"))
+WRITTEN = Quantity("out", "written", _sum_of("bytes_written"))
+PANELS = (
+    PanelScheme("Messages", count, ((BEFORE, NEW), (OUT,))),
+    PanelScheme("Bytes", size, ((READ,), (WRITTEN,))),
+    PanelScheme("Duration", duration, ((*PHASES, Quantity("vain", "without a result", _took_in_vain)),)),
+)
+
+
+def chart(runs: Sequence[Run]) -> RunChart:
+    """Draw runs. `runs`: the newest first."""
+    oldest_first = list(reversed(runs))
+    texts = [described(run) for run in oldest_first]
+    marks = [state for state in MARKED if any(run["state"] == state for run in runs)]
+    return RunChart([_panel(scheme, oldest_first, texts) for scheme in PANELS], texts, marks)
+
+
+def described(run: Run) -> str:
+    """Return the numbers of a run in words."""
+    ended = took(run)
+    words = [f"Run {run['run']}, {run['state'].lower()}, {time(run['started_at'])}"]
+    if "messages_out" in run["statistics"]:
+        words.append(
+            f"{count(NEW.of(run))} new and {count(BEFORE.of(run))} compacted messages in, {count(OUT.of(run))} out"
+        )
+    if "bytes_read" in run["statistics"]:
+        words.append(f"{size(READ.of(run))} read, {size(WRITTEN.of(run))} written")
+    phases = ", ".join(f"{phase.word} {duration(phase.of(run))}" for phase in PHASES if phase.of(run))
+    if ended is not None:
+        words.append(f"took {duration(ended)}{': ' if phases else ''}{phases}")
+    return "; ".join(words)
+
+
+def ended_early(runs: Sequence[Run]) -> list[EndedRuns]:
+    """Return the reasons why runs failed or were cancelled, each once, that of the newest run first.
+
+    `runs`: the newest first.
+    """
+    reasons: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run["state"] in ENDED_EARLY:
+            reasons.setdefault((run["state"], re.sub(r"\d+", "#", run["error"] or "")), []).append(run)
+    return [
+        EndedRuns(state, each[0]["error"] or "", len(each), each[0]["run"], each[0]["finished_at"])
+        for (state, _), each in reasons.items()
+    ]
+
+
+def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel:
+    quantities = [item for stack in scheme.stacks for item in stack]
+    highest = max((sum(item.of(run) for item in stack) for run in runs for stack in scheme.stacks), default=0)
+    paths = {item.kind: "" for item in quantities}
+    for index, run in enumerate(runs):
+        for kind, box in _boxes(scheme, index, run, highest):
+            paths[kind] += box
+    pieces = [
+        *(_mark(index, run) for index, run in enumerate(runs) if run["state"] in MARKED),
+        *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
+        *(_slice(index, text) for index, text in enumerate(texts)),
+    ]
+    svg = Markup(
+        '<svg class="panel" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+    ).format(
+        max(len(runs), LEAST_COLUMNS),
+        _HEIGHT + _STRIP,
+        f"{scheme.title} of {len(runs)} compactions, at most {scheme.form(highest)}",
+        Markup("").join(pieces),
+    )
+    legend = {item.kind: item.word for item in quantities if any(item.of(run) for run in runs)}
+    return Panel(scheme.title, scheme.form(highest), svg, list(legend.items()))
+
+
+def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int) -> Iterator[tuple[str, str]]:
+    """Yield the boxes of a run's column as paths, each with its kind; a small number can be seen, too."""
+    width = (1 - 2 * _MARGIN) / len(scheme.stacks)
+    for number, stack in enumerate(scheme.stacks):
+        left, bottom = index + _MARGIN + number * width, float(_HEIGHT)
+        for item in stack:
+            if amount := item.of(run):
+                height = max(amount / highest * _HIGHEST, _LEAST_HEIGHT)
+                yield item.kind, f"M{left:.2f} {bottom:.1f}v{-height:.1f}h{width:.2f}v{height:.1f}z"
+                bottom -= height
+
+
+def _slice(index: int, text: str) -> Markup:
+    return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
+        index, _HEIGHT + _STRIP, text
+    )
+
+
+def _mark(index: int, run: Run) -> Markup:
+    """Draw the strip of a run that has not succeeded, and the tint of one that ended early."""
+    kind = run["state"].lower()
+    strip = Markup('<rect x="{}" y="{}" width="1" height="{}" class="strip {}"/>').format(index, _HEIGHT, _STRIP, kind)
+    if run["state"] not in ENDED_EARLY:
+        return strip
+    tint = Markup('<rect x="{}" y="0" width="1" height="{}" class="tint {}"/>').format(index, _HEIGHT, kind)
+    return tint + strip

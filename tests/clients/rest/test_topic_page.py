@@ -1,0 +1,178 @@
+"""The page of a topic: its runs, its clients, its schema, and what it shows when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from api.broker.ownership import TopicOwnership
+from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
+from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
+from storage.environment import Environment
+from storage.errors import ErrorText
+from storage.ledger.manifest import read_manifest
+from storage.log.directory import LogDirectory
+from storage.metadata.records import ServiceRecord
+from storage.owner import Owner
+from storage.topic import Topic
+from tests.clients.rest.conftest import RestTopic
+from tests.clients.rest.test_dashboard import page, page_of, picture
+from tests.entries import produce, single
+from tests.serving import Served
+
+
+def section(text: str, title: str) -> str:
+    """Return the part of a page after the heading with that id."""
+    return text.partition(f'<h2 id="{title}">')[2].partition("<h2")[0]
+
+
+def test_a_run_is_drawn_and_its_numbers_are_in_words(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    runs = section(page(served.client, page_of(rest_topic)), "compactions")
+    assert re.findall('<svg class="panel".*?aria-label="([^"]*)"', runs)[0] == "Messages of 1 compactions, at most 3"
+    assert re.search(r"success, [^;]*; 3 new and 0 compacted messages in, 2 out; [^;]* read, [^;]* written; took", runs)
+    assert "Why runs ended early" not in runs
+
+
+def test_the_reason_of_failures_is_listed_once(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    record = served.topic(rest_topic.name).record
+    runs = served.broker.environment.metadata.runs
+    for _ in range(3):
+        runs.fail(runs.claim(record.id, "worker", {}, 60_000), ErrorText("the disk is <full>"))
+    text = section(page(served.client, page_of(rest_topic)), "compactions")
+    assert text.count("the disk is &lt;full&gt;") == 1
+    assert "3 times, last in run" in text
+    assert text.count('<span class="state error">error</span>') == 4
+
+
+def test_the_table_has_the_newest_runs(served: Served, rest_topic: RestTopic) -> None:
+    record = served.topic(rest_topic.name).record
+    runs = served.broker.environment.metadata.runs
+    for _ in range(12):
+        runs.fail(runs.claim(record.id, "worker", {}, 60_000), ErrorText("no"))
+    text = section(page(served.client, page_of(rest_topic)), "compactions")
+    assert text.count('<th scope="row">') == 10
+    assert "The newest 10; the chart has 12." in text
+
+
+def test_connected_clients_are_listed(served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    assert rest_topic.ask("PUT", "/subscription/mine", "earliest").status_code == 204
+    producer = ProducerStats(producer_name="<crm>", address="/10.0.0.1:5", msg_rate_in=2.5, msg_throughput_in=2048.0)
+    consumer = ConsumerStats(consumer_name="sync-1", unacked_messages=2, available_permits=998)
+    live = LiveTopicState(
+        TopicStats(publishers=(producer,), msg_rate_in=2.5),
+        {"mine": LiveSubscriptionState(SubscriptionStats(type="Shared", unacked_messages=2, consumers=(consumer,)))},
+    )
+    monkeypatch.setattr(served.broker.clients, "of_topic", lambda _: live)
+    text = section(page(served.client, page_of(rest_topic)), "clients")
+    assert "&lt;crm&gt;" in text
+    assert "10.0.0.1:5" in text
+    assert "2.5 msg/s<small>2.0 KiB/s</small>" in text
+    assert "Shared, next offset 0" in text
+    assert "sync-1" in text
+    assert "998 permits" in text
+    assert re.search(r'<td class="number">3</td>\s*<td class="number">2</td>', text)
+
+
+def test_clients_of_another_service_are_named(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1")
+    metadata = served.broker.environment.metadata
+    other = ServiceRecord("other:1:aa", "http://other.example:8080", None, 1, 1)
+    monkeypatch.setattr(TopicOwnership, "holds", lambda *_: False)
+    monkeypatch.setattr(metadata.services, "of_owner", lambda _: other)
+    text = section(page(served.client, page_of(rest_topic)), "clients")
+    assert "are connected to the service http://other.example:8080" in text
+
+
+def test_versions_of_the_schema_are_compared(served: Served, rest_topic: RestTopic) -> None:
+    assert "The topic has no schema." in page(served.client, page_of(rest_topic))
+    id_field, town = {"name": "id", "type": "int"}, {"name": "town", "type": ["null", "string"], "default": None}
+    for fields in ([id_field], [id_field, town]):
+        definition = json.dumps({"type": "record", "name": "User", "fields": fields})
+        body = json.dumps({"type": "AVRO", "schema": definition, "properties": {}})
+        path = f"/admin/v2/schemas/public/default/{rest_topic.local}/schema"
+        assert served.ask("POST", path, body).status_code == 200
+    text = section(page(served.client, page_of(rest_topic)), "schemas")
+    assert re.search(r"Version 1, AVRO, [-0-9: ]+, compared with version 0", text)
+    assert '<span class="added">+      &#34;name&#34;: &#34;town&#34;,</span>' in text
+    assert text.index("Version 1, ") < text.index("Version 0, ")
+
+
+def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
+    """N5: it was a 507 "Not possible", without the last error, the next try and the buttons."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    environment.store.delete(compacted.manifest.name)
+    topic_id = served.topic(rest_topic.name).record.id
+    retry_at = environment.clock.now_ms() + 60_000
+    environment.metadata.compaction_control.record_failure(topic_id, ErrorText("the manifest is gone"), retry_at)
+
+    text = page(served.client, f"{page_of(rest_topic)}?key=a")
+
+    assert f"The compacted ledger {compacted.ledger_id} cannot be read, so compacted reads fail: " in text
+    assert compacted.manifest.name in text, "without access control anyone is an operator"
+    assert "The last compaction failed: the manifest is gone" in text
+    assert re.search(r"<dt>Next try</dt><dd><time [^>]*>in ", text)
+    assert "Remove the cause, then press “Compact now”." in text
+    assert "Readers keep the last compacted ledger" not in text
+    assert "The key could not be looked up: " in text
+    assert "live" not in str(picture(text).get("aria-label"))
+    titles = [str(item.text) for item in picture(text).iter("title")]
+    assert any("the horizon: compacted up to offset 0" in title for title in titles)
+
+
+def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    (part,) = read_manifest(environment.store, compacted.manifest).parts
+    environment.store.delete(part.rows.stored.name)
+    rest_topic.put(a="2")
+    assert rest_topic.ask("PUT", "/compaction").status_code == 204
+    served.compact_requested()
+
+    text = page(served.client, f"{page_of(rest_topic)}?key=b")
+
+    assert "Why runs ended early" in text
+    assert part.rows.stored.name in section(text, "compactions")
+    assert "The key could not be looked up: " in text
+    assert "2 live" in str(picture(text).get("aria-label"))
+
+
+def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(
+    served: Served, rest_topic: RestTopic, tmp_path: Path
+) -> None:
+    environment = served.broker.environment
+    log = LogDirectory(tmp_path / "log")
+    writer = Environment(environment.metadata, environment.store, environment.clock, log)
+    produce(Topic(writer, served.topic(rest_topic.name).record), [single(b"k", b"v")])
+    living = ServiceRecord("living.example:7:aa", "http://living.example:8080", log.uid, 1, 1)
+    environment.metadata.services.heartbeat(living)
+    assert "Services that are gone" not in page(served.client, "/dashboard/service")
+    environment.metadata.services.leave(living.name)
+    ended = str(replace(Owner.current(), start="1"))  # a process of this machine that does not exist any more
+    environment.metadata.services.heartbeat(ServiceRecord(ended, "http://gone.example:8080", log.uid, 1, 1))
+
+    text = page(served.client, "/dashboard/service")
+    assert f"<b>{ended}</b>, http://gone.example:8080, last sign of life" in text
+    assert f'<a href="{page_of(rest_topic)}">{rest_topic.name}</a>' in text
+    text = page(served.client, page_of(rest_topic))
+    assert re.search(f"in the log directory {log.uid}, which no service has since [-0-9]+ [:0-9]+\\.", text)
+    assert "gone.example" not in text
+    environment.metadata.services.leave(ended)

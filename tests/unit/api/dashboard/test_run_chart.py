@@ -1,0 +1,131 @@
+"""The chart of runs: a column for each in three panels, numbers in words, and reasons of those that ended early."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from api.dashboard.run_chart import LEAST_COLUMNS, EndedRuns, Panel, chart, described, ended_early
+
+STATISTICS = {
+    "messages_before": 5_000,
+    "messages_in": 4_000,
+    "messages_out": 4_500,
+    "bytes_read": 2_048,
+    "bytes_written": 1_024,
+    "snapshot_ms": 100,
+    "phase_one_ms": 400,
+    "phase_two_ms": 400,
+    "verify_ms": 60,
+    "publish_ms": 40,
+}
+
+
+def run(number: int, state: str = "SUCCESS", error: str | None = None, **statistics: int) -> dict[str, Any]:
+    """Return the document of a run that began at second `number` and took a second."""
+    return {
+        "run": number,
+        "state": state,
+        "cause": "manual",
+        "started_at": number * 1000,
+        "finished_at": None if state == "RUNNING" else number * 1000 + 1000,
+        "error": error,
+        "statistics": statistics,
+    }
+
+
+def success(number: int, **changes: int) -> dict[str, Any]:
+    return run(number, **{**STATISTICS, **changes})
+
+
+def panels(*runs: dict[str, Any]) -> dict[str, Panel]:
+    """Return the panels of runs, the newest first, by title."""
+    return {panel.title: panel for panel in chart(runs).panels}
+
+
+def boxes(panel: Panel, kind: str) -> list[tuple[float, float, float]]:
+    """Return left side, bottom and height of the boxes of a kind."""
+    paths = [item for item in ElementTree.fromstring(panel.svg).iter("path") if item.get("class") == kind]
+    return [
+        (float(left), float(bottom), float(height))
+        for path in paths
+        for left, bottom, height in re.findall(r"M([\d.]+) ([\d.]+)v-([\d.]+)", path.get("d", ""))
+    ]
+
+
+def test_a_run_has_its_messages_in_beside_those_it_left() -> None:
+    messages = panels(success(1))["Messages"]
+    ((left, bottom, before),) = boxes(messages, "before")
+    ((same_left, above, new),) = boxes(messages, "new")
+    ((right, _, out),) = boxes(messages, "out")
+    assert messages.highest == "9,000"
+    assert (left, bottom) == (same_left, 100)
+    assert above == pytest.approx(bottom - before, abs=0.1)
+    assert new / before == pytest.approx(4 / 5, abs=0.01)
+    assert out == pytest.approx((before + new) / 2, abs=0.1)
+    assert right > left
+
+
+def test_runs_share_the_scale_of_a_panel_and_the_newest_is_at_the_right() -> None:
+    panel = panels(success(2, bytes_read=1_024), success(1))["Bytes"]
+    (first, _, high), (second, _, low) = boxes(panel, "new")
+    assert first < second
+    assert low == pytest.approx(high / 2, abs=0.1)
+    assert panel.highest == "2.0 KiB"
+
+
+def test_phases_are_stacked_up_to_the_top_of_the_panel() -> None:
+    duration = panels(success(1))["Duration"]
+    drawn = [boxes(duration, kind)[0] for kind in ("snapshot", "one", "two", "publish")]
+    assert sum(height for _, _, height in drawn) == pytest.approx(95, abs=0.5)
+    assert [bottom for _, bottom, _ in drawn] == sorted((bottom for _, bottom, _ in drawn), reverse=True)
+    assert [word for _, word in duration.legend][-1] == "verify and publish"
+
+
+def test_a_failed_run_is_marked_and_its_duration_drawn() -> None:
+    runs = run(3, "RUNNING"), run(2, "ERROR", "lost"), success(1)
+    assert chart(runs).marks == ["ERROR", "RUNNING"]
+    drawn = panels(*runs)
+    for panel in drawn.values():
+        rects = list(ElementTree.fromstring(panel.svg).iter("rect"))
+        marks = [(item.get("class"), item.get("x")) for item in rects if item.get("class") != "slice"]
+        assert marks == [("tint error", "1"), ("strip error", "1"), ("strip running", "2")]
+    assert boxes(drawn["Duration"], "vain")[0][2] == pytest.approx(95, abs=0.5)
+
+
+@pytest.mark.parametrize("number", [0, 1, LEAST_COLUMNS, 50])
+def test_each_run_has_a_column_with_its_numbers(number: int) -> None:
+    drawn = chart([success(item) for item in range(number, 0, -1)])
+    for panel in drawn.panels:
+        root = ElementTree.fromstring(panel.svg)
+        assert root.get("viewBox", "").split()[2] == str(max(number, LEAST_COLUMNS))
+        assert [item.text for item in root.iter("title")] == list(drawn.texts)
+    assert len(drawn.texts) == number
+
+
+def test_the_numbers_of_a_run_are_in_words() -> None:
+    assert described(success(61)) == (
+        "Run 61, success, 1970-01-01 00:01:01; 4,000 new and 5,000 compacted messages in, 4,500 out; "
+        "2.0 KiB read, 1.0 KiB written; took 1.0 s: snapshot 100 ms, phase one 400 ms, phase two 400 ms, "
+        "verify and publish 100 ms"
+    )
+    assert described(run(1, "RUNNING")) == "Run 1, running, 1970-01-01 00:00:01"
+    assert described(run(1, "ERROR", "x")) == "Run 1, error, 1970-01-01 00:00:01; took 1.0 s"
+
+
+def test_a_reason_is_listed_once_with_its_count_and_last_time() -> None:
+    runs = [
+        run(6, "ERROR", "taken over by run 7"),
+        run(5, "CANCELLED", "by hand"),
+        run(4, "ERROR", "taken over by run 5"),
+        success(3),
+        run(2, "ERROR", "the manifest is lost"),
+    ]
+    assert ended_early(runs) == [
+        EndedRuns("ERROR", "taken over by run 7", 2, 6, 7_000),
+        EndedRuns("CANCELLED", "by hand", 1, 5, 6_000),
+        EndedRuns("ERROR", "the manifest is lost", 1, 2, 3_000),
+    ]
