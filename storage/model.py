@@ -78,6 +78,15 @@ class TopicName:
             )
         return cls(*parts)
 
+    def check_new(self) -> None:
+        """Raise InvalidTopicName for a name that a new topic may not have: browsers remove `.` and `..` from paths."""
+        for part in (self.tenant, self.namespace, self.topic):
+            if part in (".", ".."):
+                raise InvalidTopicName(
+                    f"the part {part!r} of the topic name {self} would be lost in the paths of URLs",
+                    "choose another name",
+                )
+
     @property
     def partition(self) -> int:
         """The partition's number, or -1 for a topic without partitions."""

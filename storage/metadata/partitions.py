@@ -46,6 +46,7 @@ def create(
     name or of the name of one of its partitions, exists.
     """
     _check_number(name, partitions)
+    name.check_new()
     if name.partition >= 0:
         raise InvalidInput(f"{name} is named like a partition, so it cannot have any", "choose another name")
     namespace = f"{name.tenant}/{name.namespace}"

@@ -164,10 +164,11 @@ def remove_property(connection: Connection, topic_id: int, key: str) -> bool:
 
 
 def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
-    """Return the topic of that name, inserted with its lease row if it does not exist."""
+    """Return the topic of that name, inserted with its lease row if it does not exist. Raises InvalidTopicName."""
     existing = find(connection, name)
     if existing is not None:
         return existing
+    name.check_new()
     try:
         with connection.begin_nested():
             identity = {"uid": uuid.uuid4().hex, "name": str(name), "hash_seed": secrets.randbits(63)}

@@ -98,6 +98,10 @@ def test_what_is_not_there(store: MetadataStore, call: Callable[[object], object
 def test_names_that_cannot_be(store: MetadataStore) -> None:
     with pytest.raises(InvalidTopicName):
         store.tenancy.create_tenant("a/b", [], [])
+    with pytest.raises(InvalidTopicName):
+        store.tenancy.ensure_topic(TopicName("public", "default", ".."))
+    with pytest.raises(InvalidTopicName):
+        store.partitions.create(TopicName("public", "default", "."), 2, {})
     for name in ("public", "public/", "public/a/b", "public/ä"):
         with pytest.raises(InvalidInput):
             store.tenancy.create_namespace(name)

@@ -61,6 +61,12 @@ def test_other_names_are_refused(text: str) -> None:
         TopicName.parse(text)
 
 
+@pytest.mark.parametrize("text", [".", "..", "./rest/t", "lab/../t"])
+def test_a_new_topic_has_no_name_that_paths_lose(text: str) -> None:
+    with pytest.raises(InvalidTopicName, match="paths"):
+        TopicName.parse(text).check_new()
+
+
 @pytest.mark.parametrize("domain", ["non-persistent", "topic", "", "Persistent"])
 def test_only_persistent_topics_exist(domain: str) -> None:
     with pytest.raises(InvalidTopicName, match="not a persistent topic"):
