@@ -6,7 +6,9 @@ milliseconds, whatever the body holds. All functions run in a thread (`api/broke
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field, ValidationError
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.broker.messages import NewMessage
 from api.formats.jsonl import parse_rows
@@ -28,6 +30,11 @@ _SHOWN = 100
 """The number of characters of a caller's name that a refusal repeats."""
 
 
+def _without_empty(value: object) -> object:
+    """Return None for an empty text, which means an absent number, as in Jackson."""
+    return None if value == "" else value
+
+
 class ProducerMessage(PulsarBody):
     """A message. `payload` null: the tombstone of its key. `partition`: its partition, instead of that of its key.
 
@@ -39,7 +46,7 @@ class ProducerMessage(PulsarBody):
     payload: str | None
     key: str | None = None
     properties: dict[str, str] | None = None
-    event_time: int | str | None = None
+    event_time: Annotated[int | None, BeforeValidator(_without_empty)] = Field(None, ge=-LONG - 1, le=LONG)
     publish_time: int | None = Field(None, ge=-LONG - 1, le=LONG)
     sequence_id: int = Field(0, ge=-1, le=LONG)
     partition: int | None = Field(default=None, ge=0)
@@ -129,14 +136,11 @@ def _message(message: ProducerMessage, producer: str, encodings: MessageEncoding
             400, "deliverAt and deliverAfterMs are not kept over REST: leave them out, or produce with a Pulsar client"
         )
     try:
-        event_time = int(message.event_time) if message.event_time not in (None, "") else None
-        if event_time is not None and not -LONG - 1 <= event_time <= LONG:
-            raise ValueError("eventTime does not fit into 64 bits")
         return NewMessage(
             None if message.key is None else to_bytes(message.key, encodings.key),
             None if message.payload is None else to_bytes(message.payload, encodings.value),
             list((message.properties or {}).items()),
-            event_time,
+            message.event_time,
             message.publish_time,
             message.sequence_id,
             producer,

@@ -51,7 +51,7 @@ def create_subscription(
 ) -> None:
     """Create a subscription at a position, or at the end of the topic. Messages that it has not acknowledged are not
     trimmed."""
-    properties = (position.properties or {}) if isinstance(position, ResetCursorData) else {}
+    properties = (position.properties if position else None) or {}
     with reported_as(conflict="Subscription already exists for topic"):
         subscriptions.create(broker, topic, subscription, position_of(position), properties)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, require_here
 from api.http.dependencies import broker_of
 from api.http.paths import TOPIC_PATH, decoded
-from api.http.problems import RestException
 from api.rest.models import INT, LONG, PulsarBody, TextByName
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST, MessageId
@@ -57,17 +56,26 @@ class ResetCursorData(PulsarBody):
         return After(self.message_id) if excluded else self.message_id
 
 
-PositionBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
+_NAMED = {"earliest": {"ledgerId": -1, "entryId": -1}, "latest": {"ledgerId": LONG, "entryId": LONG}}
 
 
-def position_of(body: ResetCursorData | str | None) -> CursorPosition:
-    """Return the position that the body of a request names; latest without a body. Raise RestException (400)."""
-    if isinstance(body, ResetCursorData):
-        return body.position
-    named = {"earliest": EARLIEST, "latest": LATEST, None: LATEST}.get(body)
-    if named is None:
-        raise RestException(400, f"{str(body)[:40]!r} is no place: give a message id, earliest or latest")
-    return named
+def _named(value: object) -> object:
+    """Return the message id that a text names. Raise ValueError for another text."""
+    if isinstance(value, str) and value not in _NAMED:
+        raise ValueError(f"{value[:40]!r} is no place: give a message id, earliest or latest")
+    return _NAMED[value] if isinstance(value, str) else value
+
+
+PositionBody = Annotated[
+    ResetCursorData | None,
+    BeforeValidator(_named, json_schema_input_type=ResetCursorData | str | None),
+    Body(description='A message id, "earliest" or "latest".'),
+]
+
+
+def position_of(body: ResetCursorData | None) -> CursorPosition:
+    """Return the position that the body of a request names; latest without a body."""
+    return LATEST if body is None else body.position
 
 
 async def changes_subscription(request: Request, subscription: Subscription, force: bool = False) -> None:
