@@ -124,7 +124,7 @@ SealedOnly = Annotated[
 ]
 
 
-_KEY: dict[str, Any] = {"waits_for": WaitsFor.STORE, "response_model": KeyMessage}
+_KEY: dict[str, Any] = {"waits_for": WaitsFor.STORE, "response_model": KeyMessage, "response_model_exclude_unset": True}
 
 
 @router.get(TOPIC_PATH + "/key", AuthAction.CONSUME, **_KEY, operation_id="getEmptyKey")
