@@ -26,7 +26,7 @@ from storage.options.policies import SchemaCompatibilityStrategy
 router = Routes("namespaces")
 
 NO_NAMESPACE = "Namespace does not exist"
-_NO_POLICY = "{} cannot be set here; leave it out, and grant permissions by POST …/permissions/{{role}} when it is made"
+_PERMISSIONS = "auth_policies"
 _SHOWN = 300
 QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
@@ -79,9 +79,9 @@ def create_namespace(
     document = policies or {}
     unset = unsupported(document, _InitialPolicies.model_fields)
     if unset:
-        raise RestException(
-            412, f"the namespace is not made: {_NO_POLICY.format(', '.join(map(repr, unset))[:_SHOWN])}"
-        )
+        reason = f"the namespace is not made: {', '.join(map(repr, unset))[:_SHOWN]} cannot be set here; leave it out"
+        advice = ", and grant permissions by POST …/permissions/{role} when it is made" if _PERMISSIONS in unset else ""
+        raise RestException(412, reason + advice)
     initial = _initial_policies(document)
     cluster = broker.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
