@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, form_of, rendered, require_own_page, uses_tls
+from api.dashboard.rendering import HEADERS, form_of, page, rendered, require_own_page, uses_tls
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.context import Context
 from api.http.router import Routes
@@ -28,6 +28,7 @@ async def show_login(request: Request, next: str = "/") -> Response:
 
 
 @router.post(LOGIN, include_in_schema=False)
+@page
 async def log_in(context: Context, request: Request) -> Response:
     """Store a valid token in the cookie, and redirect to the page of `next`."""
     form = await form_of(request)
@@ -42,6 +43,7 @@ async def log_in(context: Context, request: Request) -> Response:
 
 
 @router.post(LOGOUT, include_in_schema=False)
+@page
 async def log_out(request: Request) -> Response:
     """Delete the cookie."""
     require_own_page(request)

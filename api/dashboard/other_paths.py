@@ -1,0 +1,31 @@
+"""Paths of the dashboard that are no page: its root leads to the list of topics, all others to a page that says so.
+
+This router comes after all others of the dashboard, whose paths it would take.
+"""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from api.dashboard.rendering import HEADERS, page
+from api.http.problems import RestException
+from api.http.router import Routes
+
+router = Routes(prefix="")
+_SHOWN = 200
+
+
+@router.get("/dashboard", include_in_schema=False)
+async def redirect_to_topics(request: Request) -> Response:
+    """Redirect to the list of topics."""
+    return RedirectResponse("/", 303, HEADERS)
+
+
+@router.get("/dashboard/{path:path}", include_in_schema=False)
+@page
+async def show_no_page(request: Request, path: str) -> Response:
+    """Redirect from the root to the list of topics. Raises RestException (404) for any other path."""
+    if path:
+        raise RestException(404, f"the dashboard has no page {request.url.path[:_SHOWN]}")
+    return await redirect_to_topics(request)
