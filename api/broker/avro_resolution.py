@@ -21,6 +21,8 @@ from typing import Any
 
 import avro.schema
 
+from api.formats.validation_text import json_problem
+
 DEFINITION_BYTES = 1 << 20
 """Largest definition of a schema, which is also the largest body of a REST call that produces nothing."""
 DEPTH = 256
@@ -56,6 +58,8 @@ def parse(data: bytes) -> avro.schema.Schema:
         return avro.schema.parse(text, validate_names=False)
     except (TooComplex, RecursionError):
         raise
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise MalformedDefinition(f"it {json_problem(error)}") from error
     except Exception as error:  # avro raises AttributeError, TypeError and others for JSON of another form
         raise MalformedDefinition(str(error)[:500] or type(error).__name__) from error
 

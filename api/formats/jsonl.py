@@ -14,6 +14,7 @@ import codecs
 import gzip
 import io
 import os
+import re
 import select
 import signal
 import stat
@@ -42,6 +43,20 @@ _READ_BYTES = 64 << 10
 _POLL_MS = 500
 """Interval at which a reader that waits for a line handles signals."""
 _REMEDY = "correct it and import it again; nothing of it was kept"
+_KINDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a fraction",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+}
+"""Kinds of JSON values in plain words, by their names in errors of msgspec."""
+_MISMATCH = re.compile(
+    r"Expected `(?P<kinds>[^`]+)`(?P<bound> [<>]= -?\d+)?(?:, got `(?P<received>[^`]+)`)?"
+    r"(?: - at `\$\.(?P<place>[^`]+)`)?"
+)
+"""msgspec's error about the type of a value."""
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -167,12 +182,27 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text ({error.reason})"
     if isinstance(error, msgspec.ValidationError):
-        return str(error) + _advice(str(error))
+        return _plain(str(error)) + _advice(str(error))
     if isinstance(error, msgspec.DecodeError):
         return f"not JSON ({error})"
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return f"the gzip data is damaged or cut short ({error})"
     return str(error)
+
+
+def _plain(error: str) -> str:
+    """Return an error of msgspec about the type of a value in plain words; another one as it is."""
+    match = _MISMATCH.fullmatch(error)
+    if match is None:
+        return error
+    place = match["place"] or "the line"
+    if place.endswith("[...]"):
+        place = f"a value of {place.removesuffix('[...]')}"
+    kinds = " or ".join(_KINDS.get(kind, kind) for kind in match["kinds"].split(" | "))
+    received = match["received"]
+    return f"{place} must be {kinds}{match['bound'] or ''}" + (
+        f", not {_KINDS.get(received, received)}" if received else ""
+    )
 
 
 def _advice(error: str) -> str:

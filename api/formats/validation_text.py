@@ -1,4 +1,4 @@
-"""Text of the errors that pydantic finds in a value: what it must be, and what it is. Pure."""
+"""Text of the errors that a parser of JSON, or pydantic, finds: the place, what it must be, and what it is. Pure."""
 
 from __future__ import annotations
 
@@ -49,6 +49,13 @@ def sentence(place: str, error: Mapping[str, Any]) -> str:
     """Return an error of pydantic with the place of its value."""
     text = problem(error)
     return f"{place} {text}" if text else f"{place}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def json_problem(error: ValueError) -> str:
+    """Return what is wrong with a text that Python's parser of JSON refuses: "is not JSON from line 1, column 6 on"."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON from line {error.lineno}, column {error.colno} on"
+    return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "has a number of too many digits"
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from api.formats.validation_text import json_problem
+
 DEPTH = 64
 """The number of arrays and objects within each other."""
 VALUES = 20_000
@@ -22,7 +24,15 @@ _OPENING, _CLOSING, _BACKSLASH = b"[{", b"]}", 0x5C
 _SLICE_BYTES = 1 << 20
 
 
-class JsonBoundsError(ValueError):
+class JsonError(ValueError):
+    """A text that is not JSON, or is beyond a bound; the message names the fault. `remedy`: what to do about it."""
+
+    def __init__(self, message: str, remedy: str = "correct it") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class JsonBoundsError(JsonError):
     """A JSON text beyond a bound, which the message names."""
 
 
@@ -45,19 +55,22 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
             continue
         count += 1
         if count > values:
-            raise JsonBoundsError(f"it holds more than {values} values")
+            raise JsonBoundsError(f"it holds more than {values} values", "send less at once")
         if sign and sign in _OPENING:
             if within >= depth:
-                raise JsonBoundsError(f"it is nested more than {depth} deep")
+                raise JsonBoundsError(f"it is nested more than {depth} deep", "nest it less")
             begun[within] += 1
             within += 1
     return begun
 
 
 def load(text: bytes) -> Any:
-    """Return the value of a JSON text within the bounds. Raise ValueError, JsonBoundsError."""
+    """Return the value of a JSON text within the bounds. Raise JsonError."""
     check_bounds(text)
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise JsonError(f"it {json_problem(error)}") from error
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:

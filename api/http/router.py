@@ -231,10 +231,8 @@ async def _parse(request: Request) -> None:
         return
     try:
         value = await parse_body(request, json_bounds.load)
-    except (ValueError, RecursionError) as error:
-        raise RestException(
-            400, f"the request cannot be taken: its body is no JSON that is taken here: {error}"
-        ) from error
+    except json_bounds.JsonError as error:
+        raise RestException(400, f"the body cannot be taken, {error}: {error.remedy}") from error
     request._json = value  # where Starlette keeps what it has parsed
 
 

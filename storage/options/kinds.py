@@ -8,6 +8,7 @@ Durations are milliseconds, as text also with a unit (`7d`, `90s`); sizes are by
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class ValueKind(Protocol):
 
 def refused(name: str, raw: object, allowed: str) -> InvalidInput:
     """Return the error for a value that is not allowed; it names the allowed values."""
-    return InvalidInput(f"{raw!r} is not a value of {name}", f"give {allowed}")
+    text = repr(raw) if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False, default=repr)
+    return InvalidInput(f"{text} is not a value of {name}", f"give {allowed}")
 
 
 class _Plain:

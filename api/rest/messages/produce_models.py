@@ -121,7 +121,7 @@ def _check_bounds(body: bytes, limit: int) -> list[int]:
     try:
         return json_bounds.check_bounds(body, limit * VALUES_A_MESSAGE)
     except json_bounds.JsonBoundsError as error:
-        raise RestException(413, f"the body cannot be taken, {error}: send less at once") from error
+        raise RestException(413, f"the body cannot be taken, {error}: {error.remedy}") from error
 
 
 def _too_many(limit: int) -> RestException:

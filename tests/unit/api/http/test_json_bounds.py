@@ -50,5 +50,5 @@ def test_more_values_than_allowed(text: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"[" * 10_000, b"]" * 10_000, b'"', b'["\\', b"", b'""' * 1000, b" " * 200_000])
 def test_what_is_no_json_is_left_to_the_parser_or_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"nested|Expecting|Unterminated|Extra|Invalid"):
+    with pytest.raises(ValueError, match=r"nested|is not JSON from line 1, column"):
         load(text)

@@ -82,9 +82,11 @@ def test_a_body_that_produces_nothing_is_small(client: TestClient, path: str) ->
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep"),
-        (b'{"a":[' + b"1," * 30_000 + b"1]}", "more than 20000 values"),
-        (b'{"a":', "no JSON"),
+        (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep: nest it less"),
+        (b'{"a":[' + b"1," * 30_000 + b"1]}", "more than 20000 values: send less at once"),
+        (b'{"a":', "it is not JSON from line 1, column 6 on: correct it"),
+        (b'{"a":"\xff"}', "it is not UTF-8 text: correct it"),
+        (b'{"a":' + b"1" * 5_000 + b"}", "it has a number of too many digits: correct it"),
     ],
 )
 def test_a_body_has_few_values_none_of_them_deep(client: TestClient, body: bytes, reason: str) -> None:
