@@ -18,7 +18,7 @@ with each request, so a change takes effect at once. Lists are not filtered: a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -150,7 +150,7 @@ class AuthorizationService:
             scheme, token = "bearer", _cookie(scope)
         if scheme.lower() != "bearer" or not token.strip():
             message = "a token is needed, in the header" if not headers else "the header is not"
-            return Caller(address, refused=f"{message} Authorization: Bearer TOKEN")
+            return Caller(address, refused=f"{message} Authorization: Bearer <token>")  # redaction would hide TOKEN
         originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
             role = self.verifier.role(token.strip())
@@ -211,8 +211,7 @@ class AuthorizationService:
         granted = self._granted(role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
-            required = " or ".join(action.value for action in actions)
-            raise RestException(403, f"role {role!r} has no permission to {required} in {where}: ask its administrator")
+            raise RestException(403, f"{_lacking(role, actions)} in {where}: ask its administrator")
 
     def is_superuser(self, caller: Caller) -> bool:
         """Return whether the caller is a superuser; anyone is if access control is off."""
@@ -265,6 +264,14 @@ def _cookie(scope: Scope) -> str:
                 cookies.setdefault(key, content.strip('"'))
     plain = "" if scope.get("scheme") == "https" else cookies.get(DASHBOARD_COOKIE, "")
     return cookies.get(SECURE_COOKIE) or plain
+
+
+def _lacking(role: str | None, actions: Sequence[AuthAction]) -> str:
+    """Return the sentence that a role has none of the permissions for `actions`."""
+    *first, last = (action.value for action in actions)
+    if not first:
+        return f"role {role!r} does not have the permission {last}"
+    return f"role {role!r} has none of the permissions {', '.join(first)} and {last}"
 
 
 def unauthenticated(caller: Caller) -> RestException:
@@ -388,7 +395,6 @@ class PermissionCheck:
         except RestException as error:
             if self._names_action or error.status_code != 403:
                 raise
-            actions = " or ".join(action.value for action in self._actions)
             raise RestException(
-                403, f"role {caller.role!r} has no permission to {actions} what this names, or nothing is named so"
+                403, f"{_lacking(caller.role, self._actions)} for what this names, or nothing is named so"
             ) from error

@@ -360,7 +360,7 @@ def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
     assert "seen" in text
     assert "unseen" not in text
     page(client, "/dashboard/topics/public/default/seen")
-    assert "no permission" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
+    assert "none of the permissions" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
     assert client.post("/dashboard/topics/public/default/seen/compact", headers=ORIGIN).status_code == 403
     assert client.get("/dashboard/service").status_code == 403
 

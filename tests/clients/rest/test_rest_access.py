@@ -225,7 +225,10 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
             refused = client.request(verb, run + path, headers=bearing(role))
             assert refused.status_code == 403, (verb, run, role)
             message = refused.json()["reason"].replace(role, "ROLE")
-            assert message == "role 'ROLE' has no permission to compact what this names, or nothing is named so"
+            assert (
+                message
+                == "role 'ROLE' does not have the permission compact for what this names, or nothing is named so"
+            )
     assert client.get("/admin/v2/compactions/99999", headers=root).status_code == 404
     assert client.get("/admin/v2/compactions", headers=clerk).status_code == 403
 
