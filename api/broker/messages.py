@@ -92,7 +92,8 @@ def assign(
         if message.partition is not None:
             number = message.partition
             if number >= len(records):
-                raise InvalidInput(f"there is no partition {number}", f"there are {len(records)}")
+                count = "1 partition, 0" if len(records) == 1 else f"the partitions 0 to {len(records) - 1}"
+                raise InvalidInput(f"there is no partition {number}", f"the topic has {count}")
         elif message.key is not None:
             number = partition_of(message.key, len(records))
         else:

@@ -255,8 +255,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 405 and not has_verbs:
         headers |= _allowed(request)
     message = str(error.detail)
-    if error.status_code == 404 and not isinstance(error, RestException):  # no route matches
+    if error.status_code in (404, 405) and not isinstance(error, RestException):  # no route matches
         message = f"{message}: there is no call {request.method} {request.url.path[:_EXCERPT]} here"
+        message += f", only {headers['Allow']}" if "Allow" in headers else ""
     return answer(error.status_code, message, headers)
 
 

@@ -65,16 +65,22 @@ def create(
             f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
             "compact the topic",
         )
-    unprintable = any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
-    if not name or unprintable or len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidInput(
-            f"the cursor name {name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control character",
-            "choose another one",
-        )
+    fault = _name_fault(name)
+    if fault:
+        raise InvalidInput(f"the cursor name {name[:64]!r} {fault}", "choose another one")
     _check_size(name, properties)
     if find(connection, topic_id, name) is not None:
         raise CursorExists(topic.name, name)
     return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
+
+
+def _name_fault(name: str) -> str:
+    """Return what is wrong with the name of a new cursor; empty: nothing."""
+    if not name:
+        return "is empty"
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        return "holds a control character"
+    return f"is longer than {MAX_NAME_BYTES} bytes" if len(name.encode()) > MAX_NAME_BYTES else ""
 
 
 def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
