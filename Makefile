@@ -13,7 +13,7 @@ help: ## list these targets
 	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
 		printf '%-11s %s\n' "$${line%%:*}" "$${line#*## }";; esac; done < Makefile
 
-demo: runtime-environment ## install what is needed, make a topic, compact it and show both views
+demo: runtime-environment ## install what is needed, import and compact git's history, and compare it with git
 	@$(BIN)/python tools/demo.py
 
 # The tier is decided here and nowhere else: everything with CI=true, otherwise all but the tests marked slow.
