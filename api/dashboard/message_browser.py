@@ -19,6 +19,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.formats.position_text import parse_start
 from api.http.problems import public_reason, reported_as
+from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError, SegmentNotLocal
 from storage.ledger.rows import RowType
@@ -286,13 +287,24 @@ def _with_states(
     ]
 
 
+@dataclass
+class _Deadline:
+    """The end of a search, `SEARCH_MS` after it is first asked for: what a first search loads does not count."""
+
+    clock: Clock
+    end_ms: int | None = None
+
+    def __call__(self) -> bool:
+        now = self.clock.now_ms()
+        self.end_ms = now + SEARCH_MS if self.end_ms is None else self.end_ms
+        return now > self.end_ms
+
+
 def newest_of(broker: Broker, topic: Topic, messages: Sequence[StoredMessage]) -> Mapping[bytes, NewestOffset | None]:
     """Return the newest message of each key of some messages, in ascending order, as far as it is known in time."""
-    now_ms = broker.environment.clock.now_ms
-    deadline = now_ms() + SEARCH_MS
     keys = [message.key for message in messages if message.key is not None]
     try:
-        return topic.newest_offsets(keys, messages[0].offset, lambda: now_ms() > deadline) if keys else {}
+        return topic.newest_offsets(keys, messages[0].offset, _Deadline(broker.environment.clock)) if keys else {}
     except CompactorError:
         return {}
 
