@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_a_topic_is_created_used_and_deleted_without_scripts(browser: Browser, service: RunningService) -> None:
     with watched(browser, service, scripts=False) as watch:
         page = watch.open("/")
-        status = page.get_by_role("status")
+        status = page.locator(".note.done")
         page.get_by_role("link", name="New topic").click()
         page.get_by_label("Name", exact=True).fill("short-lived")
         page.keyboard.press("Enter")
@@ -61,6 +61,7 @@ def test_a_role_sees_the_forms_that_it_may_use(browser: Browser, guarded: Runnin
         page = watch.open("/")
         page.get_by_label("Token").fill(token_of("reader"))
         page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Log out")).to_be_visible()
         page.goto(watch.url + TOPIC)
         tabs = page.get_by_role("navigation", name="Of this topic").get_by_role("link")
         expect(tabs).to_have_text(["Topic", "Messages", "Policies"])

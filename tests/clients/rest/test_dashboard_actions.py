@@ -161,7 +161,7 @@ def test_a_message_is_produced_with_key_value_and_properties(served: Served, res
     answer = post(served.client, path, key="a", value="one\r\ntwo", properties="colour=blue\r\nempty=\r\n")
     assert status_line(answer.text) == "The message was stored."
     assert "It has offset 0" in answer.text
-    assert f'href="{TOPICS}/{rest_topic.local}/messages?offset=0"' in answer.text
+    assert f'href="{TOPICS}/{rest_topic.local}/messages/0"' in answer.text
     post(served.client, path, key="a")
     post(served.client, path, value="<i>")
     first, second, third = rest_topic.read()
@@ -224,7 +224,7 @@ def test_a_subscription_is_moved(served: Served, rest_topic: RestTopic, form: di
     assert status_line(answer.text) == "The subscription was moved."
     row = re.search("<tbody>(.*?)</tbody>", answer.text, re.DOTALL)
     assert row
-    assert re.findall(r'<td class="number">(\d+)</td>', row[1]) == [str(next_offset), "3", str(3 - next_offset)]
+    assert re.findall(r'<td class="number"[^>]*>(\d+)</td>', row[1]) == [str(next_offset), "3", str(3 - next_offset)]
 
 
 def test_a_refused_reset_says_why(served: Served, rest_topic: RestTopic) -> None:
