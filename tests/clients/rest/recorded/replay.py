@@ -195,7 +195,7 @@ def _body(response: Any, path: str, folder: Path) -> str:
     if path == "/openapi.json":
         return _openapi(response.json())
     if response.headers.get("content-type", "").startswith(_PAGES):
-        return "".join(_TITLE.findall(response.text))
+        return "".join(_TITLE.findall(response.text)[:1])  # pictures have titles, too
     try:
         text = response.content.decode()
     except UnicodeDecodeError:
