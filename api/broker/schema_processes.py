@@ -19,13 +19,13 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from api.broker.avro_resolution import MalformedDefinition, TooComplex
 from api.broker.schema_compatibility import Comparison, explain
+from api.broker.shares import Shares
 from storage.errors import Unavailable
 
 PROCESSES = 2
@@ -114,7 +114,7 @@ class SchemaProcesses:
         self._slots = threading.Semaphore(PROCESSES)
         self._lock = threading.Lock()
         self._idle: list[Child] = []
-        self._checks: Counter[str] = Counter()
+        self._checks = Shares[str]()
 
     @contextmanager
     def check(self, tenant: str) -> Iterator[SchemaCheck]:
@@ -124,14 +124,12 @@ class SchemaProcesses:
                 raise Unavailable(
                     f"{CHECKS_OF_TENANT} schemas of tenant {tenant} are being compared", "try again", is_public=True
                 )
-            self._checks[tenant] += 1
+            self._checks.add(tenant, 1)
         try:
             yield SchemaCheck(self, self._seconds)
         finally:
             with self._lock:
-                self._checks[tenant] -= 1
-                if not self._checks[tenant]:
-                    del self._checks[tenant]
+                self._checks.add(tenant, -1)
 
     def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
         """Return the answer of a child, and its seconds. Raises TimeoutError, EOFError, OSError, Unavailable."""

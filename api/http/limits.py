@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.broker.shares import Shares
 from api.http import login_limits
 from api.http.access import PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
@@ -86,8 +87,7 @@ class RequestLimiter:
         self._bodies = max(settings.limits_bodies_bytes, settings.limits_body_bytes)
         self._logins = login_limits.LoginPlaces()
         self._held = 0
-        self._under_way = 0
-        self._of_role: Counter[str | None] = Counter()
+        self._of_role = Shares[str | None]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,24 +106,18 @@ class RequestLimiter:
             with self._logins.place(caller.address):
                 await self._app(scope, login_limits.bounded(receive), send)
             return
-        role = caller.role
         counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
-        self._under_way += 1  # only the event loop's thread comes here
-        self._of_role[role] += 1
-        try:
-            await self._app(scope, counted, send)
-        finally:
-            self._held -= counted.taken
-            self._under_way -= 1
-            self._of_role[role] -= 1
-            if not self._of_role[role]:
-                del self._of_role[role]
+        with self._of_role.counting(caller.role):  # only the event loop's thread comes here
+            try:
+                await self._app(scope, counted, send)
+            finally:
+                self._held -= counted.taken
 
     def _refusal(self, scope: Scope) -> RestException | None:
         caller: Caller = scope["state"]["caller"]
         if _logs_in(scope):
             return self._logins.refusal(caller.address, _length(scope)) or self._rate_refusal(caller)
-        if self._under_way >= self._at_once:
+        if self._of_role.total() >= self._at_once:
             return RestException(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
         if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
             message = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"

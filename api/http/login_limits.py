@@ -8,12 +8,11 @@ event loop, whose clock is used.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from starlette.types import Message, Receive
 
+from api.broker.shares import Shares
 from api.http.access import LOGIN, LOGOUT
 from api.http.problems import RestException
 
@@ -32,7 +31,7 @@ class LoginPlaces:
     """The requests to log in or out that are under way."""
 
     def __init__(self) -> None:
-        self._of_address: Counter[str] = Counter()
+        self._of_address = Shares[str]()
 
     def refusal(self, address: str, length: int) -> RestException | None:
         """Return the refusal of a request whose body has a declared length; None: it passes."""
@@ -42,16 +41,9 @@ class LoginPlaces:
             return RestException(503, "too many requests log in at once: try again", _LATER)
         return None
 
-    @contextmanager
-    def place(self, address: str) -> Iterator[None]:
-        """Count a request while it is under way."""
-        self._of_address[address] += 1
-        try:
-            yield
-        finally:
-            self._of_address[address] -= 1
-            if not self._of_address[address]:
-                del self._of_address[address]
+    def place(self, address: str) -> AbstractContextManager[None]:
+        """Return a context that counts a request while it is under way."""
+        return self._of_address.counting(address)
 
 
 def bounded(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:

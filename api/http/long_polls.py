@@ -11,11 +11,11 @@ For the tasks of one event loop at a time. Must not know: how a topic is read.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from api.broker.shares import Shares
 from api.broker.threads import Pools, WaitsFor
 from api.http.problems import RestException
 from storage.clock import Clock
@@ -50,7 +50,7 @@ class LongPolls:
         self._clock = clock
         self._pools = pools
         self._limit = limit
-        self._of_caller: Counter[str] = Counter()
+        self._of_caller = Shares[str]()
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
         self._ends = False
@@ -69,13 +69,8 @@ class LongPolls:
                 "or raise limits.waiting-polls",
                 {"Retry-After": "1"},
             )
-        self._of_caller[caller] += 1
-        try:
+        with self._of_caller.counting(caller):
             yield
-        finally:
-            self._of_caller[caller] -= 1
-            if not self._of_caller[caller]:
-                del self._of_caller[caller]
 
     async def changes(
         self, topic_id: int, until_ms: int, is_gone: Callable[[], Awaitable[bool]]

@@ -7,11 +7,11 @@ order in this module; they do not fill the pool's queue, which all roles share. 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from api.broker.shares import Shares
 from api.broker.threads import LimitedWorkers, WaitsFor, Workers
 from api.pulsar.errors import Refused, ServerError
 
@@ -42,7 +42,7 @@ class Admission:
         self._seconds = timeout_ms / 1000
         self._max_lookups = max_lookups
         self._lookups = 0
-        self._of_role: Counter[str] = Counter()
+        self._of_role = Shares[str]()
         self._threads: WeakValueDictionary[str, RoleThreads] = WeakValueDictionary()
 
     def threads(self, role: str) -> RoleThreads:
@@ -74,6 +74,4 @@ class Admission:
     def leave(self, role: str, is_lookup: bool) -> None:
         """Count a request that has its response."""
         self._lookups -= is_lookup
-        self._of_role[role] -= 1
-        if not self._of_role[role]:
-            del self._of_role[role]
+        self._of_role.add(role, -1)

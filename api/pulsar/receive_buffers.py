@@ -9,10 +9,11 @@ incomplete `STALLED_MS` after the grant while other frames wait. Must not know: 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
+from api.broker.shares import Shares
 from storage.clock import Clock
 
 SMALL_BYTES = 64 << 10
@@ -48,7 +49,7 @@ class ReceiveBuffers:
         self._max_bytes = max_bytes
         self._clock = clock
         self._grants: dict[Receiver, _Grant] = {}
-        self._of_role: Counter[str] = Counter()
+        self._of_role = Shares[str]()
         self.reserved_bytes = 0
         """The bytes of all grants."""
         self._waiting: dict[Receiver, str] = {}
@@ -77,9 +78,7 @@ class ReceiveBuffers:
         if grant is not None:
             role = grant.role
             self.reserved_bytes -= grant.size
-            self._of_role[role] -= grant.size
-            if not self._of_role[role]:
-                del self._of_role[role]
+            self._of_role.add(role, -grant.size)
         elif receiver in self._waiting:
             role = self._waiting[receiver]
             self._remove_waiting(receiver)
