@@ -30,3 +30,8 @@ class SystemClock:
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def is_due(last_ms: int | None, interval_ms: int, now_ms: int) -> bool:
+    """Return whether an interval has passed since `last_ms`; None: it never began. True if the clock was set back."""
+    return last_ms is None or not last_ms <= now_ms < last_ms + interval_ms

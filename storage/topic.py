@@ -43,7 +43,7 @@ from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limi
 from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class Topic:
@@ -125,21 +125,9 @@ class Topic:
 
         The limits are those of `read`. No more is read than needed. Raises DataLoss (R8), SegmentNotLocal.
         """
-        return self._in_snapshot(
+        return self.of_snapshot(
             lambda reader: rows_before(reader, end, read_compacted, ReadLimits(max_messages, max_bytes))
         )
-
-    def _in_snapshot(self, read: Callable[[SnapshotReader], Result]) -> Result:
-        """Read in the present snapshot, or in a newer one if the topic changed and an object is lost."""
-        reader = self.snapshot_reader()
-        while True:
-            try:
-                return read(reader)
-            except DataLoss:
-                newer = self.snapshot_reader()
-                if (newer.snapshot.compacted, newer.extents) == (reader.snapshot.compacted, reader.extents):
-                    raise
-                reader = newer
 
     def reader(
         self,
@@ -178,14 +166,7 @@ class Topic:
         """
         if isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
-        while True:
-            reader = self.snapshot_reader()
-            try:
-                return self._resumed_in(reader, start)
-            except ObjectMissing:  # it was collected, or trimmed, since the snapshot
-                current = self.snapshot()
-                if (current.extents, current.compacted) == (reader.extents, reader.snapshot.compacted):
-                    raise
+        return self.of_snapshot(lambda reader: self._resumed_in(reader, start))
 
     def _resumed_in(self, reader: SnapshotReader, start: MessageId | StartOffset) -> ContinuationToken:
         first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader)
@@ -268,6 +249,21 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
+    def of_snapshot(self, read: Callable[[SnapshotReader], Value]) -> Value:
+        """Return what `read` returns for a reader of the topic as it is now.
+
+        If an object is lost, and the topic has changed since the snapshot, read again: the object was sealed, trimmed
+        or collected.
+        """
+        while True:
+            reader = self.snapshot_reader()
+            try:
+                return read(reader)
+            except DataLoss:
+                current = self.snapshot()
+                if (current.extents, current.compacted) == (reader.extents, reader.snapshot.compacted):
+                    raise
+
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """Return the newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
@@ -288,7 +284,7 @@ class Topic:
         `is_over` is missing. Raises as `newest`.
         """
         now, distinct = self._environment.clock.now_ms(), list(dict.fromkeys(keys))
-        return self._in_snapshot(
+        return self.of_snapshot(
             lambda reader: newest_offsets(self._environment.store, reader, self._hasher, distinct, first, now, is_over)
         )
 
@@ -316,13 +312,8 @@ class Topic:
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
         """Return the id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""
-        while True:
-            reader = self.snapshot_reader()
-            try:
-                return LastMessageFinder(self._environment.store, reader, self._hasher).message_id(read_compacted)
-            except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
-                if self.snapshot().extents == reader.extents:
-                    raise
+        store, hasher = self._environment.store, self._hasher
+        return self.of_snapshot(lambda reader: LastMessageFinder(store, reader, hasher).message_id(read_compacted))
 
     def first_at(self, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
         """Return the position of the first message or chunk at or after `start`. None: the topic has none yet."""

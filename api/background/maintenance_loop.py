@@ -22,6 +22,7 @@ from api.components import store_trial
 from api.settings.settings import Settings
 from compactor.maintenance.backlog_limits import ServedCursor
 from compactor.maintenance.tasks import Maintenance, MaintenanceTask
+from storage.clock import is_due
 from storage.environment import Environment
 from storage.errors import CompactorError, LeaseHeld, Unavailable
 from storage.log.log_manager import LogManager
@@ -110,7 +111,7 @@ class MaintenanceLoop:
     def try_store(self) -> None:
         """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes."""
         now = self._environment.clock.now_ms()
-        if self._store_trial is None or not _is_due(self._store_tried_at, now, self._store_retry_ms):
+        if self._store_trial is None or not is_due(self._store_tried_at, self._store_retry_ms, now):
             return
         self._store_tried_at, self._store_retry_ms = now, self._interval_ms
         try:
@@ -154,13 +155,8 @@ class MaintenanceLoop:
     def _seal(self, log_uid: str) -> None:
         """Wake the sealing process for segments that another process, or one that has died, left rolled."""
         now = self._environment.clock.now_ms()
-        if not _is_due(self._checked_at, now, self._seal_ms):
+        if not is_due(self._checked_at, self._seal_ms, now):
             return
         self._checked_at = now
         if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid):
             self.wake()
-
-
-def _is_due(last_ms: int | None, now_ms: int, interval_ms: int) -> bool:
-    """Return whether an interval has passed since `last_ms`, or the clock was set back."""
-    return last_ms is None or not last_ms <= now_ms < last_ms + interval_ms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.errors import InvalidInput, ObjectMissing, OffsetOutOfRange
+from storage.errors import InvalidInput, OffsetOutOfRange
 from storage.ledger.seek import seek_position_of
 from storage.model import EARLIEST, LogPosition, MessageId
 from storage.positions import StartOffset, StartPosition, StartTime
@@ -85,10 +85,4 @@ def check_start(topic: Topic, start: StartPosition) -> None:
 
 def is_after_end(topic: Topic, start: StartPosition) -> bool:
     """Return whether a start is after the position of the next message."""
-    while True:
-        reader = topic.snapshot_reader()
-        try:
-            return reader.is_after_end(start)
-        except ObjectMissing:  # a segment was sealed or trimmed between the check and the read
-            if topic.snapshot().extents == reader.extents:
-                raise
+    return topic.of_snapshot(lambda reader: reader.is_after_end(start))

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -26,14 +26,16 @@ from prometheus_client.registry import Collector
 from api.broker.serving.connected_clients import ClientCounts, ConnectedClients
 from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
-from storage.clock import Clock
+from storage.clock import Clock, is_due
 from storage.errors import CompactorError
 from storage.log.log_space import LogRoom
 from storage.metadata.metrics_queries import TopicCounts
 from storage.metadata.records import CLUSTER
 from storage.metadata.stores import MetricsQueries
+from storage.model import TopicName
 
 LOG = logging.getLogger(__name__)
+Counts = TypeVar("Counts")
 REFRESH_MS = 2_000
 _TOPIC = ("cluster", "namespace", "topic")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -236,7 +238,7 @@ class _Scrape(Collector):
         yield from self._of_process(now)
 
     def _refresh(self, now: int) -> bool:
-        if self._read_at is not None and 0 <= now - self._read_at < REFRESH_MS:
+        if not is_due(self._read_at, REFRESH_MS, now):
             return True
         try:
             self._counts = self._store.counts()
@@ -273,22 +275,21 @@ class _Scrape(Collector):
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]
-        for name, value in _BY_TOPIC.items():
-            family = _family(name)
-            for topic_id, totals in latest:
-                topic = self._totals.names[topic_id]
-                family.add_metric((self._cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(totals))
-            yield family
+        yield from self._by_topic(_BY_TOPIC, [(self._totals.names[topic_id], totals) for topic_id, totals in latest])
 
     def _of_clients(self) -> Iterator[Metric]:
         clients = self._sources.clients()
         yield _plain("pulsar_active_connections", clients.connections())
-        counted = list(islice(clients.counts(), self._max_topics))
-        for name, value in _BY_CLIENTS.items():
+        yield from self._by_topic(_BY_CLIENTS, list(islice(clients.counts(), self._max_topics)))
+
+    def _by_topic(
+        self, values: Mapping[str, Callable[[Counts], float]], topics: Sequence[tuple[TopicName, Counts]]
+    ) -> Iterator[Metric]:
+        """Yield the metrics of topics. `values`: the value of each by its name."""
+        for name, value in values.items():
             family = _family(name)
-            for topic, counts in counted:
-                namespace = f"{topic.tenant}/{topic.namespace}"
-                family.add_metric((self._cluster, namespace, str(topic)), value(counts))
+            for topic, counts in topics:
+                family.add_metric((self._cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(counts))
             yield family
 
     def _of_process(self, now: int) -> Iterator[Metric]:

@@ -29,6 +29,7 @@ from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, Serve
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
+from storage.clock import is_due
 from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, TopicNotFound
 from storage.log.log_manager import LogManager
@@ -56,12 +57,8 @@ Starts = Mapping[MaintenanceTask, int | None]
 
 def due(starts: Starts, intervals: Intervals, leads: bool, now: int) -> list[MaintenanceTask]:
     """Return the due tasks. After the clock was set back a task is due, because the difference is unknown."""
-
-    def is_due(task: MaintenanceTask) -> bool:
-        began = starts.get(task)
-        return began is None or not began <= now < began + intervals[task]
-
-    return [task for task in MaintenanceTask if (leads or task not in LEADER_TASKS) and is_due(task)]
+    candidates = (task for task in MaintenanceTask if leads or task not in LEADER_TASKS)
+    return [task for task in candidates if is_due(starts.get(task), intervals[task], now)]
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
+from storage.clock import is_due
 from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
 from storage.metadata.policy_store import UnreadablePolicy
@@ -30,7 +31,6 @@ from storage.metadata.records import MANUAL, SERVICE_DEAD_MS, CompactionControl,
 from storage.owner import owner_name
 
 POLL_SECONDS = 1.0
-_PAUSE_POLL_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -100,15 +100,6 @@ class ControlLoop:
         """Request a compaction, which the leader executes. Raises CompactionRunning, CompactionPaused."""
         state = self._control.request(topic.id, cause, by or self.name)
         self.wake()
-        return state
-
-    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionControl:
-        """Pause the topic's compaction (S5), and wait up to `wait_seconds` until an active run has ended."""
-        (state,) = self._control.pause([topic.id])
-        deadline = self._environment.clock.now_ms() + wait_seconds * 1000
-        while state.aborting and self._environment.clock.now_ms() < deadline:
-            self._environment.clock.wait(_PAUSE_POLL_SECONDS)
-            state = self._control.get(topic.id)
         return state
 
     def wake(self) -> None:
@@ -200,9 +191,7 @@ class ControlLoop:
         for topic in self._control.retries(self._settings.worker.retry_max_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
-        # After a clock was set back, check at once.
-        waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
-        if token != self._check_token or not waits:
+        if token != self._check_token or is_due(self._checked_at, self._settings.monitor_interval_ms, now):
             self._check_token, self._checked_at = token, now
             self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.clock import Clock
+from storage.clock import Clock, is_due
 from storage.disk_space import free_bytes
 from storage.errors import CompactorError, StorageFull
 
@@ -97,20 +97,16 @@ class LogSpace:
     def _measure(self) -> None:
         """Measure in one thread, when a measurement is due; other threads use the last one."""
         now = self._clock.now_ms()
-        if not _is_due(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
+        if not is_due(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
             return
         try:
             self._disk_at = now
             if self._min_free_bytes:
                 self._free = free_bytes(self._folder)
-            if self._max_rolled_bytes and _is_due(self._rolled_at, ROLLED_MS, now):
+            if self._max_rolled_bytes and is_due(self._rolled_at, ROLLED_MS, now):
                 self._rolled_at = now
                 self._rolled = self._rolled_bytes()
         except (CompactorError, OSError):
             pass  # the append itself reports what it cannot do
         finally:
             self._lock.release()
-
-
-def _is_due(since: int | None, term_ms: int, now: int) -> bool:
-    return since is None or not since <= now < since + term_ms

@@ -221,7 +221,8 @@ class _PointRead:
                 record = self._record(location)
                 if record is not None:
                     if not (self._by_event and self._has_expired(record, manifest)):
-                        yield _key_record(record, _part_of(manifest, record[1]))
+                        part = None if record[1] & _MARKER else _part_at(manifest, record[1] & _OFFSET)
+                        yield _key_record(record, part)
                     return
 
     def _has_expired(self, record: tuple[int, int], manifest: Manifest) -> bool:
@@ -329,11 +330,6 @@ def _event_time(message: Message) -> int:
 
 def _event_order(record: _KeyRecord) -> tuple[int, int]:
     return record.event_time, record.offset
-
-
-def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
-    """Return the part that holds a record's row; None if the record is a marker."""
-    return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
 
 
 def _chunks_of(assembled: ChunkAssembly, number: int) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ def leave(scene: Scene, name: str) -> None:
 def quotas(scene: Scene) -> None:
     """Compare backlogs with their quotas."""
     environment = scene.served.broker.environment
-    maintenance = Maintenance(environment, {MaintenanceTask.BACKLOG: 1}, 60_000, lambda: True)
+    maintenance = Maintenance(environment, dict.fromkeys(MaintenanceTask, 1), 60_000, lambda: True)
     maintenance.run_due()
     scene.served.broker.maintenance.maintenance = maintenance
 

@@ -42,7 +42,7 @@ def cancel(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
 
 
 def pause(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
-    assert loop.pause(topic.record).aborting
+    assert stage.control.pause([topic.record.id])[0].aborting
 
 
 def end(stage: Stage, loop: ControlLoop, topic: Topic) -> None:

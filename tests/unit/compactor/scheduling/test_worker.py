@@ -287,7 +287,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     topic, other = stage.topic("t"), stage.topic("other")
     stage.hold(loop, topic)
     if how == "pause":
-        assert loop.pause(topic.record).aborting
+        assert stage.control.pause([topic.record.id])[0].aborting
     elif how == "abort":
         assert stage.control.abort([topic.record.id])[0].aborting
     else:
