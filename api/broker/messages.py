@@ -153,8 +153,7 @@ def open_for_reading(broker: Broker, name: TopicName, state: ContinuationToken) 
     the topic never had.
     """
     environment = broker.environment
-    names.check_not_partitioned(environment, name)
-    record = names.topic(environment, name)
+    record = names.unpartitioned(environment, name)
     broker.ownership.check_for_reading(record, state.start)
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
     if ledger_id is not None and not environment.metadata.runs.has_published(record.id, ledger_id):

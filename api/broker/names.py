@@ -38,6 +38,12 @@ def topic(environment: Environment, name: TopicName) -> TopicRecord:
         raise missing(environment, name) from error
 
 
+def unpartitioned(environment: Environment, name: TopicName) -> TopicRecord:
+    """Return the topic, or the partition, of that name. Raise PartitionedTopicRefused, TopicNotFound."""
+    check_not_partitioned(environment, name)
+    return topic(environment, name)
+
+
 def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
     """Return the topic alone, or the partitions of the partitioned topic of that name, in order. Raise TopicNotFound,
     also for a partitioned topic without partitions."""
@@ -120,8 +126,7 @@ def local_topic(broker: Broker, name: TopicName) -> TopicRecord:
 
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
-    check_not_partitioned(broker.environment, name)
-    record = topic(broker.environment, name)
+    record = unpartitioned(broker.environment, name)
     broker.ownership.check_for_reading(record)
     return record
 

@@ -6,7 +6,7 @@ for both: they take the name of either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from api.broker import names
@@ -46,8 +46,7 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     Raise TopicNotFound, PartitionedTopicRefused, NotTheOwner; ClientsConnected and TopicHasWriter unless forced.
     """
     metadata = broker.environment.metadata
-    names.check_not_partitioned(broker.environment, name)
-    record = names.topic(broker.environment, name)
+    record = names.unpartitioned(broker.environment, name)
     broker.ownership.check_for_clients(record)
     if not force:
         broker.clients.check_none(name)
@@ -95,22 +94,15 @@ def properties(environment: Environment, name: TopicName) -> dict[str, str]:
     return environment.metadata.topics.properties(names.topic(environment, name).id)
 
 
-def set_properties(environment: Environment, name: TopicName, updates: Mapping[str, str]) -> None:
-    """Add or replace properties; the others stay. Raise TopicNotFound, InvalidInput."""
+def set_properties(
+    environment: Environment, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()
+) -> None:
+    """Add or replace properties, and remove those of `removed`; the others stay. Raise TopicNotFound, InvalidInput."""
     metadata = environment.metadata
     if metadata.partitions.find(name) is not None:
-        metadata.partitions.set_properties(name, updates)
+        metadata.partitions.set_properties(name, updates, removed)
     else:
-        metadata.topics.set_properties(names.topic(environment, name).id, updates)
-
-
-def remove_property(environment: Environment, name: TopicName, key: str) -> None:
-    """Remove a property if the topic has it. Raise TopicNotFound."""
-    metadata = environment.metadata
-    if metadata.partitions.find(name) is not None:
-        metadata.partitions.set_properties(name, {}, [key])
-    else:
-        metadata.topics.remove_property(names.topic(environment, name).id, key)
+        metadata.topics.set_properties(names.topic(environment, name).id, updates, removed)
 
 
 def release_leases(

@@ -55,7 +55,6 @@ class TopicStore(Store):
     raise_producer_epoch = writes(topics.raise_producer_epoch)
     properties = reads(topics.properties)
     set_properties = writes(topics.set_properties)
-    remove_property = writes(topics.remove_property)
 
     def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
         """Yield all topics by id, `count` at a time; each page is of its own moment."""

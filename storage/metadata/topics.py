@@ -141,23 +141,13 @@ def properties(connection: Connection, topic_id: int) -> dict[str, str]:
     return dict(value_of(connection, topic_id, topics.c.properties))
 
 
-def set_properties(connection: Connection, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
-    """Add or replace properties; return all of them. Raises TopicNotFound, InvalidInput."""
+def set_properties(
+    connection: Connection, topic_id: int, updates: Mapping[str, str], removed: Collection[str] = ()
+) -> None:
+    """Add or replace properties, and remove those of `removed`; the others stay. Raises TopicNotFound, InvalidInput."""
     locked(connection, topic_id)
-    merged = {**properties(connection, topic_id), **updates}
-    store_properties(connection, topic_id, merged)
-    return merged
-
-
-def remove_property(connection: Connection, topic_id: int, key: str) -> bool:
-    """Remove a property. Returns False if the topic does not have it. Raises TopicNotFound."""
-    locked(connection, topic_id)
-    kept_properties = properties(connection, topic_id)
-    if key not in kept_properties:
-        return False
-    del kept_properties[key]
-    store_properties(connection, topic_id, kept_properties)
-    return True
+    kept_properties = {key: value for key, value in properties(connection, topic_id).items() if key not in removed}
+    store_properties(connection, topic_id, {**kept_properties, **updates})
 
 
 # Parts of other transactions

@@ -113,7 +113,7 @@ def remove_topic_property(
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
 ) -> None:
     """Remove one property."""
-    topics.remove_property(broker.environment, topic, key)
+    topics.set_properties(broker.environment, topic, {}, [key])
 
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
