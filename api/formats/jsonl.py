@@ -21,7 +21,8 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from itertools import count
+from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -90,6 +91,9 @@ class InputMessage(NamedTuple):
     size: int
 
 
+Decode = Callable[[bytes], OptionalKeyJsonLine]
+
+
 def read_rows(
     file: str,
     key_encoding: TextEncoding,
@@ -101,8 +105,24 @@ def read_rows(
 
     `key`: the key of the lines without one; None: each line must have a key. Raises InvalidRecord, with `remedy`.
     """
-    for columns, size in _read(file, key_encoding, value_encoding, 1, remedy, key):
-        yield InputMessage._make([*(columns[name][0] for name in INPUT_SCHEMA.names), size])
+    decode: Decode = msgspec.json.Decoder(JsonLine if key is None else OptionalKeyJsonLine).decode
+    source = "standard input" if file == "-" else file
+    # polars, once imported, handles Ctrl-C in a way that lets the opening of a named pipe wait on for its writer.
+    signal.siginterrupt(signal.SIGINT, True)
+    with _open(file) as stream:
+        for number in count(1):
+            try:
+                text = stream.readline(MAX_LINE_BYTES + 1)
+                if number == 1:
+                    text = _without_mark(text)
+                if not text:
+                    return
+                if len(text) > MAX_LINE_BYTES:
+                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+                message = _message(text, decode, key_encoding, value_encoding, key)
+            except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
+                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy) from error
+            yield message
 
 
 def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
@@ -110,66 +130,45 @@ def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEnco
     decode = msgspec.json.Decoder(JsonLine).decode
     for number, text in enumerate(_without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
         try:
-            if not text or text.isspace():
-                raise ValueError("the line is empty")
-            line = decode(text)
-            key = None if line.key is None else to_bytes(line.key, key_encoding)
-            payload = None if line.value is None else to_bytes(line.value, value_encoding)
+            message = _message(text, decode, key_encoding, value_encoding)
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRecord(f"line {number}: {_reason(error)}", "correct it; nothing was appended") from error
-        properties = list(line.properties.items()) if line.properties else None
-        yield InputMessage(key, payload, line.publish_time, line.event_time, properties, len(text))
+        yield message
 
 
 def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
     """Yield the messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
-    for columns, _ in _read(file, key_encoding, value_encoding, _ROWS_A_TABLE, _REMEDY):
-        yield pa.table(columns, schema=INPUT_SCHEMA)
+    rows: list[InputMessage] = []
+    size = 0
+    for row in read_rows(file, key_encoding, value_encoding):
+        rows.append(row)
+        size += row.size
+        if len(rows) == _ROWS_A_TABLE or size >= _BYTES_A_TABLE:
+            yield to_table(rows)
+            rows, size = [], 0
+    if rows:
+        yield to_table(rows)
 
 
-def _read(
-    file: str,
+def _message(
+    text: bytes,
+    decode: Decode,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
-    max_rows: int,
-    remedy: str,
     default_key: bytes | None = None,
-) -> Iterator[tuple[dict[str, list[Any]], int]]:
-    """Yield columns of INPUT_SCHEMA with 1 to `max_rows` messages, and the total length of their lines in bytes."""
-    decode: Callable[[bytes], OptionalKeyJsonLine]
-    decode = msgspec.json.Decoder(JsonLine if default_key is None else OptionalKeyJsonLine).decode
-    columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
-    number = size = 0
-    source = "standard input" if file == "-" else file
-    # polars, once imported, handles Ctrl-C in a way that lets the opening of a named pipe wait on for its writer.
-    signal.siginterrupt(signal.SIGINT, True)
-    with _open(file) as stream:
-        while True:
-            number += 1
-            try:
-                text = stream.readline(MAX_LINE_BYTES + 1)
-                if number == 1:
-                    text = _without_mark(text)
-                if not text:
-                    break
-                if len(text) > MAX_LINE_BYTES:
-                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-                if text.isspace():
-                    raise ValueError("the line is empty")
-                line = decode(text)
-                columns["key"].append(default_key if line.key is None else to_bytes(line.key, key_encoding))
-                columns["payload"].append(None if line.value is None else to_bytes(line.value, value_encoding))
-            except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
-                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy) from error
-            columns["publish_time"].append(line.publish_time)
-            columns["event_time"].append(line.event_time)
-            columns["properties"].append(list(line.properties.items()) if line.properties else None)
-            size += len(text)
-            if len(columns["key"]) >= max_rows or size >= _BYTES_A_TABLE:
-                yield columns, size
-                columns, size = {name: [] for name in INPUT_SCHEMA.names}, 0
-    if columns["key"]:
-        yield columns, size
+) -> InputMessage:
+    """Return the message of a line. Raises MsgspecError, ValueError."""
+    if not text or text.isspace():
+        raise ValueError("the line is empty")
+    line = decode(text)
+    return InputMessage(
+        default_key if line.key is None else to_bytes(line.key, key_encoding),
+        None if line.value is None else to_bytes(line.value, value_encoding),
+        line.publish_time,
+        line.event_time,
+        list(line.properties.items()) if line.properties else None,
+        len(text),
+    )
 
 
 def to_table(rows: Sequence[InputMessage]) -> pa.Table:
