@@ -161,9 +161,7 @@ class Decimal(_Plain):
 class Boolean(_Plain):
     """true or false."""
 
-    @property
-    def allowed(self) -> str:
-        return "true or false"
+    allowed: ClassVar[str] = "true or false"
 
     def parse(self, name: str, raw: object) -> bool:
         word = raw.strip().lower() if isinstance(raw, str) else raw
@@ -194,15 +192,11 @@ class Choice(_Plain):
 class Text(_Plain):
     """Any text in one line. A refused text is not repeated: it may be a secret."""
 
-    what: str = "a text"
-
-    @property
-    def allowed(self) -> str:
-        return self.what
+    allowed: str = "a text"
 
     def parse(self, name: str, raw: object) -> str:
         if not isinstance(raw, str) or not raw.isprintable():
-            raise refused(name, "…" if isinstance(raw, str) else raw, f"{self.what}, in one line")
+            raise refused(name, "…" if isinstance(raw, str) else raw, f"{self.allowed}, in one line")
         return raw
 
 
@@ -231,9 +225,7 @@ class TextList:
 class CleanupPolicy:
     """A set of `compact` and `delete`; as text separated by commas, as JSON a list or such a text; `nothing`: empty."""
 
-    @property
-    def allowed(self) -> str:
-        return "delete, compact, or compact,delete; or nothing, to keep everything"
+    allowed: ClassVar[str] = "delete, compact, or compact,delete; or nothing, to keep everything"
 
     def parse(self, name: str, raw: object) -> frozenset[str]:
         parts: list[object] = []

@@ -334,7 +334,6 @@ class TopicPolicies:
         "An entry that a producer of the same name sends again, by its sequence id, is not stored again.",
         "deduplicationEnabled",
         "brokerDeduplicationEnabled",
-        unreadable=WIDER,
     )
     schema_compatibility_strategy: str = _policy(
         "FULL",
