@@ -43,18 +43,8 @@ _SIZE_REMEDY = (
 )
 
 
-def parse_minutes(text: str) -> int:
-    """Return Pulsar's time of a retention in whole minutes; -1: forever. Raises InvalidInput."""
-    return _whole(text, "--time", parse_duration, _MINUTE_MS, "minutes", _TIME_REMEDY)
-
-
-def parse_megabytes(text: str) -> int:
-    """Return Pulsar's size of a retention in whole megabytes; -1: no limit. Raises InvalidInput."""
-    return _whole(text, "--size", parse_bytes, _MIB, "megabytes", _SIZE_REMEDY)
-
-
-def _whole(text: str, name: str, parse: Callable[[str, str], int], unit: int, units: str, remedy: str) -> int:
-    """Return the value of an option as a whole number of units; -1: no limit. Raises InvalidInput with the remedy."""
+def _whole(name: str, parse: Callable[[str, str], int], unit: int, units: str, remedy: str, text: str) -> int:
+    """Return a limit of a retention as a whole number of units; -1: no limit. Raises InvalidInput with the remedy."""
     if text == "-1":
         return -1
     try:
@@ -80,7 +70,7 @@ _RETENTION_TIME = option(
     "-t",
     "--time",
     metavar="TIME",
-    parse=parse_minutes,
+    parse=partial(_whole, "--time", parse_duration, _MINUTE_MS, "minutes", _TIME_REMEDY),
     help="Whole minutes: 100m, 3h, 2d, 5w; a bare number is seconds. 0: none, -1: forever.",
     field="retentionTimeInMinutes",
 )
@@ -89,7 +79,7 @@ _RETENTION_SIZE = option(
     "-s",
     "--size",
     metavar="BYTES",
-    parse=parse_megabytes,
+    parse=partial(_whole, "--size", parse_bytes, _MIB, "megabytes", _SIZE_REMEDY),
     help="Whole megabytes: 10M, 16G, 3T; a bare number is bytes. 0: none, -1: any number.",
     field="retentionSizeInMB",
 )
