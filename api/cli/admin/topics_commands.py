@@ -11,15 +11,10 @@ import typer
 from api.cli.admin.requests import TOPIC, Command, RequestOption, delete, flag, get, option, post, put
 from api.cli.admin.session import key_values, session, topic_path
 from api.cli.kit.shared_arguments import TypedTopic
-from storage.errors import NotFound
 
 Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=1, help="How many partitions.")]
 Metadata = Annotated[
     list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE,…", help="Properties of the topic.")
-]
-Precise = Annotated[bool, typer.Option("-gpb", "--get-precise-backlog", help="Count the backlog exactly.")]
-BacklogSize = Annotated[
-    bool, typer.Option("-sbs", "--get-subscription-backlog-size", help="Also the bytes of the backlog.")
 ]
 _IN_NAMESPACE = "/admin/v2/persistent/{namespace}"
 _FORCE = {"force": flag("-f", "--force", help="Also while a process other than a service writes it.", query="force")}
@@ -34,37 +29,6 @@ def create_partitioned_topic(
     content_type = "application/vnd.partitioned-topic-metadata+json"
     admin.service.ask("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
     admin.done(f"topic {topic} of {partitions} partitions created")
-
-
-def stats(
-    context: typer.Context, topic: TypedTopic, precise: Precise = False, backlog_size: BacklogSize = False
-) -> None:
-    """Show the statistics of a topic."""
-    query = {"getPreciseBacklog": precise, "subscriptionBacklogSize": backlog_size}
-    _show_statistics(context, topic, "stats", "partitioned-stats", query)
-
-
-def stats_internal(context: typer.Context, topic: TypedTopic) -> None:
-    """Show the ledgers and cursors of a topic."""
-    _show_statistics(context, topic, "internalStats", "partitioned-stats-internal", {})
-
-
-def _show_statistics(
-    context: typer.Context, topic: str, resource: str, of_partitions: str, query: Mapping[str, object]
-) -> None:
-    """Show statistics of a topic. For a partitioned topic, which the service answers by 404, name the right command."""
-    admin = session(context)
-    try:
-        answer = admin.service.get(topic_path(topic, resource), **query)
-    except NotFound as error:
-        metadata = admin.service.get(topic_path(topic, "partitions"))
-        if not isinstance(metadata, dict) or not metadata.get("partitions"):
-            raise
-        raise NotFound(
-            f"{topic} is a topic of {metadata['partitions']} partitions",
-            f"ask for its {of_partitions}, or for {topic}-partition-0",
-        ) from error
-    admin.show(answer)
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -119,8 +83,22 @@ COMMANDS: Mapping[str, Command] = {
         "property {key} of {topic} removed",
         {"key": option(str, "-k", "--key", metavar="KEY", help="The property.", query="key")},
     ),
-    "stats": stats,
-    "stats-internal": stats_internal,
+    "stats": get(
+        f"{TOPIC}/stats",
+        "Show the statistics of a topic.",
+        options={
+            "precise": flag(
+                "-gpb", "--get-precise-backlog", help="Count the backlog exactly.", query="getPreciseBacklog"
+            ),
+            "backlog_size": flag(
+                "-sbs",
+                "--get-subscription-backlog-size",
+                help="Also the bytes of the backlog.",
+                query="subscriptionBacklogSize",
+            ),
+        },
+    ),
+    "stats-internal": get(f"{TOPIC}/internalStats", "Show the ledgers and cursors of a topic."),
     "info-internal": get(f"{TOPIC}/internal-info", "Show the stored metadata of the ledgers and cursors of a topic."),
     "partitioned-stats": get(
         f"{TOPIC}/partitioned-stats",
