@@ -10,11 +10,13 @@ from typing import Any, get_args
 import pytest
 import typer
 
+from api.cli.admin import maintenance_commands
 from api.cli.kit.program import global_options
 from api.cli.kit.shared_arguments import ResetName, StateName
 from api.cli.local.produce_command import CompressionName
 from api.cli.main import app
 from api.settings.settings import CONFIG_VARIABLE, SETTINGS
+from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.ledger.rows import CompressionType
 from storage.metadata.records import RunState
 from storage.positions import OffsetReset
@@ -110,3 +112,7 @@ def test_names_of_states_starts_and_compressions_are_those_of_what_knows_them() 
     assert get_args(StateName) == tuple(RunState)
     assert get_args(ResetName) == tuple(OffsetReset)
     assert [name.upper() for name in get_args(CompressionName)] == [codec.name for codec in CompressionType]
+
+
+def test_both_programs_have_the_same_least_grace() -> None:
+    assert maintenance_commands.LEAST_GRACE_MS == LEAST_GRACE_MS

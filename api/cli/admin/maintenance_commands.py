@@ -18,6 +18,9 @@ from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_line
 from api.cli.kit.shared_arguments import TOPIC_HELP, TrimBefore, TrimForce, TypedTopic, Yes
 from api.cli.kit.stderr import counted, say, size
 
+LEAST_GRACE_MS = 60_000
+"""That of `compactor.maintenance.grace`, which this program does not import (a test compares)."""
+
 
 def verify(context: typer.Context, topic: TypedTopic) -> None:
     """Derive the compacted ledger of a topic again, and list every difference. Changes nothing.
@@ -82,7 +85,9 @@ def collect_garbage(
     unknown_topics: Annotated[
         bool, typer.Option("--unknown-topics", help="Also of topics that the database does not know.")
     ] = False,
-    grace: Annotated[int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 1h, 7d.")] = None,
+    grace: Annotated[
+        int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 1h, 7d.", LEAST_GRACE_MS)
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Delete the objects that nothing refers to.
