@@ -16,6 +16,7 @@ class AdviceKind(StrEnum):
     """
 
     LIST_TOPICS = "see the list of topics"
+    USE_PARTITIONS = "use its partitions"
     LIST_POLICIES = "{meant}see the list of policies"
     LIST_RUNS = "the list of compactions shows those that do"
     LIST_RUNS_AFTER_END = "nothing was changed and nothing is left to do; the list of compactions shows which continue"

@@ -201,7 +201,7 @@ def namespace(environment: Environment, name: str) -> NamespaceRecord:
     try:
         return environment.metadata.tenancy.namespace(name)
     except NotFound as error:
-        raise MissingNamespace(name, error) from error
+        raise MissingNamespace(error) from error
 
 
 def namespace_of(name: TopicName) -> str:

@@ -41,10 +41,10 @@ class PoolBusy(Unavailable):
 
 
 class WriterElsewhere(Unavailable):
-    """A process that is no service of this database writes the topic. `owner`: its lease's owner."""
+    """A process that is no service of this database writes the topic."""
 
     def __init__(self, topic: TopicName, owner: str, remaining_ms: int) -> None:
-        """`remaining_ms`: until the lease expires."""
+        """`owner`: that of the topic's lease; `remaining_ms`: until the lease expires."""
         process = Owner.parse(owner)
         name = "it" if process is None else f"the process {process.pid} on {process.host}"
         super().__init__(
@@ -53,13 +53,11 @@ class WriterElsewhere(Unavailable):
             f"end {name}, or write through it; if it has ended, try again",
             is_public=True,
         )
-        self.topic = topic
-        self.owner = owner
         self.retry_after_seconds = max(1, -(-remaining_ms // 1000))
 
 
 class NoLogOwner(Unavailable):
-    """Unsealed messages of a topic are in a log directory that no live service has. `log_uid`: the directory."""
+    """Unsealed messages of a topic are in a log directory that no live service has."""
 
     retry_after_seconds = 5
 
@@ -69,8 +67,6 @@ class NoLogOwner(Unavailable):
             "start one on the machine where it is",
             is_public=True,
         )
-        self.topic = topic
-        self.log_uid = log_uid
 
 
 class NotTheOwner(Exception):
@@ -126,28 +122,26 @@ class MissingPartitionedTopic(MissingTopic):
 
 
 class MissingNamespace(NotFound):
-    """No namespace has this name. `namespace`: `tenant/namespace`."""
+    """No namespace has this name."""
 
-    def __init__(self, namespace: str, cause: NotFound) -> None:
+    def __init__(self, cause: NotFound) -> None:
         """`cause`: the error of the database, whose text this one has."""
         super().__init__(cause.message, cause.advice or cause.remedy)
-        self.namespace = namespace
 
 
 class PartitionedTopicRefused(InvalidInput):
     """An operation on one topic was requested for a partitioned topic. `topic`: its name."""
 
     def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} is a partitioned topic", "use its partitions")
+        super().__init__(f"{topic} is a partitioned topic", Advice(AdviceKind.USE_PARTITIONS, {"topic": topic}))
         self.topic = topic
 
 
 class PartitionPolicyRefused(InvalidInput):
-    """A policy of a single partition was requested. `topic`: the partition."""
+    """A policy of a single partition was requested."""
 
     def __init__(self, topic: TopicName) -> None:
         super().__init__(f"{topic} is a partition, and has the policies of its topic", f"use those of {topic.whole}")
-        self.topic = topic
 
 
 class PartitionWithoutTopic(InvalidInput):
@@ -181,7 +175,10 @@ class NotPartitioned(Conflict):
     """An operation on a partitioned topic was requested for a topic without partitions. `topic`: its name."""
 
     def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} is not a partitioned topic", "nothing was changed; choose another topic")
+        super().__init__(
+            f"{topic} is not a partitioned topic",
+            "nothing was changed; use the operation for a topic without partitions",
+        )
         self.topic = topic
 
 
@@ -239,8 +236,8 @@ class MissingEntry(NotFound):
 
 
 class EntryTooFar(InvalidInput):
-    """The number of an entry to which too many entries would be read. `limit`: the largest number."""
+    """The number of an entry to which too many entries would be read."""
 
     def __init__(self, limit: int) -> None:
+        """`limit`: the largest number."""
         super().__init__(f"entries are counted to {limit} at most", "read from a position")
-        self.limit = limit

@@ -101,10 +101,7 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
     ),
     errors.CompactionCursorProtected: (412, "{message}: {remedy}"),
     broker_refusals.MissingEntry: (404, "Message not found: {topic} has no {entry}"),
-    broker_refusals.EntryTooFar: (
-        412,
-        "entries are counted to {limit} at most: read from a place, at …/messages?start=",
-    ),
+    broker_refusals.EntryTooFar: (412, "{message}: {remedy}"),
 }
 """Status and reason of refusals for which a real broker has words, with fields of the error. The first kind that fits
 decides."""
@@ -190,8 +187,11 @@ def words_of(request: Request) -> Words:
 
 
 def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> str:
-    """Return an error in one line, for a caller over HTTP. `advice`: the words of advice."""
-    words = _pulsar_words(error)
+    """Return an error in one line, for a caller over HTTP. `advice`: the words of advice.
+
+    A broker's words are for callers that expect a broker; `compactor-admin` shows the error's own text.
+    """
+    words = _pulsar_words(error) if advice is HTTP_WORDS else None
     if words is not None:
         return words[1].format_map(vars(error))
     return " ".join(errors.public_text(error, advice).split())
@@ -258,6 +258,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code in (404, 405) and not isinstance(error, RestException):  # no route matches
         message = f"{message}: there is no call {request.method} {request.url.path[:_EXCERPT]} here"
         message += f", only {headers['Allow']}" if "Allow" in headers else ""
+    words = words_of(request)
+    if isinstance(error.__cause__, errors.CompactorError) and words is not HTTP_WORDS:
+        message = public_reason(error.__cause__, words)
     return answer(error.status_code, message, headers)
 
 

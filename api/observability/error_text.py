@@ -14,6 +14,9 @@ _RESTORE = (
 )
 OPERATOR_WORDS: Words = {
     AdviceKind.LIST_TOPICS: "see `compactor topics list`",
+    AdviceKind.USE_PARTITIONS: (
+        "name one of its partitions, {topic}-partition-0 for example; `compactor topics list` lists them"
+    ),
     AdviceKind.LIST_POLICIES: "{meant}`compactor topics policies --broker` lists all",
     AdviceKind.LIST_RUNS: "`compactor compactions list` shows those that do",
     AdviceKind.LIST_RUNS_AFTER_END: (
@@ -45,6 +48,10 @@ OPERATOR_WORDS: Words = {
 ADMIN_WORDS: Words = {
     **OPERATOR_WORDS,
     AdviceKind.LIST_TOPICS: "see `compactor-admin topics list TENANT/NAMESPACE`",
+    AdviceKind.USE_PARTITIONS: (
+        "name one of its partitions, {topic}-partition-0 for example, or use the command for partitioned topics, such "
+        "as partitioned-stats or delete-partitioned-topic"
+    ),
     AdviceKind.LIST_POLICIES: "{meant}`compactor-admin policies get --broker` lists all",
     AdviceKind.LIST_RUNS: "`compactor-admin compactions list` shows those that do",
     AdviceKind.LIST_RUNS_AFTER_END: (

@@ -1,9 +1,9 @@
 """The HTTP of `compactor-admin`: requests as JSON, and each failure as an error kind with a remedy.
 
 Errors: a refusal by the kind that the service names, or else by its status (`exit_codes.KINDS`), with the service's own
-reason, which names commands of this program instead of routes; `Unavailable` if no service
-answers, with the URL and the command that starts a service; `Misconfigured` for TLS and for an answer of another
-server. No error contains a token.
+reason, which names commands of this program instead of routes; `Unavailable` if no service answers, with the URL and
+the command that starts a service; `Misconfigured` for TLS and for an answer of another server. No error contains a
+token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import unquote
 
 import httpx
 
@@ -176,11 +175,6 @@ def _check(answer: httpx.Response) -> None:
     advised = kind is not ServerSideError and ": " in stated and status != 401
     if advised:  # the reason ends with the remedy
         reason, _, remedy = stated.rpartition(": ")
-    own = next((text for pattern, text in _REMEDIES.items() if re.search(pattern, stated)), "")
-    if own and not advised:
-        path = answer.request.url.raw_path.decode().partition("?")[0]
-        names = re.sub("^.*?/(persistent|namespaces|tenants|clusters)/", "", path).split("/")
-        remedy = own.format(*map(unquote, names))
     wait = answer.headers.get("retry-after", "")
     if wait.isdigit():
         again = f"try again in {wait} s"
@@ -189,52 +183,6 @@ def _check(answer: httpx.Response) -> None:
         else:
             remedy = f"{remedy}; {again}" if advised else again
     raise kind(reason.removesuffix("."), remedy)
-
-
-_REMEDIES: Mapping[str, str] = {
-    "^Tenant already exist": (
-        "{0} was not changed; choose another name, or change it with `compactor-admin tenants update {0}`"
-    ),
-    "^Namespace already exists": (
-        "{0}/{1} was not changed; choose another name, or use it as it is: `compactor-admin namespaces policies "
-        "{0}/{1}` shows it"
-    ),
-    "^This topic already exists": (
-        "persistent://{0}/{1}/{2} was not changed; choose another name, or use it as it is: `compactor-admin topics "
-        "get-partitioned-topic-metadata {0}/{1}/{2}` shows whether it has partitions"
-    ),
-    "^Subscription already exists": (
-        "{4} was not changed; choose another name, or move it with `compactor-admin topics reset-cursor {0}/{1}/{2} -s "
-        "{4}`"
-    ),
-    "tenant still has active namespaces": "delete them first; `compactor-admin namespaces list {0}` shows them",
-    "^Cannot delete non empty namespace": "delete its topics first; `compactor-admin topics list {0}/{1}` shows them",
-    "^Compaction already in progress": (
-        "wait with `compactor-admin topics compaction-status {0}/{1}/{2} --wait-complete`, or end it with "
-        "`compactor-admin compactions abort {0}/{1}/{2}`"
-    ),
-    "please call delete-partitioned-topic": "run `compactor-admin topics delete-partitioned-topic {0}/{1}/{2}`",
-    "please call delete[.]": "run `compactor-admin topics delete {0}/{1}/{2}`",
-    "client connected Including": "end them, or give --force",
-    "^Couldn't find leader": "try again in some seconds; `compactor-admin brokers list` shows the live services",
-    "^Permissions are not set": "nothing was changed; `compactor-admin topics permissions {0}/{1}/{2}` shows them",
-    "^(Tenant|Namespace) name is not valid": "use letters, digits and _ - = : . alone",
-    "^Desired partitions": "partitions can only be added; give a larger number, or make another topic",
-    "isn't a partitioned topic": (
-        "create that first, with `compactor-admin topics create-partitioned-topic`, or choose another name"
-    ),
-    "smaller than number of partition": (
-        "choose another name, or add partitions with `compactor-admin topics update-partitioned-topic`"
-    ),
-    "topic policy for a partition": "name its partitioned topic: a partition has the policies of that",
-    "^Tenant (does not exist|not found)": "see `compactor-admin tenants list`",
-    "^Namespace (does not exist|not found)": "see `compactor-admin namespaces list {0}`",
-    "^Subscription .* not found": "see `compactor-admin topics subscriptions {0}/{1}/{2}`",
-    "^(Partitioned )?Topic .* not found|^Partitioned Topic not found": "see `compactor-admin topics list {0}/{1}`",
-    "^Cluster does not exist": "see `compactor-admin clusters list`",
-}
-"""The remedies of refusals for which a service uses a broker's words, by these words. The first that fits decides; the
-fields are names of the request's path."""
 
 
 def _speaks_tls(url: str) -> bool:

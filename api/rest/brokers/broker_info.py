@@ -18,6 +18,7 @@ from api.http.router import Routes
 from api.rest.models import PulsarAnswer
 from api.rest.topics.lookup import service_urls
 from compactor.maintenance.tasks import MaintenanceTask
+from storage.errors import NotFound
 from storage.metadata.policy_store import BROKER
 
 router = Routes("brokers", "/admin/v2/brokers")
@@ -71,7 +72,8 @@ def get_leader_broker(broker: Broker) -> BrokerInfo:
     name = services.leader()
     leader = next((item for item in services.live() if item.name == name), None)
     if leader is None:
-        raise RestException(404, "Couldn't find leader broker")
+        cause = NotFound("no service schedules compactions now", "try again in some seconds")
+        raise RestException(404, "Couldn't find leader broker") from cause
     return BrokerInfo(broker_id=urlsplit(leader.url).netloc, service_url=leader.url)
 
 

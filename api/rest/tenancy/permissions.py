@@ -21,6 +21,7 @@ from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest.policies.namespace_policies import for_pulsar
 from api.rest.tenancy.tenants import NO_TENANT, Tenant
+from storage.errors import InvalidInput
 
 router = Routes("permissions")
 
@@ -73,7 +74,8 @@ def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
     """Revoke all actions granted to a role for the topic; 412 if none was granted."""
     with reported_as(f"Topic {topic} not found"):
         if not broker.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
-            raise RestException(412, NOT_SET)
+            reason = f"the role {role} has no permissions of its own on {topic}"
+            raise RestException(412, NOT_SET) from InvalidInput(reason, "nothing was changed; check the role's name")
 
 
 @router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Query, Request
 
 from api.broker import names
+from api.broker.refusals import PartitionedTopicRefused
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.stats import StatsSnapshot, stats_snapshot, topic_stats
 from api.broker.stats_tree import TopicStats
@@ -119,7 +120,7 @@ def of_topic(broker: Broker, topic: TopicName, *, lines: bool = False, times: bo
         error = names.missing(broker.environment, topic)
         if broker.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
-            raise RestException(404, f"{public_reason(error)}: {whole}")
+            raise RestException(404, f"{public_reason(error)}: {whole}") from PartitionedTopicRefused(topic)
         raise error
     return snapshot
 

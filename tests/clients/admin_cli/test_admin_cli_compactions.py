@@ -27,7 +27,7 @@ def test_a_compaction_asked_for_and_its_status(admin: Program, served: Served, t
     assert "has not been run" in admin("topics", "compaction-status", topic).done().stdout
     admin("topics", "compact", topic).done()
     assert admin("topics", "compaction-status", topic).lines == ["Compaction is currently running"]
-    admin("topics", "compact", topic).refused(4, "Compaction already in progress")
+    admin("topics", "compact", topic).refused(4, "is requested since")
     served.compact_requested()
     assert admin("topics", "compaction-status", topic, "--wait-complete").lines == ["Compaction was a success"]
     answer = admin.json("topics", "compaction-status", topic)
@@ -210,7 +210,7 @@ def test_produce_read_and_get(admin: Program, topic: str) -> None:
     assert admin("topics", "get-key", topic, "a").lines == ["3"]
     assert admin.json("topics", "get-key", topic, "a")["value"] == "3"
     admin("topics", "get-key", topic, "nosuch").refused(8, "has no value")
-    admin("topics", "get-key", "nosuch", "a").refused(3, "not found")
+    admin("topics", "get-key", "nosuch", "a").refused(3, "nosuch does not exist")
     admin("topics", "read", topic, "--start", "5:x").refused(2)
     bad = admin("topics", "produce", topic, stdin=b'{"key": 1}\n')
     assert (bad.exit_code, bad.stdout) == (2, "")

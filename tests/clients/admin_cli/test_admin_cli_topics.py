@@ -14,7 +14,7 @@ def put(admin: Program, topic: str, *values: str) -> None:
 
 def test_tenants_and_namespaces(admin: Program) -> None:
     assert "tenant lab created" in admin("tenants", "create", "lab", "-r", "joe,ann").done().stderr
-    admin("tenants", "create", "lab").refused(4, "Tenant already exist")
+    admin("tenants", "create", "lab").refused(4, "the tenant lab exists already")
     assert admin("tenants", "list").lines == ["lab", "public"]
     assert admin.json("tenants", "get", "lab")["adminRoles"] == ["ann", "joe"]
     admin("tenants", "update", "lab", "--admin-roles", "eve").done()
@@ -34,15 +34,15 @@ def test_tenants_and_namespaces(admin: Program) -> None:
     admin("topics", "grant-permission", "lab/ns/t", "--role", "joe", "--actions", "consume,compact").done()
     assert admin.json("topics", "permissions", "lab/ns/t") == {"joe": ["compact", "consume"]}
     admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").done()
-    admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").refused(2, "not set at the topic level")
+    admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").refused(2, "joe has no permissions of its own")
     admin("topics", "delete", "lab/ns/t").done()
     admin("topics", "create", "lab/ns/t").done()
     assert admin("namespaces", "topics", "lab/ns").lines == ["persistent://lab/ns/t"]
-    admin("namespaces", "delete", "lab/ns").refused(4, "Cannot delete non empty namespace")
+    admin("namespaces", "delete", "lab/ns").refused(4, "the namespace lab/ns is not empty")
     admin("topics", "delete", "lab/ns/t").done()
     admin("namespaces", "delete", "lab/ns").done()
     admin("tenants", "delete", "lab").done()
-    admin("tenants", "get", "lab").refused(3, "Tenant does not exist")
+    admin("tenants", "get", "lab").refused(3, "the tenant lab does not exist")
     admin("namespaces", "list", "nosuch").refused(3)
     admin("namespaces", "create", "nosuch").refused(2, "not the name of a namespace")
 
@@ -60,9 +60,9 @@ def test_partitioned_topics_and_properties(admin: Program) -> None:
     assert admin.json("topics", "get-properties", "parted") == {"a": "b"}
     assert admin.json("topics", "partitioned-stats", "parted")["msgInCounter"] == 0
     assert "partition-2" in admin("topics", "partitioned-stats-internal", "parted").stdout
-    admin("topics", "stats", "parted").refused(3, "of 3 partitions", "partitioned-stats")
-    admin("topics", "stats-internal", "parted").refused(3, "of 3 partitions", "partitioned-stats-internal")
-    admin("topics", "stats", "nosuch").refused(3, "nosuch not found")
+    admin("topics", "stats", "parted").refused(3, "is a partitioned topic", "partitioned-stats")
+    admin("topics", "stats-internal", "parted").refused(3, "is a partitioned topic", "partitioned-stats")
+    admin("topics", "stats", "nosuch").refused(3, "nosuch does not exist")
     admin("topics", "produce", "parted", "nofile").refused(2, "nofile cannot be read")
     admin("topics", "delete", "parted").refused(4, "delete-partitioned-topic")
     admin("topics", "delete-partitioned-topic", "parted").done()
@@ -97,7 +97,7 @@ def test_thresholds_and_retention(admin: Program, topic: str) -> None:
 def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     put(admin, topic, "a1", "b1", "c1")
     admin("topics", "create-subscription", topic, "-s", "s", "-m", "earliest", "-p", "k=v").done()
-    admin("topics", "create-subscription", topic, "-s", "s").refused(4, "Subscription already exists")
+    admin("topics", "create-subscription", topic, "-s", "s").refused(4, "has a cursor 's' already")
     assert admin("topics", "subscriptions", topic).lines == ["s"]
     assert admin.json("topics", "get-subscription-properties", topic, "-s", "s") == {"k": "v"}
     admin("topics", "update-subscription-properties", topic, "-s", "s", "-p", "x=y").done()
