@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from storage.environment import Environment
     from storage.log.directory import LogDirectory
     from storage.metadata.store import MetadataStore
-    from storage.model import TopicName
     from storage.objects.interface import ObjectStore
     from storage.store_trial import StoreTrial
-    from storage.topic import Topic
 
 
 @contextmanager
@@ -88,13 +86,6 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
         min_free_bytes=settings.limits_log_free_bytes,
     )
     return replace(bare, room=room)
-
-
-def open_topic(environment: Environment, name: TopicName) -> Topic:
-    """Return the topic of that name. Raises TopicNotFound."""
-    from storage.topic import Topic
-
-    return Topic(environment, environment.metadata.topics.get(name))
 
 
 def open_metadata(settings: Settings) -> MetadataStore:

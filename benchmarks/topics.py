@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from api.components import open_topic
+from api.cli.local.opening import open_topic
 from benchmarks.bench_session import say, session
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import TopicName

@@ -17,7 +17,7 @@ import httpx
 
 from api.app import make_app
 from api.broker.broker import Broker
-from api.components import open_topic
+from api.cli.local.opening import open_topic
 from api.http.context import HttpContext
 from api.http.owner_proxy import OwnerProxy
 from api.service import running

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from api.components import open_topic
+from api.cli.local.opening import open_topic
 from benchmarks.data import Shape
 from benchmarks.peers.contender import Compaction, Messages, PeerFailed
 from benchmarks.peers.records import Survivors, survivors_of_parts

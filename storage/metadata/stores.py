@@ -85,6 +85,7 @@ class TenancyStore(Store):
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find)
+    check_unwritten = reads(topic_deletion.check_unwritten)
     delete_topic = writes_once(
         tenancy.delete_topic,
         tenancy.has_deleted,

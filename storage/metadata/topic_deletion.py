@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, delete, insert, select
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
@@ -55,15 +55,10 @@ def delete_topics(
     now = context.now
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
     # no two transactions wait for each other.
-    leased = select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id).with_for_update()
-    written = {row["topic_id"]: row for row in connection.execute(leased).mappings()}
+    connection.execute(_leases_of(topic_ids).with_for_update()).all()
+    if not force:
+        check_unwritten(connection, context, topic_ids)
     doomed = topics.locked_whole(connection, topic_ids)
-    for topic in doomed:
-        lease = written.get(topic.id)
-        if not force and lease is not None and is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, now):
-            forced = "stop the writer first, or force it"
-            through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
-            raise held(connection, context, lease, forced, through)
     ids = [topic.id for topic in doomed]
     for table in (attempts, runs):
         (key,) = table.primary_key.columns
@@ -86,7 +81,19 @@ def delete_topics(
     return [DeletedTopic(topic.uid, topic.name, now) for topic in doomed]
 
 
+def check_unwritten(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
+    """Raise LeaseHeld if one of the topics has a writer, which prevents a deletion that is not forced."""
+    for lease in connection.execute(_leases_of(topic_ids)).mappings().all():
+        if is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now):
+            through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
+            raise held(connection, context, lease, "stop the writer first, or force it", through)
+
+
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
     """Return the deleted topic of that uid, however long ago; None: it was not deleted, or never existed."""
     statement = select(deleted_topics).where(deleted_topics.c.uid == uid)
     return queries.find(connection, statement, row_mapping.deleted_topic)
+
+
+def _leases_of(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
+    return select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.components import open_for_writing, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_for_writing
 from api.settings.settings import Settings
 from compactor.engines.engine import TaskFailure
 from compactor.engines.spark import SparkEngine, SparkSettings, open_session

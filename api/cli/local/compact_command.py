@@ -19,8 +19,9 @@ from api.cli.kit import exit_codes
 from api.cli.kit.quantity_parsers import duration, size_in_bytes
 from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
+from api.cli.local.opening import open_topic
 from api.cli.local.spark_engine import progress_for, spark_engine
-from api.components import open_for_writing, open_topic
+from api.components import open_for_writing
 from storage.environment import Environment
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
@@ -104,13 +105,16 @@ def compact_topic(
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
-    overrides = {name: context.params[name] for name in _OPTIONS if context.params[name] is not None}
 
     with open_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report, report_estimates
+        from compactor.run.run_policies import POLICY_OF
         from storage.objects.throttled import RateLimits
 
-        work = _Work(environment, context.obj, overrides, RateLimits(max_read_rate, max_write_rate), max_garbage_ratio)
+        rates = RateLimits(max_read_rate, max_write_rate)
+        options = {item.name: item.opts[0] for item in context.command.params if item.name in POLICY_OF}
+        overrides = {name: value for name in options if (value := context.params[name]) is not None}
+        work = _Work(environment, context.obj, options, overrides, rates, max_garbage_ratio)
         names = parsed or _listed(environment, namespace)
         as_json = output == "json"
         if dry_run:
@@ -142,25 +146,14 @@ def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
         return True
 
 
-_OPTIONS = {
-    "retain_null_key": "--retain-null-key",
-    "tombstone_retention_ms": "--tombstone-retention",
-    "tombstones_wait_for_cursors": "--tombstones-wait-for-cursors",
-    "key_ttl_ms": "--key-ttl",
-    "min_lag_ms": "--min-compaction-lag",
-    "event_time_order": "--event-time-order",
-    "event_time_max_lateness_ms": "--event-time-max-lateness",
-    "incomplete_chunk_max_age_ms": "--chunk-expiry",
-}
-"""The option of each policy."""
-
-
 @dataclass(frozen=True)
 class _Work:
-    """The work on every topic. `overrides`: policies that take precedence over those of each topic."""
+    """The work on every topic. `options`: the option of each policy. `overrides`: policies that take precedence over
+    those of each topic."""
 
     environment: Environment
     settings: Settings
+    options: Mapping[str, str]
     overrides: Mapping[str, Any]
     rates: RateLimits
     max_garbage_ratio: float
@@ -253,12 +246,12 @@ class _Work:
         from storage.metadata.records import RunState
 
         for name in overridden(self.environment.metadata, snapshot.topic, self.overrides):
-            say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
+            say(f"{snapshot.topic.name}: {self.options[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
             return
         current = asdict(policies)
-        changed = [option for name, option in _OPTIONS.items() if before.policies.get(name) != current[name]]
+        changed = [option for name, option in self.options.items() if before.policies.get(name) != current[name]]
         if changed:
             say(
                 f"warning: {snapshot.topic.name} is compacted by other policies than in run {before.run_id} "

@@ -13,7 +13,8 @@ import typer
 from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import put
-from api.components import open_environment, open_for_writing, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment, open_for_writing
 from api.formats.position_text import PLACES, parse_place
 from storage.errors import SegmentNotLocal
 
@@ -36,13 +37,13 @@ def create_cursor(
     at: Annotated[str, typer.Option("--at", metavar=PLACES, help="The first message to deliver.")] = "latest",
 ) -> None:
     """Create a cursor. Messages that it has not acknowledged are not deleted."""
-    from api.broker import names, subscriptions
+    from api.broker import subscriptions
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
     position = parse_place(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
     with open_for_writing(context.obj) as environment:
-        record = names.topic(environment, topic)
+        record = open_topic(environment, topic).record
         created = subscriptions.create_cursor(environment, record, cursor, position, properties)
     put(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
 
@@ -76,11 +77,11 @@ def reset_cursor(
 
     Acknowledgements after that message are removed. A reader that has the cursor open must open it again.
     """
-    from api.broker import names, subscriptions
+    from api.broker import subscriptions
 
     position = parse_place(to)
     with open_for_writing(context.obj) as environment:
-        moved = subscriptions.reset_cursor(environment, names.topic(environment, topic), cursor, position)
+        moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
     put(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
 
@@ -104,7 +105,7 @@ def delete_cursor(
     active run can no longer publish.
     """
     with open_for_writing(context.obj) as environment:
-        environment.metadata.cursors.delete(environment.metadata.topics.get(topic).id, cursor, force)
+        environment.metadata.cursors.delete(open_topic(environment, topic).record.id, cursor, force)
     put(f"Cursor {cursor} of topic {topic} deleted")
 
 

@@ -14,7 +14,8 @@ from api.cli.kit.failures import report
 from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
-from api.components import open_environment, open_for_writing, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_text
 from api.observability.error_text import worded
 from storage.errors import CompactorError, DataLoss, ErrorText, InvalidInput, Misconfigured, NotFound

@@ -15,7 +15,8 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import put
-from api.components import open_environment, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment
 
 
 def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:

@@ -23,7 +23,8 @@ from api.cli.kit.shared_arguments import (
 )
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, is_terminal
-from api.components import open_environment, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment
 from api.formats.position_text import parse_start
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import InvalidInput

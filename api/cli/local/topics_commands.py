@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -15,15 +15,17 @@ from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.shared_arguments import DryRun, Output, OutputFormat, Topic, TrimBefore, TrimForce, Yes
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
-from api.components import open_environment, open_for_writing, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment, open_for_writing
 from api.formats.position_text import parse_trim_place
+from api.observability.error_text import one_line
 from api.observability.redaction import redacted
 from api.reports import shown_error, shown_statistics, trim_document
+from storage.errors import LeaseHeld, SegmentNotLocal
 
 if TYPE_CHECKING:
     from compactor.scheduling.backlog import UnsealedBacklog
-    from storage.environment import Environment
-    from storage.metadata.records import TopicRecord, TopicSnapshot
+    from storage.metadata.records import TopicSnapshot
 
 T = TypeVar("T")
 _COLUMNS = ("topic", "messages", "unsealed", "size", "compacted")
@@ -138,7 +140,12 @@ def delete_topic(
         else:
             records = names.partitions(environment, partitioned)
         messages, logical_bytes, cursors = 0, 0, 0
-        refusal = None if yes or force else _deletion_refusal(environment, records, partitioned is not None)
+        refusal: LeaseHeld | None = None
+        try:
+            if not yes and not force:
+                environment.metadata.tenancy.check_unwritten([record.id for record in records])
+        except LeaseHeld as error:
+            refusal = error
         for record in records:
             snapshot = environment.metadata.snapshot(record.id)
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
@@ -154,25 +161,9 @@ def delete_topic(
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)}), {counted(cursors, 'cursor')}"
     put(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
     if refusal is not None:
-        say(f"Nothing was deleted: --yes would be refused: {refusal}")
+        say(f"Nothing was deleted: --yes would be refused: {one_line(refusal)}")
     elif not yes:
         say("Nothing was deleted: give --yes")
-
-
-def _deletion_refusal(environment: Environment, records: Sequence[TopicRecord], is_partitioned: bool) -> str | None:
-    """Return why topics cannot be deleted without force, and what to do; None: no process writes them."""
-    from storage.metadata.leases import shown_time
-
-    for record in records:
-        lease = environment.metadata.leases.current(record.id)
-        if lease is None:
-            continue
-        held = f"{lease.owner} is writing to {record.name} and holds its lease until {shown_time(lease.expires_at)}"
-        if environment.metadata.services.of_owner(lease.owner) is not None:
-            command = "delete-partitioned-topic" if is_partitioned else "delete"
-            return f"{held}: delete it through that service, with `compactor-admin topics {command}`, or give --force"
-        return f"{held}: stop the writer first, or give --force"
-    return None
 
 
 def release_lease(
@@ -222,7 +213,7 @@ def trim_topic(
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import compaction
 
-        record = environment.metadata.topics.get(topic)
+        record = open_topic(environment, topic).record
         trimmed = compaction.trim_topic(environment, record, position, dry_run=not yes, force=force)
         if position is None:
             resolved = environment.metadata.policies.resolved(record)
@@ -247,8 +238,6 @@ def trim_topic(
 
 def _if_local(value: Callable[[], T]) -> T | None:
     """Return a value; None if it depends on messages in a log directory of another machine."""
-    from storage.errors import SegmentNotLocal
-
     try:
         return value()
     except SegmentNotLocal:

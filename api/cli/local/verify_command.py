@@ -12,6 +12,7 @@ from api.cli.kit.output import show
 from api.cli.kit.reports import put_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
+from api.cli.local.opening import open_topic
 from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_environment
 from api.reports import verify_document
@@ -28,7 +29,7 @@ def verify_topic(
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
     """
     with open_environment(context.obj) as environment:
-        environment.metadata.topics.get(topic)  # an unknown topic is an error before Spark starts
+        open_topic(environment, topic)  # an unknown topic is an error before Spark starts
         from compactor.verify.verify import Verifier
 
         with spark_engine(context.obj) as engine:

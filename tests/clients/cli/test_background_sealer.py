@@ -16,7 +16,8 @@ import pytest
 
 from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, Sealing, seal_until
 from api.cli.kit.stderr import say
-from api.components import open_environment, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment
 from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import Unavailable

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import compactor.engines.spark
-from api.components import open_environment, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.program import Program

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from api.components import open_topic
+from api.cli.local.opening import open_topic
 from compactor.run.plan import RunPolicies
 from storage.clock import SystemClock
 from storage.entries.chunk_assembler import messages

@@ -15,7 +15,8 @@ import pytest
 
 from api.background.maintenance_loop import MaintenanceLoop
 from api.background.sealer_process import BackgroundSealer
-from api.components import open_environment, open_topic
+from api.cli.local.opening import open_topic
+from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
 from storage.errors import CompactorError, Misconfigured, Unavailable
