@@ -30,6 +30,7 @@ check: dev-environment ## lint, format, types, the rules between packages and fo
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/mypy --follow-imports=silent --ignore-missing-imports tools/*.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/prose.py
 	@$(BIN)/python tools/private_members.py

@@ -50,7 +50,7 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Call(ast.Name(function) | ast.Attribute(_, function), arguments) if function in PATCHES:
                 values = [item.value for item in arguments if isinstance(item, ast.Constant)]
                 names = [value.rpartition(".")[2] for value in values if isinstance(value, str)]
-        yield from ((node.lineno, name) for name in names if is_private(name))
+        yield from ((getattr(node, "lineno", 0), name) for name in names if is_private(name))
 
 
 def texts(folder: str) -> Iterator[tuple[str, str]]:
