@@ -118,13 +118,13 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
     environment = broker.environment
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is not None:
-        summaries = [row.summary for row in partition_rows(environment, partitioned)]
+        rows = partition_rows(environment, partitioned)
         return Losses(
-            sum(item.all_messages for item in summaries),
-            sum(item.all_bytes for item in summaries),
+            sum(row.messages for row in rows),
+            sum(row.raw_bytes for row in rows),
             partitioned.partitions,
             None,
-            any(item.compacted_bytes is not None for item in summaries),
+            any(row.summary.compacted_bytes is not None for row in rows),
         )
     snapshot = stats_snapshot(environment, name)
     if snapshot is None:

@@ -91,7 +91,7 @@ def test_logging_in_and_being_refused(browser: Browser, guarded: RunningService)
         expect(page.get_by_text("Compact now")).to_have_count(0)
         expect(page.get_by_role("link", name="Trim")).to_have_count(0)
         page.goto(f"{watch.url}{TOPIC}/trim")
-        expect(page.locator(".note.error")).to_contain_text("no permission")
+        expect(page.locator(".note.error")).to_contain_text("does not have the permission admin")
         watch.problems.clear()  # the browser notes the 403 of the page that was asked for
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("Token")).to_be_visible()
