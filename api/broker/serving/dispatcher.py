@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Protocol
 
 from api.broker.serving.assignment import Assignment
@@ -40,6 +41,8 @@ RETRY_SECONDS = 1.0
 """The time to wait after a read that failed."""
 ROUND_ENTRIES = 64
 """Entries that are delivered before other tasks have a turn."""
+RETURNED_ENTRIES = 1_000
+"""Entries of a consumer that are returned before other tasks have a turn."""
 
 
 class Deliveries(Protocol):
@@ -84,6 +87,8 @@ class Dispatcher:
         self.is_delivering = False
         """True while the loop continues as soon as it has its turn."""
         self._is_paused = False
+        self._returning = 0
+        """The number of consumers whose entries are being returned. Nothing is delivered meanwhile, for the order."""
         self._wake_event = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -123,7 +128,7 @@ class Dispatcher:
         before = self.active
         self._assignment.remove(consumer)
         if self.is_individual:
-            self._return_entries(consumer.pending.values())
+            self._return_entries(consumer, consumer.pending.values())
         self._note_active(before, None)
         self.wake()
 
@@ -139,7 +144,7 @@ class Dispatcher:
             entries = [pending for key in keys if (pending := consumer.pending.get(key)) is not None]
         for pending in entries:
             pending.redeliveries += 1
-        self._return_entries(entries)
+        self._return_entries(consumer, entries)
         self.wake()
 
     def note_released(self, pending: PendingAck) -> None:
@@ -206,10 +211,30 @@ class Dispatcher:
                 if active is not before or consumer is joined:
                     consumer.channel.set_active(consumer is active)
 
-    def _return_entries(self, entries: Iterable[PendingAck]) -> None:
-        for pending in list(entries):
-            self._deliveries.pending.release(pending)
-            self._waiting.add_returned(pending)
+    def _return_entries(self, consumer: Consumer, entries: Iterable[PendingAck]) -> None:
+        """Let entries of a consumer wait for their next delivery: some now, the others in later turns of the loop."""
+        remaining = iter(list(entries))
+        if self._return_some(consumer, remaining):
+            self._returning += 1
+            self._topic.spawn(self._return_rest(consumer, remaining))
+
+    def _return_some(self, consumer: Consumer, remaining: Iterator[PendingAck]) -> bool:
+        """Return `RETURNED_ENTRIES` entries that the consumer still has. Return whether more may remain."""
+        count = 0
+        for pending in islice(remaining, RETURNED_ENTRIES):
+            count += 1
+            if pending.consumer is consumer:
+                self._deliveries.pending.release(pending)
+                self._waiting.add_returned(pending)
+        return count == RETURNED_ENTRIES
+
+    async def _return_rest(self, consumer: Consumer, remaining: Iterator[PendingAck]) -> None:
+        try:
+            while self._return_some(consumer, remaining):
+                await asyncio.sleep(0)
+        finally:
+            self._returning -= 1
+            self.wake()
 
     # The loop
 
@@ -217,7 +242,8 @@ class Dispatcher:
         while True:
             self._wake_event.clear()
             try:
-                has_progress = not self._is_paused and self._assignment.any_can_receive() and await self._step()
+                is_ready = not self._is_paused and not self._returning and self._assignment.any_can_receive()
+                has_progress = is_ready and await self._step()
             except StateMayBeStale as error:
                 # Pulsar's protocol has no error for this: the client continues with the messages that exist (R7).
                 self._topic.stale_readers += 1
@@ -261,7 +287,7 @@ class Dispatcher:
     def _has_room(self) -> bool:
         if not self.is_individual:
             return True
-        return not self._deliveries.is_full and not self._waiting.is_full
+        return not self._returning and not self._deliveries.is_full and not self._waiting.is_full
 
     # New entries
 
@@ -338,7 +364,7 @@ class Dispatcher:
             if not self._may_read():
                 return False
             entries = await self._topic.store.run(self._read_from, offset)
-            if generation != self._generation:
+            if generation != self._generation or self._returning:
                 return True
             self._waiting.set_replay(entries)
             self._note_memory()

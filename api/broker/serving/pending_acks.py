@@ -165,9 +165,17 @@ class PendingAcks:
 
         Their counts of redeliveries begin again. A late acknowledgement still finds an entry.
         """
+        holders: dict[int, Holder] = {}
         for pending in self._by_key.values():
-            self.release(pending)
+            if pending.consumer is not None:
+                holders[id(pending.consumer)] = pending.consumer
+                if self.on_release is not None:
+                    self.on_release(pending)
+                pending.consumer = None
             pending.redeliveries = 0
+        for holder in holders.values():
+            holder.pending.clear()
+            holder.unacked = 0
         self._late = {**self._by_key, **self._late} if self._late else self._by_key
         while len(self._late) > MAX_LATE:
             self._late.popitem()

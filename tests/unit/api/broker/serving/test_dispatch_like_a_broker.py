@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving import acknowledging
+from api.broker.serving import acknowledging, dispatcher
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.live_subscriptions import ServedSubscription
@@ -276,6 +276,32 @@ def test_the_acknowledgements_of_a_reader_count(bench: Workbench, topic: Topic, 
             reader.subscription.redeliver(reader.consumer, [])
             await quiet()
             assert reader.received[5:] == [2, 4]
+
+    run(main())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_entries_of_a_consumer_are_returned_in_turns_of_the_loop_and_in_order(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """X6: a few bytes returned 50,000 entries in one step. Newer entries of a key are not delivered in between."""
+    monkeypatch.setattr(dispatcher, "RETURNED_ENTRIES", 4)
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 10) as served:
+            reader = await Reader(served, "a", KEY_SHARED).join(permits=10)
+            other = await Reader(served, "b", KEY_SHARED).join() if leaves else reader
+            reader.consumer.permits = other.consumer.permits = ALL
+            reader.channel.received.clear()
+            produce(served, ["k"] * 2)
+            if leaves:
+                reader.subscription.dispatcher.remove(reader.consumer)
+            else:
+                reader.subscription.redeliver(reader.consumer, [])
+            assert len(reader.consumer.pending) == 6
+            await quiet()
+            assert not (leaves and reader.consumer.pending)
+            assert other.received == list(range(12))
 
     run(main())
 
