@@ -161,7 +161,7 @@ def delete_topic(
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)}), {counted(cursors, 'cursor')}"
     put(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
     if refusal is not None:
-        say(f"Nothing was deleted: --yes would be refused: {one_line(refusal)}")
+        say(f"Nothing was deleted: --yes would be refused: {one_line(refusal)} (give --force)")
     elif not yes:
         say("Nothing was deleted: give --yes")
 
