@@ -16,7 +16,7 @@ SECRET = b"the secret of tests/clients/behaviour, of 32 bytes at least"
 SECRET_KEY = "data:;base64," + base64.b64encode(SECRET).decode()
 SUPERUSER = "admin"
 PROXY = "proxy"
-PATIENCE = 120.0
+PATIENCE = 30.0
 """Seconds that an expected answer may take."""
 _COMPACTION_SECONDS = 120.0
 

@@ -157,7 +157,7 @@ def test_messages_need_the_permission_to_consume(guarded: Served) -> None:
     page(client, path)
     assert "no message at offset 0" in page(client, f"{path}/0", 404)
     for below in ("", "/0"):
-        assert "no permission" in page(logged_in(guarded, "stranger"), path + below, 403)
+        assert "does not have the permission consume" in page(logged_in(guarded, "stranger"), path + below, 403)
 
 
 def test_partitions_have_messages_and_the_whole_topic_leads_to_them(served: Served) -> None:
