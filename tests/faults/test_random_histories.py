@@ -20,7 +20,11 @@ def test_histories_hold(tmp_path: Path, postgres_server: PostgresServer, versity
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     result = run(tmp_path / "run", postgres_server, versitygw, SECONDS, seed)
+    if not result.violations and not result.figures.get(
+        "messages acknowledged"
+    ):  # a busy machine: no client was connected
+        result = run(tmp_path / "longer", postgres_server, versitygw, 10 * SECONDS, seed)
     assert not result.violations, "\n".join(result.violations)
     assert result.figures["rounds"] == 1
-    assert result.figures["messages acknowledged"], "nothing was tried"
+    assert result.figures.get("messages acknowledged"), "nothing was tried"
     assert result.figures["topics checked"]
