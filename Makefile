@@ -7,7 +7,7 @@ BIN = .venv/bin
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test check docs format bench soak lock upgrade clean runtime-environment dev-environment
+.PHONY: help demo test check docs pictures format bench soak lock upgrade clean runtime-environment dev-environment
 
 help: ## list these targets
 	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
@@ -39,6 +39,9 @@ check: dev-environment ## lint, format, types, the rules between packages and fo
 docs: dev-environment ## make the documentation's site, in .cache/site, without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
 	@echo "open .cache/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory .cache/site"
+
+pictures: dev-environment ## make the dashboard's images in docs/images from seeded data (needs Chromium)
+	@$(BIN)/python tools/pictures.py $(ARGS)
 
 format: dev-environment ## put the code into the one format, and fix what ruff can fix
 	@$(BIN)/ruff check --fix
