@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from api.http.tokens import create
@@ -62,6 +63,18 @@ def watched(
         assert watch.problems == []
     finally:
         context.close()
+
+
+def check_accessible(page: Page, name: str) -> None:
+    """Assert that axe finds nothing serious in a page, and that the page does not scroll sideways."""
+    serious = [
+        f"{name}: {item['id']}: {[node['html'] for node in item['nodes']][:3]}"
+        for item in Axe().run(page).response["violations"]
+        if item["impact"] in ("serious", "critical")
+    ]
+    assert not serious
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0, f"{name} scrolls sideways by {wide} pixels"
 
 
 def filled(url: str, headers: dict[str, str] | None = None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from tests.clients.browser.conftest import TOPIC, WAIT_MS, token_of, watched
+from tests.clients.browser.conftest import TOPIC, WAIT_MS, check_accessible, token_of, watched
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -104,13 +103,5 @@ def test_no_page_has_a_serious_accessibility_finding(
 ) -> None:
     with watched(browser, service, width, dark) as watch:
         for name, path in PAGES.items():
-            page = watch.open(path)
-            serious = [
-                f"{name}: {item['id']}: {[node['html'] for node in item['nodes']][:3]}"
-                for item in Axe().run(page).response["violations"]
-                if item["impact"] in ("serious", "critical")
-            ]
-            assert not serious
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert wide <= 0, f"{name} scrolls sideways by {wide} pixels"
+            check_accessible(watch.open(path), name)
         watch.problems.clear()  # the 404 of the last page
