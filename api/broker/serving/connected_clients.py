@@ -12,7 +12,7 @@ from typing import Protocol
 
 from api.broker.refusals import ClientsConnected
 from api.broker.stats_tree import SubscriptionStats, TopicStats
-from storage.cursor import Cursor
+from compactor.maintenance.backlog_limits import ServedCursor
 from storage.metadata.records import TopicRecord
 from storage.model import LogPosition, TopicName
 
@@ -54,21 +54,11 @@ class ClientCounts:
     stale_readers: int = 0
 
 
-class LiveSubscription(Protocol):
+class LiveSubscription(ServedCursor, Protocol):
     """A durable subscription of a topic that this service serves: its state is here, and every door moves it here.
 
     Calls come from any thread but that of the event loop, and block. They raise CompactorError.
     """
-
-    @property
-    def cursor(self) -> Cursor:
-        """The cursor that its consumers acknowledge on."""
-
-    def acknowledged(self) -> None:
-        """Write the messages that this caller acknowledged on `cursor`, and deliver none of them."""
-
-    def extend(self, end: int) -> None:
-        """Let messages before that offset be acknowledged: they exist."""
 
     def reset(self, mark: LogPosition | None) -> None:
         """Begin again after a message; consumers are disconnected, and subscribe again."""
