@@ -103,7 +103,7 @@ class Listener:
         self._log_throttle = log_throttle
         self._refusals = refusals
         self._open: WeakValueDictionary[int, _Accepted] = WeakValueDictionary()
-        """By their descriptors."""
+        """Connections without bytes, by descriptor."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Descriptors of connections that may make room, the longest idle first."""
         self._silent: dict[int, tuple[_Accepted, float]] = {}

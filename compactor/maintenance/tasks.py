@@ -77,7 +77,7 @@ class Maintenance:
     stopping: Callable[[], bool] = lambda: False
     rest: Rest = lambda _: None
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
-    """As `BacklogLimits` has it."""
+    """The argument of `BacklogLimits`."""
     over_quota: Mapping[int, OverQuota] = field(init=False, default_factory=dict)
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)

@@ -33,7 +33,7 @@ PACKAGES = ("api", "compactor", "migrations", "storage")
 TYPED = ("api", "compactor", "storage")
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
 STORED_PYSPARK = "pyspark:--build-option=--compression=stored"
-"""How requirements/install.sh builds pyspark: uv then has it in its cache."""
+"""Settings with which requirements/install.sh builds pyspark: uv then has it in its cache."""
 SECONDS = 500
 GIT = {
     "GIT_CONFIG_GLOBAL": "/dev/null",

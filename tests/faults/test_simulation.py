@@ -61,7 +61,7 @@ EVENTS = {
     12: {"aborted", "reader moved", "run CANCELLED"},
     37: {"collected", "collected all", "trimmed by force"},
 }
-"""By seed, events of its life. Lives without them would show little."""
+"""Events of a life, by its seed. Lives without them would show little."""
 
 
 def _lives() -> Iterator[object]:

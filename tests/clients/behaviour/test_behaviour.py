@@ -14,7 +14,7 @@ from tests.clients.behaviour.table import PROBES, RECORDED, answers
 from tests.servers.compactor_service import compactor_service
 
 TRIES = 3
-"""How often a probe is asked whose answer differs: on a busy machine a message comes after its quiet time."""
+"""Number of times that a probe with another answer is asked: on a busy machine a message comes after its quiet time."""
 CLIENTS_PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 
 
