@@ -75,7 +75,7 @@ class Deduplication:
         return self._known.get(producer_name, _UNKNOWN)[0]
 
     def append(
-        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[bytes]], Sequence[Answer]]
+        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[Answer]]
     ) -> list[Answer | MessageId]:
         """Append the new entries of a group. Return an answer for each entry: EARLIEST stands for a duplicate.
 
@@ -101,7 +101,7 @@ class Deduplication:
                 duplicates.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
         new = sorted((number, name, sequence) for name, ahead in new_entries.items() for sequence, number in ahead)
         if new:
-            appended = append([group[number].entry for number, _, _ in new])
+            appended = append([group[number] for number, _, _ in new])
             with self._lock:
                 for (number, name, sequence), answer in zip(new, appended, strict=True):
                     answers[number] = answer

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
@@ -104,7 +105,7 @@ class TopicLogs:
         """
         open_log = self._use(topic)
         try:
-            return self._append(open_log, entries)
+            return self._append(open_log, entries, [""] * len(entries))
         finally:
             self._release(open_log)
 
@@ -113,9 +114,9 @@ class TopicLogs:
         `append` raises."""
         return HeldLog(self, self._use(topic))
 
-    def _append(self, open_log: _Open, entries: Sequence[bytes]) -> list[Answer]:
+    def _append(self, open_log: _Open, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
         assert open_log.log is not None
-        answers = _appended(open_log.log, entries, lambda: self._drop(open_log))
+        answers = _appended(open_log.log, entries, senders, lambda: self._drop(open_log))
         appended = [
             (entry, answer)
             for entry, answer in zip(entries, answers, strict=True)
@@ -267,13 +268,14 @@ class HeldLog:
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
-    def append(self, entries: Sequence[bytes]) -> list[Answer]:
-        """Append entries as `TopicLogs.append` does. Raises Fenced if the topic is lost."""
+    def append(self, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
+        """Append entries as `TopicLogs.append` does, but an entry that failed stops only those of its sender. Raises
+        Fenced if the topic is lost."""
         if self.is_lost:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
             )
-        return self._logs._append(self._open_log, entries)
+        return self._logs._append(self._open_log, entries, senders)
 
     def release(self) -> None:
         """Release the log. Call it once."""
@@ -285,29 +287,31 @@ def is_repeatable(error: BaseException) -> bool:
     return not isinstance(error, InvalidRecord) or isinstance(error, ChecksumMismatch)
 
 
-def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
+def _appended(
+    log: TopicLog, entries: Sequence[bytes], senders: Sequence[str], on_lost: Callable[[], object]
+) -> list[Answer]:
     """Append entries. Return their answers in order. `on_lost` is called if this process does not own the log any more.
 
-    After an entry that failed and may be sent again, none is appended. Otherwise a client that repeats only the failed
-    entry would reverse the order of a key's messages.
+    After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
+    repeats only the failed entry would reverse the order of a key's messages.
     """
     answers: list[Answer | None] = [None] * len(entries)
-    failed: list[CompactorError] = []
+    failures: dict[str, CompactorError] = {}
     remaining = threading.Semaphore(0)
 
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
             if isinstance(answer, CompactorError) and is_repeatable(answer):
-                failed.append(answer)
+                failures.setdefault(senders[number], answer)
             remaining.release()
 
         return done
 
-    def check() -> None:
-        if failed:
+    def check(sender: str) -> None:
+        if sender in failures:
             message = "a message before it in the request failed"
-            raise Unavailable(f"{message}: {failed[0].message}", "send both again", public=message)
+            raise Unavailable(f"{message}: {failures[sender].message}", "send both again", public=message)
 
     if len(entries) == 1:
         try:
@@ -319,7 +323,7 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
     for number, entry in enumerate(entries):
         done = answered(number)
         try:
-            log.submit(entry, done, check)
+            log.submit(entry, done, partial(check, senders[number]))
         except CompactorError as error:
             done(error)
     for _ in entries:

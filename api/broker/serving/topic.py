@@ -34,6 +34,7 @@ from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import OverQuota
 from storage.clock import Clock
 from storage.errors import CompactorError, InvalidInput, NotFound
+from storage.log.group_commit import Answer
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, TopicName
@@ -145,8 +146,11 @@ class PersistentTopic:
         """Append entries. Return for each its position, its error, or the id that stands for a duplicate. For a
         thread."""
         if self._deduplication is None:
-            return list(self._held.append([queued.entry for queued in group]))
-        return list(self._deduplication.append(group, self._held.append))
+            return list(self._append(group))
+        return list(self._deduplication.append(group, self._append))
+
+    def _append(self, group: Sequence[QueuedEntry]) -> list[Answer]:
+        return self._held.append([item.entry for item in group], [item.producer.name for item in group])
 
     def last_sequence_id(self, producer_name: str) -> int:
         """Return the highest sequence id that a producer of that name has stored; -1: none is known."""

@@ -53,9 +53,13 @@ class Log:
         self.known = Deduplication(self._bench.metadata, self._topic, self._max_producers)
         self.known.load()
 
+    def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[Answer]:
+        """Append entries to the log, duplicates as well."""
+        return self.held.append([item.entry for item in group], [item.producer.name for item in group])
+
     def append(self, *sent: tuple[str, int]) -> list[bool]:
         """Return whether each was stored now."""
-        answers = self.known.append([publish(*item) for item in sent], self.held.append)
+        answers = self.known.append([publish(*item) for item in sent], self.append_unchecked)
         assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
         return [isinstance(answer, AppendResult) for answer in answers]
 
@@ -166,7 +170,7 @@ def test_it_is_known_of_removed_messages_after_the_service_died(
 
 def test_what_another_process_has_stored_of_later_entries_is_kept(log: Log, bench: Workbench, topic: Topic) -> None:
     log.append(("a", 1), ("b", 1))
-    log.held.append([publish("b", 2).entry, publish("c", 3).entry])  # not through this service's producers
+    log.append_unchecked([publish("b", 2), publish("c", 3)])  # not through this service's producers
     log.roll()
     truncate(bench, [topic.record])
     log.known.store()
@@ -188,8 +192,8 @@ def test_messages_of_an_import_are_passed_over(bench: Workbench, topic: Topic) -
 def failing_from(number: int, error: CompactorError, log: Log) -> list[object]:
     """Publish a:0 to a:2, then all again, in one group of which the entry of that number fails."""
 
-    def append(entries: Sequence[bytes]) -> list[Answer]:
-        return [*log.held.append(entries[:number]), *[error for _ in entries[number:]]]
+    def append(entries: Sequence[QueuedEntry]) -> list[Answer]:
+        return [*log.append_unchecked(entries[:number]), *[error for _ in entries[number:]]]
 
     group = [publish("a", sequence_id) for sequence_id in (0, 1, 2, 0, 1, 2)]
     return list(log.known.append(group, append))
@@ -220,7 +224,7 @@ def test_entries_of_a_replicator_of_any_name_are_refused(log: Log) -> None:
     """Their sequence ids are those of several producers: an entry would count as a duplicate of another producer's."""
     described = metadata(producer_name="original", sequence_id=3, replicated_from="us-east")
     replicated = queued("custom.prefix.us-east", 3, entry(described, b"v"))
-    first, second = log.known.append([publish("a", 0), replicated], log.held.append)
+    first, second = log.known.append([publish("a", 0), replicated], log.append_unchecked)
     assert isinstance(first, AppendResult)
     assert isinstance(second, InvalidRecord)
     assert "us-east" in second.message

@@ -229,3 +229,20 @@ def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> No
         assert channel_of(sender).is_disconnected
 
     run(test)
+
+
+def test_a_wrong_checksum_stops_no_other_producer_of_the_group(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        (broken, _), (other, _) = add(topic, "a", SHARED), add(topic, "b", SHARED)
+        entry = encode_message(b"k", b"v", producer="a", sequence_id=0, publish_time=1)
+        topic.publishing.put(QueuedEntry(broken, 0, 0, 1, entry[:-1] + b"w"))
+        topic.publishing.put(QueuedEntry(broken, 1, 0, 1, entry))
+        for number in range(2):
+            topic.publishing.put(QueuedEntry(other, number, 0, 1, entry))
+        await topic.publishing.drain()
+        assert channel_of(other).receipts == [0, 1]
+        assert not channel_of(other).is_disconnected
+        assert channel_of(broken).receipts == []
+        assert channel_of(broken).is_disconnected
+
+    run(test)
