@@ -76,7 +76,7 @@ _IS_PAGE = "is_page"
 
 @dataclass(frozen=True)
 class Tab:
-    """A link to a page of a topic. `is_current`: it is the page that is rendered."""
+    """A link to a page of a topic. `is_current`: it is the page that is rendered, or one below it is."""
 
     path: str
     text: str
@@ -159,10 +159,10 @@ def problem(request: Request, status: int, reason: str) -> Response:
 def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
     """Return the pages of a topic that the caller may see. A partition has the policies of its topic, and a partitioned
     topic has no messages of its own."""
-    end = request.scope["route"].path.removeprefix(TOPIC_PAGE)
+    current = "/".join(request.scope["route"].path.removeprefix(TOPIC_PAGE).split("/")[:2])
     is_partitioned = context_of(request).broker.environment.metadata.partitions.find(topic) is not None
     return [
-        Tab(topic_path(topic.whole if topic.whole and place == "/policies" else topic) + place, text, place == end)
+        Tab(topic_path(topic.whole if topic.whole and place == "/policies" else topic) + place, text, place == current)
         for place, text, actions in _TABS
         if may(request, *actions, topic=topic) and not (is_partitioned and place == "/messages")
     ]

@@ -126,6 +126,7 @@ def test_one_message_with_all_that_was_sent(served: Served, rest_topic: RestTopi
         {"key": "k", "payload": "x" * 100_000},
     )
     text = page(served.client, f"{page_of(rest_topic)}/messages/0")
+    assert f'<a href="{page_of(rest_topic)}/messages" aria-current="page">' in text
     assert "&lt;script&gt;" in text
     assert "<script>" not in text
     assert '"list": [\n    1,\n    2\n  ]' in html.unescape(text)
