@@ -3,7 +3,7 @@
     sweep       each service, for its own log directory: roll open segments without a writer by age; remove the files
                 of sealed segments and of deleted topics
     backlog     message time to live and backlog quotas (backlog_limits.py): the service whose log directory has the
-                end of the topic; the leader for sealed topics
+                end of the topic; for a sealed topic the one that serves it, else the leader
     retention   trim topics by their cleanup policies (retention.py): the leader
     garbage     delete objects without references (garbage.py): the leader
 
@@ -35,6 +35,7 @@ from storage.errors import CompactorError, ErrorText, TopicNotFound
 from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.options.policies import TopicPolicies
+from storage.owner import Owner, same_process
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Maintenance:
     """The argument of `BacklogLimits`."""
     over_quota: Mapping[int, OverQuota] = field(init=False, default_factory=dict)
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
+    _process: str = field(init=False, default_factory=lambda: str(Owner.current()))
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)
     _starts: dict[MaintenanceTask, int | None] = field(init=False, default_factory=dict)
 
@@ -142,16 +144,17 @@ class Maintenance:
             self.over_quota = MappingProxyType(current)
 
     def _is_local(self, topic: TopicRecord, leads: bool) -> bool:
-        """Return whether this process limits the topic's backlog: it has the last segment, or leads and all are sealed.
+        """Return whether this process limits the topic's backlog: it has the last segment; if all are sealed, it serves
+        the topic, or leads and none does.
 
         Earlier rolled segments may wait in another log directory to be sealed.
         """
-        unsealed = [
-            segment
-            for segment in self.environment.metadata.segments.of_topic(topic.id)
-            if segment.state is not SegmentState.SEALED
-        ]
-        return unsealed[-1].log_uid == self.environment.log.known_uid if unsealed else leads
+        metadata = self.environment.metadata
+        unsealed = [item for item in metadata.segments.of_topic(topic.id) if item.state is not SegmentState.SEALED]
+        if unsealed:
+            return unsealed[-1].log_uid == self.environment.log.known_uid
+        lease = metadata.leases.current(topic.id)
+        return leads if lease is None else same_process(lease.owner, self._process)
 
     def _retain(self) -> None:
         retention = Retention(self.environment)

@@ -17,9 +17,11 @@ from storage.entries.encode import encode_message
 from storage.environment import Environment
 from storage.errors import TopicNotFound, Unavailable
 from storage.log.log_manager import LogManager
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments
+from storage.owner import Owner
 from tests.entries import produce, single
 from tests.workbench import Workbench, content
 
@@ -164,6 +166,31 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.hasten(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id}
+
+
+def test_the_service_that_serves_a_sealed_topic_limits_its_backlog(bench: Bench) -> None:
+    """The consumers acknowledge there: the leader would move a cursor of its own."""
+    metadata = bench.workbench.metadata
+    metadata.policies.change([BROKER], {"backlog.quota.bytes": 0})
+    topics = served, elsewhere = [bench.imported(name) for name in ("served", "elsewhere")]
+    for topic in topics:
+        metadata.cursors.create(topic.id, "s", None, {})
+    leases = [
+        metadata.leases.acquire(topic.id, str(owner), LEASE_TTL_MS)
+        for topic, owner in ((served, Owner.current()), (elsewhere, Owner("elsewhere", 1, "00000000")))
+    ]
+    limited = []
+    for leads in (False, True):
+        bench.leads = leads
+        bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+        bench.maintenance.run_due()
+        limited.append(set(bench.maintenance.over_quota))
+    assert limited == [{served.id}, {served.id}]
+    for lease in leases:
+        metadata.leases.release(lease)
+    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+    bench.maintenance.run_due()
+    assert set(bench.maintenance.over_quota) == {served.id, elsewhere.id}
 
 
 def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segments_lie_elsewhere(
