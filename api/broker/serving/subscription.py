@@ -67,7 +67,8 @@ class Subscription:
         if not self.durable:
             return
         if not self.consumers:
-            await self.flush()
+            with suppress(Fenced):  # another process has moved the cursor
+                await self.flush()
             await self.open(request)
         elif request.read_compacted:
             await self.position.note_compacted_reads()

@@ -372,6 +372,30 @@ def test_a_cursor_that_another_process_moved_is_open_again_after_one_refusal(ben
     run(main())
 
 
+def test_a_cursor_that_could_not_be_reopened_is_opened_by_the_next_consumer(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each consumer was refused: the cursor that another process had moved was to be written first."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 4) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            await reader.acknowledge(0)
+            reset_cursor(bench, topic.record, "s", EARLIEST)
+
+            async def fail() -> None:
+                raise Unavailable("the database does not answer", "try again")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(reader.subscription.position, "reopen", fail)
+                await reader.leave()
+                await quiet()
+            again = await Reader(served, "a", SHARED).join()
+            assert again.received == [0, 1, 2, 3]
+
+    run(main())
+
+
 def test_a_reset_by_another_door_begins_there_at_once(bench: Workbench, topic: Topic) -> None:
     """G20: a consumer that had caught up got nothing until it acknowledged."""
 
