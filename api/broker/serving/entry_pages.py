@@ -85,6 +85,8 @@ class EntryPages:
                 self._go_back()
             finally:
                 self._lock.release()
+                if self._is_closed:
+                    self._close_reader()
 
     def _go_back(self) -> None:
         offset, self._return_to = self._return_to, None

@@ -160,3 +160,27 @@ def test_a_reader_that_is_read_is_closed_afterwards() -> None:
         assert reader.closed
 
     run(test)
+
+
+def test_pages_that_close_while_they_return_close_their_reader() -> None:
+    async def test() -> None:
+        reader = Reader(2)
+        returns, may_return = threading.Event(), threading.Event()
+
+        def return_to(_: int) -> None:
+            returns.set()
+            may_return.wait(30)
+
+        vars(reader)["return_to"] = return_to
+        pages = pages_of(reader, Threads())
+        await pages.next()
+        pages.return_to(0)
+        release = asyncio.create_task(pages.release())
+        await asyncio.to_thread(returns.wait, 30)
+        await pages.close()
+        assert reader.closed == 0
+        may_return.set()
+        await release
+        assert reader.closed == 1
+
+    run(test)
