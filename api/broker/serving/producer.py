@@ -18,6 +18,7 @@ from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.rates import Rate
 from api.broker.threads import Workers
 from storage.clock import Clock
+from storage.errors import CompactorError
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 
@@ -142,12 +143,7 @@ class ProducerRegistry:
                 raise ProducerFenced(f"{self._topic.name} has other producers", "wait until they end")
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
-            for turn in self._waiting.values():
-                turn.set_exception(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
-            self._waiting.clear()  # before others go: it would be their turn
-            for other in self.all:
-                self.remove(other)
-                other.channel.disconnect()
+            self.disconnect(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
             self._become_exclusive(producer)
         elif self._by_name:
             self._waiting[producer] = turn = asyncio.get_running_loop().create_future()
@@ -182,6 +178,14 @@ class ProducerRegistry:
             self._by_name[following.name] = following
             self._become_exclusive(following)
             self._waiting.pop(following).set_result(None)
+
+    def disconnect(self, error: CompactorError) -> None:
+        """Disconnect all producers. Those that wait for their turn get the error."""
+        for turn in self._waiting.values():
+            turn.set_exception(error)
+        self._waiting.clear()  # before others go: it would be their turn
+        for producer in self.all:
+            producer.disconnect()
 
     def _check_epoch(self, epoch: int) -> None:
         """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""

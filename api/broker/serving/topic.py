@@ -124,7 +124,7 @@ class PersistentTopic:
     def check_open(self) -> None:
         """Raise TopicNotServed if the topic was closed after the caller got it: its client has to look it up again."""
         if self._is_closed:
-            raise TopicNotServed(f"{self.name} is not served here any more")
+            raise self._not_served()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background; its error is logged."""
@@ -329,6 +329,9 @@ class PersistentTopic:
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
 
+    def _not_served(self) -> TopicNotServed:
+        return TopicNotServed(f"{self.name} is not served here any more")
+
     async def close(self) -> None:
         """Disconnect clients, write cursors and sequence ids, and release the log. Idempotent. Raises CompactorError;
         then the log is released all the same."""
@@ -336,8 +339,7 @@ class PersistentTopic:
             return
         self._is_closed = True
         try:
-            for producer in self.producers.all:
-                producer.disconnect()
+            self.producers.disconnect(self._not_served())
             await self.publishing.drain()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()

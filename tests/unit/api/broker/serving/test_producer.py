@@ -198,6 +198,18 @@ def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
     run(test)
 
 
+def test_producers_that_wait_for_their_turn_are_sent_away_when_the_topic_closes(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        exclusive, _ = add(topic, "a", EXCLUSIVE)
+        turns = [add(topic, name, WAITING)[1] for name in ("b", "c")]
+        await topic.close()
+        assert [type(turn.exception()) for turn in turns if turn is not None] == [TopicNotServed, TopicNotServed]
+        assert channel_of(exclusive).is_disconnected
+        assert topic.producers.all == []
+
+    run(test)
+
+
 def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sent_away, _ = add(topic, "a", SHARED)
