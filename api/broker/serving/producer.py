@@ -76,6 +76,14 @@ class Producer:
     def name(self) -> str:
         return self.options.name
 
+    def succeeds(self, other: Producer) -> bool:
+        """Return whether this is the other producer, of the same name, which its client has created again."""
+        return (
+            other.channel.connection is self.channel.connection
+            and other.options.producer_id == self.options.producer_id
+            and other.options.epoch < self.options.epoch
+        )
+
     def disconnect(self) -> None:
         """Remove the producer from its topic and ask its client to connect again."""
         self._on_disconnect(self)
@@ -123,10 +131,7 @@ class ProducerRegistry:
         """
         other = self._by_name.get(producer.name)
         if other is not None:
-            if (
-                other.channel.connection is not producer.channel.connection
-                or other.options.epoch >= producer.options.epoch
-            ):
+            if not producer.succeeds(other):
                 raise ProducerBusy(
                     f"Producer with name '{producer.name}' is already connected to topic {self._topic.name}",
                     "use another name",

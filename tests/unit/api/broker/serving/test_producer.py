@@ -210,6 +210,22 @@ def test_producers_that_wait_for_their_turn_are_sent_away_when_the_topic_closes(
     run(test)
 
 
+def test_a_name_is_taken_over_by_the_same_producer_of_a_connection_alone(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        channel = NotingChannel()
+        first = topic.new_producer(channel, ProducerOptions("a", producer_id=1, epoch=0))
+        topic.add_producer(first)
+        for producer_id, epoch in ((2, 1), (1, 0)):
+            with pytest.raises(ProducerBusy):
+                topic.add_producer(topic.new_producer(channel, ProducerOptions("a", producer_id, epoch)))
+        again = topic.new_producer(channel, ProducerOptions("a", producer_id=1, epoch=1))
+        topic.add_producer(again)
+        assert topic.producers.all == [again]
+        assert first.is_closed
+
+    run(test)
+
+
 def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sent_away, _ = add(topic, "a", SHARED)
