@@ -148,7 +148,9 @@ class ProducerRegistry:
                 raise ProducerFenced(f"{self._topic.name} has other producers", "wait until they end")
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
-            self.disconnect(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
+            self.end_turns(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
+            for other in self.all:
+                other.disconnect()
             self._become_exclusive(producer)
         elif self._by_name:
             self._waiting[producer] = turn = asyncio.get_running_loop().create_future()
@@ -184,13 +186,11 @@ class ProducerRegistry:
             self._become_exclusive(following)
             self._waiting.pop(following).set_result(None)
 
-    def disconnect(self, error: CompactorError) -> None:
-        """Disconnect all producers. Those that wait for their turn get the error."""
+    def end_turns(self, error: CompactorError) -> None:
+        """Fail the producers that wait for their turn."""
         for turn in self._waiting.values():
             turn.set_exception(error)
-        self._waiting.clear()  # before others go: it would be their turn
-        for producer in self.all:
-            producer.disconnect()
+        self._waiting.clear()
 
     def _check_epoch(self, epoch: int) -> None:
         """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""

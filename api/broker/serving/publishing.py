@@ -67,6 +67,7 @@ class PublishQueue:
         self._on_appended = on_appended
         self._on_lost = on_lost
         self._log_throttle = log_throttle
+        self._is_closed = False
         self._waiting: list[QueuedEntry] = []
         self._task: asyncio.Task[None] | None = None
         self._put = self._answered = 0
@@ -75,7 +76,12 @@ class PublishQueue:
         """The number of entries without an answer, by the name of their producer."""
 
     def put(self, entry: QueuedEntry) -> None:
-        """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile."""
+        """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile.
+
+        A queue that is closed does nothing: the producers are about to be disconnected, and send the entry again.
+        """
+        if self._is_closed:
+            return
         self._waiting.append(entry)
         self._put += 1
         self._counts[entry.producer.name] = self._counts.get(entry.producer.name, 0) + 1
@@ -89,6 +95,11 @@ class PublishQueue:
             future = asyncio.get_running_loop().create_future()
             self._drains.append((self._put, future))
             await future
+
+    async def close(self) -> None:
+        """Accept no entry any more, and wait until those in the queue are answered."""
+        self._is_closed = True
+        await self.drain()
 
     def holds(self, producer_name: str) -> bool:
         """Return whether the queue has an entry of a producer of that name."""

@@ -339,8 +339,10 @@ class PersistentTopic:
             return
         self._is_closed = True
         try:
-            self.producers.disconnect(self._not_served())
-            await self.publishing.drain()
+            self.producers.end_turns(self._not_served())
+            await self.publishing.close()  # a producer that is disconnected before its receipts sends twice
+            for producer in self.producers.all:
+                producer.disconnect()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()
                 try:

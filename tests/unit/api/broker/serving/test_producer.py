@@ -259,6 +259,33 @@ def test_what_can_never_be_taken_is_refused_and_the_rest_goes_on(run: Any) -> No
     run(test)
 
 
+def test_a_topic_that_closes_sends_receipts_before_it_disconnects(run: Any) -> None:
+    """Otherwise the client sends again what is stored."""
+
+    async def test(topic: PersistentTopic) -> None:
+        sender, _ = add(topic, "a", SHARED)
+        channel, connected = channel_of(sender), []
+        receive = channel.send_receipt
+
+        def send_receipt(*receipt: Any) -> None:
+            connected.append(not channel.is_disconnected)
+            receive(*receipt)
+
+        vars(channel)["send_receipt"] = send_receipt
+        entries = [encode_message(b"k", b"v", producer="a", sequence_id=n, publish_time=1) for n in range(4)]
+        for number in range(3):
+            topic.publishing.put(QueuedEntry(sender, number, 0, 1, entries[number]))
+        close = asyncio.create_task(topic.close())
+        await asyncio.sleep(0)
+        topic.publishing.put(QueuedEntry(sender, 3, 0, 1, entries[3]))
+        await close
+        assert channel.receipts == [0, 1, 2]
+        assert connected == [True, True, True]
+        assert channel.is_disconnected
+
+    run(test)
+
+
 def test_a_wrong_checksum_stops_no_other_producer_of_the_group(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         (broken, _), (other, _) = add(topic, "a", SHARED), add(topic, "b", SHARED)
