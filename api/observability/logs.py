@@ -28,6 +28,8 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|secret|token|authorization|credentials?|api_?key)([_.-]key)?$"
 )
 SELDOM_MS = 60_000
+CONDITIONS = 100
+"""The conditions that a `LogThrottle` distinguishes: one may contain text of a client."""
 _QUIET = (
     "uvicorn.error",
     "uvicorn.access",
@@ -55,8 +57,10 @@ class LogThrottle:
 
     def warn(self, text: str, *arguments: object, condition: str = "") -> None:
         """Log a text, formatted with the arguments as by `logging`, or count it if its condition was logged already.
-        `condition`: by default the text without its arguments."""
-        condition, now = condition or text, self._clock.now_ms()
+        `condition`: by default the text without its arguments, as for all conditions after the first `CONDITIONS`."""
+        if not condition or (condition not in self._at and len(self._at) >= CONDITIONS):
+            condition = text
+        now = self._clock.now_ms()
         if 0 <= now - self._at.get(condition, -SELDOM_MS) < SELDOM_MS:
             self._more[condition] += 1
             return

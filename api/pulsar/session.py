@@ -147,7 +147,8 @@ class Session:
                 )
             self.identity.authenticate(request)
         except Refused as error:
-            self.context.log_throttle.warn("%s is refused: %s", self.address, error.message)
+            condition = f"clients are refused: {error.message}"
+            self.context.log_throttle.warn("%s is refused: %s", self.address, error.message, condition=condition)
             self.send(responses.Failure(_NO_REQUEST, error.error, error.message))
             self.channel.close()
             return
