@@ -70,7 +70,8 @@ class Leadership:
                 self._services.renew(token, self._ttl_ms)
                 acquired = token
             except Fenced as error:
-                _log.warning("leadership lost: %s", error)
+                if not self._resigned:
+                    _log.warning("leadership lost: %s", error)
         else:
             acquired = self._services.lead(self._name, self._ttl_ms)
         with self._lock:

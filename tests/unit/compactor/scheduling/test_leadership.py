@@ -162,3 +162,20 @@ def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataSto
     first = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
     assert first.attempt() is None
     assert metadata.services.leader() is None
+
+
+def test_a_leader_that_resigns_while_it_renews_is_no_cause_for_a_warning(
+    metadata: MetadataStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader: Leadership
+
+    class Resigning(ServiceStore):
+        def renew(self, token: int, term_ms: int) -> None:
+            leader.resign()
+            super().renew(token, term_ms)
+
+    leader = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
+    assert leader.attempt() is not None
+    assert leader.attempt() is None
+    assert metadata.services.leader() is None
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
