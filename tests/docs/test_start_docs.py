@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 800
-INSTALLED = ("make demo", ". .venv/bin/activate", "mkdir -p /tmp/try && cd /tmp/try")
+INSTALLED = ("make demo", ". .venv/bin/activate", 'cd "$(mktemp -d)"')
 """What is done before: the packages stand beside this Python."""
 ANSWERS = """
 trap "kill $!" EXIT

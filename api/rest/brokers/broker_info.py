@@ -116,7 +116,7 @@ def delete_dynamic_configuration(name: str) -> Response:
 
 @router.get("/backlog-quota-check", AuthAction.SUPERUSER)
 def backlog_quota_check(broker: Broker) -> None:
-    """Let this service compare backlogs with their quotas now, and expire messages."""
+    """Let this service compare backlogs with their quotas, and expire messages. The answer does not wait for that."""
     broker.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
 
 
