@@ -13,6 +13,7 @@ from typing import NamedTuple
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.stats_tree import CompactionStats, SubscriptionStats, TopicStats
+from compactor.maintenance.backlog_limits import bytes_from, extent_bytes
 from storage.environment import Environment
 from storage.errors import TopicNotFound
 from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
@@ -97,15 +98,9 @@ class StatsSnapshot:
         return self.end - max(cursor.record.mark + 1, self.first) + 1
 
     def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
-        """Return the bytes of the ledgers and segments with messages after a cursor's mark."""
-        remaining = [
-            segment
-            for segment in self.stats.segments
-            if segment.content is None or segment.content.last_offset > cursor.record.mark
-        ]
-        if self.end - 1 <= cursor.record.mark:
-            return 0
-        return cursor.sealed_bytes + sum(self._segment(item)[1] for item in remaining)
+        """Return the approximate bytes of the messages after a cursor's mark, as quotas count them."""
+        sizes = (extent_bytes(segment, self.active) for segment in self.stats.segments)
+        return cursor.sealed_bytes + bytes_from([size for size in sizes if size], cursor.record.mark + 1)
 
     @property
     def extents(self) -> list[LedgerCounts]:

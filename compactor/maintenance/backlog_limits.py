@@ -35,7 +35,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_counts import unsealed_end
+from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, TopicName
 from storage.options.policies import EVICT, HOLD, TopicPolicies
@@ -89,15 +89,22 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
+def extent_bytes(extent: LedgerRecord | SegmentRecord, end: UnsealedEnd | None = None) -> ExtentBytes | None:
+    """Return an extent with its size; None: it is empty, or an open segment whose `end` is not known."""
+    if extent.content is not None:
+        return ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes)
+    if end is not None and end.next_offset > extent.first_offset:
+        return ExtentBytes(extent.first_offset, end.next_offset - 1, end.logical_bytes)
+    return None
+
+
 def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
     """Return the topic's non-empty ledgers and segments in order; an open segment only if it is in `log`."""
-    result = []
-    for extent in snapshot.extents:
-        if extent.content is not None:
-            result.append(ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes))
-        elif (end := unsealed_end(log, snapshot.topic, extent)) and end.next_offset > extent.first_offset:
-            result.append(ExtentBytes(extent.first_offset, end.next_offset - 1, end.logical_bytes))
-    return result
+    sizes = (
+        extent_bytes(extent, unsealed_end(log, snapshot.topic, extent) if extent.content is None else None)
+        for extent in snapshot.extents
+    )
+    return [size for size in sizes if size is not None]
 
 
 def bytes_from(sizes: Sequence[ExtentBytes], offset: int) -> int:

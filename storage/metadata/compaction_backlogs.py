@@ -11,21 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Select,
-    bindparam,
-    case,
-    func,
-    literal,
-    select,
-    true,
-    union_all,
-)
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, case, func, select, true, union_all
 
 from storage.metadata import queries, row_mapping
+from storage.metadata.extent_bytes import bytes_after
 from storage.metadata.records import CompactionBacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics
 
@@ -82,17 +71,12 @@ def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement
     serving = (compacted_ledgers.c.topic_id == columns.topic_id) & compacted_ledgers.c.retired_at.is_(None)
     horizon = func.coalesce(compacted_ledgers.c.horizon_offset, -1)
     first, last = columns.first_offset, columns.last_offset
-    straddles = first <= horizon
-    logical = case(
-        (straddles, columns.logical_bytes * (last - horizon) // (last - first + literal(1))),
-        else_=columns.logical_bytes,
-    )
     return (
         select(
             columns.topic_id,
             first,
-            logical.label("bytes"),
-            (last - case((straddles, horizon), else_=first - 1)).label("messages"),
+            bytes_after(columns, horizon).label("bytes"),
+            (last - case((first <= horizon, horizon), else_=first - 1)).label("messages"),
             oldest.label("oldest"),
             newest.label("newest"),
         )

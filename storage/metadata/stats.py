@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
 from storage.metadata import cursor_ranges, cursors, queries, row_mapping, segments, topics
+from storage.metadata.extent_bytes import bytes_after
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -56,7 +57,7 @@ class LedgerSummary:
 
 @dataclass(frozen=True)
 class CursorStatsRecord:
-    """A cursor, and its backlog in sealed ledgers: a ledger that straddles mark-delete counts whole.
+    """A cursor, and its backlog in sealed ledgers: a ledger that straddles mark-delete counts by its share of messages.
 
     `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and the number of ranges they form.
     """
@@ -134,9 +135,10 @@ def _sums_statement(marks: int) -> Select[Any]:
         func.coalesce(func.max(ledgers.c.created_at), 0).label("newest_at"),
     ]
     for number in range(marks):
-        ahead = ledgers.c.last_offset > bindparam(f"mark_{number}", type_=BigInteger)
+        mark = bindparam(f"mark_{number}", type_=BigInteger)
+        ahead = ledgers.c.last_offset > mark
         oldest = func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0)
-        columns.append(queries.total(case((ahead, ledgers.c.logical_bytes), else_=0)).label(f"bytes_{number}"))
+        columns.append(queries.total(case((ahead, bytes_after(ledgers.c, mark)), else_=0)).label(f"bytes_{number}"))
         columns.append(oldest.label(f"oldest_{number}"))
     return select(*columns).where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
 

@@ -9,7 +9,7 @@ from storage.errors import ErrorText, TopicNotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.stats import TopicStatsRecord
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import LogPosition, MessageId, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import BIG, append, claim, end_of, publish_all
 from tests.cursors import merge
@@ -59,6 +59,18 @@ def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) 
     }
     assert [cursors[name].oldest_publish_time for name in ("at-start", "in-between", "at-end")] == [BIG, BIG, 0]
     assert cursors["at-start"].record.properties == {"who": "at-start"}
+
+
+@pytest.mark.parametrize(("mark", "size"), [(0, 1100), (3, 800), (5, 600), (10, 100)])
+def test_a_ledger_that_straddles_a_cursor_counts_by_its_share(
+    store: MetadataStore, topic: TopicRecord, mark: int, size: int
+) -> None:
+    first, second = append(store, topic, 5, 7)
+    ledger = first if mark < 5 else second
+    at = LogPosition(mark, MessageId(ledger.ledger_id, mark - ledger.first_offset))
+    store.cursors.create(topic.id, "s", at, {})
+    (cursor,) = store.stats.of(topic.name).cursors
+    assert cursor.sealed_bytes == size
 
 
 def test_single_acknowledgements_are_counted(store: MetadataStore, topic: TopicRecord) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from api.broker.stats import stats_snapshot
+import pytest
+
+from api.broker.serving.connected_clients import LiveTopicState
+from api.broker.stats import stats_snapshot, topic_stats
+from compactor.maintenance.backlog_limits import BacklogLimits
 from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.log.segment import LocalSegment
@@ -10,7 +14,7 @@ from storage.log.segment_reader import SegmentReader
 from storage.log.unsealed_counts import with_open_segments
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
-from tests.entries import single
+from tests.entries import produce, single
 from tests.segments import write_version_2
 from tests.workbench import Workbench
 
@@ -56,3 +60,27 @@ def test_of_a_segment_whose_logical_bytes_are_not_known_the_stored_bytes_are_sho
     assert counts(bench, topic) == (stored, stored, BYTES)
     with topic.append_log(0):
         assert counts(bench, topic) == (BYTES, BYTES, BYTES)
+
+
+@pytest.mark.parametrize("sealed", [0, 4, 10])
+@pytest.mark.parametrize(("acknowledged", "size"), [(0, 10_000), (9, 1000), (10, 0)])
+def test_the_backlog_of_a_subscription_is_that_of_its_quota(
+    bench: Workbench, sealed: int, acknowledged: int, size: int
+) -> None:
+    """Of 10 messages, `sealed` are in a ledger and the others in the open segment."""
+    topic = bench.topic()
+    bench.set_policies(topic, **{"backlog.quota.bytes": 0})
+    message = single(b"key", b"v" * 997)
+    if sealed:
+        produce(topic, [message] * sealed)
+        topic.log_manager().roll_and_seal(topic.record)
+    if sealed < 10:
+        produce(topic, [message] * (10 - sealed))
+    mark = topic.locate(acknowledged - 1) if acknowledged else None
+    bench.metadata.cursors.create(topic.record.id, "s", mark, {})
+    snapshot = stats_snapshot(bench, topic.name)
+    assert snapshot is not None
+    stats = topic_stats(snapshot, LiveTopicState())
+    over = BacklogLimits(bench).over_quota(topic.record, bench.metadata.policies.effective(topic.record))
+    assert (stats.backlog_size, stats.subscriptions["s"].backlog_size) == (size, size)
+    assert sum(quota.backlog for quota in over) == size
