@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, Count, RequestOption, Subscription, delete, flag, get, post, put
-from api.cli.admin.session import key_values, session, topic_path
+from api.cli.admin.session import Session, key_values, session, topic_path
 from api.cli.kit.quantity_parsers import parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
+from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, InvalidMessageId, NotFound
-from storage.model import MessageId
+from storage.model import MessageId, TopicName
 
 if TYPE_CHECKING:
     import httpx
 
 _LAST = 2**63 - 1
+_RARE_FIELDS = {
+    "is-encrypted": "is_encrypted",
+    "property-chunk-id": "chunk",
+    "property-total-chunks": "chunks",
+}
+"""Fields of encrypted messages and of chunks, by the headers that have them."""
 _SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 
 Properties = Annotated[
@@ -77,16 +87,20 @@ def reset_cursor(
 def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
     """Show the next messages of a subscription, without moving it."""
     admin = session(context)
+    # The service creates a missing subscription when it is asked for a message, as a broker does.
+    admin.service.get(topic_path(topic, "subscription", subscription, "properties"))
     messages: list[dict[str, Any]] = []
-    for position in range(1, count + 1):
-        message = topic_path(topic, "subscription", subscription, "position", str(position))
+    for position in itertools.count(1):
+        entry = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
-            messages.append(_message(admin.service.ask("GET", message)))
+            messages += _messages(admin, topic, admin.service.ask("GET", entry))
         except NotFound:
             if messages:
                 break  # the subscription has fewer messages left than `count`
             raise
-    admin.show(messages)
+        if len(messages) >= count:
+            break
+    admin.show(messages[:count])
 
 
 def get_message_by_id(
@@ -95,10 +109,10 @@ def get_message_by_id(
     ledger: Annotated[int, typer.Option("-l", "--ledger-id", "--ledgerId", metavar="LEDGER", min=0, help="Ledger.")],
     entry: Annotated[int, typer.Option("-e", "--entry-id", "--entryId", metavar="ENTRY", min=0, help="Entry.")],
 ) -> None:
-    """Show a message."""
+    """Show a message, or each message of a batch."""
     admin = session(context)
-    message = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
-    admin.show(_message(admin.service.ask("GET", message)))
+    path = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
+    admin.show(_messages(admin, topic, admin.service.ask("GET", path)))
 
 
 def _position(topic: str, text: str) -> dict[str, Any]:
@@ -115,16 +129,79 @@ def _position(topic: str, text: str) -> dict[str, Any]:
     return {"ledgerId": message.ledger_id, "entryId": message.entry_id, "partitionIndex": message.partition}
 
 
-def _message(answer: httpx.Response) -> dict[str, Any]:
-    """Return the message of an answer: the body is its value, the headers are its other fields."""
+def _messages(admin: Session, topic: str, answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the messages of an entry, in the form of `topics read`.
+
+    The body of one message is its value, and the headers are its other fields. A batch is read again, message by
+    message: its body has keys and properties in the encoding of Pulsar's clients.
+    """
     head = {
         name.removeprefix("x-pulsar-"): value for name, value in answer.headers.items() if name.startswith("x-pulsar-")
     }
+    entry = MessageId.parse(head["message-id"])
+    messages: list[dict[str, Any]]
+    if "num-batch-message" in head:
+        messages = _batch(admin, topic, entry, int(head["num-batch-message"]))
+    else:
+        key = head["partition-key"].encode() if "partition-key" in head else None
+        if key is not None and head.get("partition-key-b64-encoded") == "true":
+            key = base64.b64decode(key)
+        messages = [
+            {
+                "message_id": str(MessageId(entry.ledger_id, entry.entry_id, TopicName.parse(topic).partition)),
+                **_text("key", key),
+                **_text("value", None if "null-value" in head else answer.content),
+                "publish_time": _milliseconds(head["publish-time"]),
+            }
+        ]
+        if "event-time" in head:
+            messages[0]["event_time"] = _milliseconds(head["event-time"])
+        if "property" in head:
+            messages[0]["properties"] = json.loads(head["property"])
+        messages[0] |= {field: head[name] for name, field in _RARE_FIELDS.items() if name in head}
+    if "producer-name" in head:
+        messages = [{**message, "producer": head["producer-name"]} for message in messages]
+    return messages
+
+
+def _batch(admin: Session, topic: str, entry: MessageId, count: int) -> list[dict[str, Any]]:
+    """Return the messages of a batch. `entry`: the id of its entry; `count`: the number of its messages."""
+    query = {
+        "stream": True,
+        "start": f"{entry.ledger_id}:{entry.entry_id}",
+        "limit": count,
+        "keyEncoding": TextEncoding.BASE64,
+        "valueEncoding": TextEncoding.BASE64,
+    }
+    answer = admin.service.ask("GET", topic_path(topic, "messages"), query, Accept="application/x-ndjson")
+    messages = []
+    for line in answer.content.splitlines():
+        message = json.loads(line)
+        read = MessageId.parse(message["message_id"])
+        if (read.ledger_id, read.entry_id) != (entry.ledger_id, entry.entry_id):
+            break  # some messages of the batch cannot be read, because the producer removed them
+        fields: dict[str, Any] = {}
+        for name, value in message.items():
+            if name in ("key", "value"):
+                fields |= _text(name, None if value is None else base64.b64decode(value))
+            elif name != "offset":
+                fields[name] = value
+        messages.append(fields)
+    return messages
+
+
+def _text(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Return a key or value as a field; in base64, under a name that says so, if it is not UTF-8."""
     try:
-        value = {"value": answer.content.decode()}
+        return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
-        value = {"value_base64": base64.b64encode(answer.content).decode()}
-    return {**head, **value}
+        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+
+
+def _milliseconds(moment: str) -> int:
+    """Return the milliseconds since 1970 of a time as Pulsar writes it; the service sends a number beyond a calendar's
+    times."""
+    return int(moment) if moment.lstrip("-").isdecimal() else round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
 _SKIP_ALL = post(

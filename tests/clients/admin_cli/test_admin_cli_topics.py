@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from storage.entries.encode import encode_message
+from storage.ledger.rows import CompressionType
+from tests.entries import NOW, batch, produce, single
 from tests.program import Program
+from tests.serving import Served
 
 
 def put(admin: Program, topic: str, *values: str) -> None:
@@ -103,13 +107,16 @@ def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     admin("topics", "update-subscription-properties", topic, "-s", "s", "-p", "x=y").done()
     assert admin.json("topics", "get-subscription-properties", topic, "-s", "s") == {"x": "y"}
     peeked = admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "2")
-    assert [(item["partition-key"], item["value"]) for item in peeked] == [("a", "a1"), ("b", "b1")]
+    assert [(item["key"], item["value"]) for item in peeked] == [("a", "a1"), ("b", "b1")]
     admin("topics", "skip", topic, "-s", "s", "-n", "2").done()
     assert "c1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
     last = admin.json("topics", "last-message-id", topic)
     assert last["entryId"] == 2
     middle = ("-l", str(last["ledgerId"]), "-e", "1")
-    assert admin.json("topics", "get-message-by-id", topic, *middle)["value"] == "b1"
+    (message,) = admin.json("topics", "get-message-by-id", topic, *middle)
+    (expected,) = admin("topics", "read", topic, "--from", "1", "--limit", "1").messages
+    del expected["offset"]
+    assert expected.items() <= message.items()
     admin("topics", "get-message-by-id", topic, "-l", "99", "-e", "0").refused(3)
     admin("topics", "reset-cursor", topic, "-s", "s", "-m", f"{last['ledgerId']}:1").done()
     assert "b1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
@@ -124,6 +131,53 @@ def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     assert admin("topics", "subscriptions", topic).lines == []
     admin("topics", "truncate", topic).done()
     assert admin("topics", "read", topic).lines == []
+
+
+def test_a_batch_is_shown_message_by_message(admin: Program, topic: str, served: Served) -> None:
+    """A batch of three, with bytes that are no text, before one of two that is compressed."""
+    sent = (
+        batch((b"k0", b"v0"), (b"k1", None), (None, b"\xff")),
+        batch((b"k3", b"v3"), (b"\xfe", b"v4"), codec=CompressionType.ZSTD),
+        encode_message(
+            b"\xfd", b"v5", producer="p", sequence_id=0, publish_time=NOW, event_time=7, properties=[("a", "b")]
+        ),
+        single(None, None),
+    )
+    produce(served.topic(topic), sent)
+    admin("topics", "create-subscription", topic, "-s", "s", "-m", "earliest").done()
+    messages = admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "9")
+    ledger = messages[0]["message_id"].partition(":")[0]
+    shown = [(item.get("key"), item.get("value")) for item in messages]
+    assert shown == [
+        ("k0", "v0"),
+        ("k1", None),
+        (None, None),
+        ("k3", "v3"),
+        (None, "v4"),
+        (None, "v5"),
+        (None, None),
+    ]
+    assert [item["message_id"] for item in messages] == [
+        *(f"{ledger}:0:-1:{index}" for index in range(3)),
+        *(f"{ledger}:1:-1:{index}" for index in range(2)),
+        f"{ledger}:2:-1",
+        f"{ledger}:3:-1",
+    ]
+    assert [messages[place].get("key_base64") for place in (3, 4, 5)] == [None, "/g==", "/Q=="]
+    assert messages[2]["value_base64"] == "/w=="
+    assert (messages[5]["properties"], messages[5]["event_time"]) == ({"a": "b"}, 7)
+    assert {item["publish_time"] for item in messages} == {NOW}
+    assert {item["producer"] for item in messages} == {"p"}
+    assert admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "4") == messages[:4]
+    assert admin.json("topics", "get-message-by-id", topic, "-l", ledger, "-e", "1") == messages[3:5]
+    admin("topics", "skip", topic, "-s", "s", "-n", "3").done()
+    assert admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "1") == messages[3:4]
+
+
+def test_a_missing_subscription_is_not_created_by_a_look_at_its_messages(admin: Program, topic: str) -> None:
+    put(admin, topic, "a1")
+    admin("topics", "peek-messages", topic, "-s", "nope").refused(3, f"{topic} has no cursor 'nope'")
+    assert admin("topics", "subscriptions", topic).lines == []
 
 
 def test_numbers_lookup_and_brokers(admin: Program, topic: str) -> None:
