@@ -18,7 +18,7 @@ from api.http.access import Authentication
 from api.http.audit import Audit
 from api.http.context import HttpContext
 from api.http.limits import RequestLimiter
-from api.http.paths import EncodedSlashes
+from api.http.paths import UrlDecoding
 from api.http.request_metrics import HttpMetrics
 from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
@@ -91,7 +91,7 @@ def make_app(context: HttpContext) -> FastAPI:
     app.add_middleware(HttpMetrics, metrics=context.metrics)
     app.add_middleware(Audit, clock=clock)
     app.add_middleware(Authentication, access=app.state.access)
-    app.add_middleware(EncodedSlashes)
+    app.add_middleware(UrlDecoding)
     for router in routers:
         app.router.routes.extend(router.routes)
     return app

@@ -1,9 +1,11 @@
 """Topics and namespaces as URL paths name them, in Pulsar's way.
 
 A slash inside a name is encoded (`%2F`). Servers decode a path before routes are matched, which would split the name:
-`EncodedSlashes` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a name may
-contain `%2F` itself. Then this module decodes and checks the names. It reads them from the request, because FastAPI's
-own parameters for each route would take a tenth of the service's start; `NAMES` describes them in the OpenAPI document.
+`UrlDecoding` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a name may
+contain `%2F` itself. Servers decode bytes that are not UTF-8 to one replacement character, so different names would be
+one: `UrlDecoding` refuses them, for every route. Then this module decodes and checks the names. It reads them from the
+request, because FastAPI's own parameters for each route would take a tenth of the service's start; `NAMES` describes
+them in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.http.problems import RestException
+from api.http.problems import RestException, answer
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
@@ -33,18 +35,34 @@ NAMES: Mapping[str, str] = {
 """The parameters of paths that this module reads, with their descriptions."""
 
 
-class EncodedSlashes:
-    """Middleware that keeps encoded slashes, so that they do not split the path."""
+class UrlDecoding:
+    """Middleware that refuses a URL that is not UTF-8 (400), and keeps encoded slashes, so that they do not split the
+    path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path") or b""
-        if scope["type"] == "http" and _KEPT.search(raw):
-            # "%252F" is what decoding once makes "%2F" of.
-            scope = {**scope, "path": unquote(_KEPT.sub(rb"%25\1", raw).decode("latin-1"), errors="replace")}
+        if scope["type"] == "http":
+            raw = scope.get("raw_path") or b""
+            for part, encoded in (("path", raw), ("query", scope.get("query_string") or b"")):
+                if not _is_utf8(encoded):
+                    reason = f"the {part} of the URL is not UTF-8: encode its names in UTF-8 before percent-encoding"
+                    await answer(400, reason)(scope, receive, send)
+                    return
+            if _KEPT.search(raw):
+                # "%252F" is what decoding once makes "%2F" of.
+                scope = {**scope, "path": unquote(_KEPT.sub(rb"%25\1", raw).decode("latin-1"))}
         await self._app(scope, receive, send)
+
+
+def _is_utf8(encoded: bytes) -> bool:
+    """Return whether percent-encoded bytes are UTF-8."""
+    try:
+        unquote_to_bytes(encoded).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decoded(part: str) -> str:

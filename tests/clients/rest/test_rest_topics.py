@@ -435,3 +435,10 @@ def test_reasons_name_no_commands_of_the_services_machine(served: Served) -> Non
     answer = served.ask("GET", "/admin/v2/compactions/99999").json()["reason"]
     assert "`compactor" not in answer
     assert "GET " in answer
+
+
+@pytest.mark.parametrize("path", ["/admin/v2/persistent/public/default/%ff", "/topic/public/default/%ff", "/%ff"])
+def test_a_url_that_is_not_utf8_is_refused_everywhere(served: Served, path: str) -> None:
+    for verb in ("GET", "PUT", "DELETE"):
+        answer = served.ask(verb, path)
+        assert (answer.status_code, "is not UTF-8" in answer.text) == (400, True)

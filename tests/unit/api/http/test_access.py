@@ -10,7 +10,7 @@ import pytest
 
 from api.http import openapi
 from api.http.access import AuthAction, CallerName
-from api.http.paths import EncodedSlashes
+from api.http.paths import UrlDecoding
 from api.http.router import Routes
 from api.http.tokens import create
 from storage.errors import NotFound
@@ -88,7 +88,7 @@ GRANTS = Grants(
 def client_of(secret: bytes | None) -> TestClient:
     app = application(router, access_of(secret, "root", GRANTS))
     openapi.install(app)
-    app.add_middleware(EncodedSlashes)
+    app.add_middleware(UrlDecoding)
     return TestClient(app)
 
 
