@@ -147,8 +147,8 @@ def test_a_batch_is_shown_message_by_message(admin: Program, topic: str, served:
     admin("topics", "create-subscription", topic, "-s", "s", "-m", "earliest").done()
     messages = admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "9")
     ledger = messages[0]["message_id"].partition(":")[0]
-    shown = [(item.get("key"), item.get("value")) for item in messages]
-    assert shown == [
+    fields = [(item.get("key"), item.get("value")) for item in messages]
+    assert fields == [
         ("k0", "v0"),
         ("k1", None),
         (None, None),

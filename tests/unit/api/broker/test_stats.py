@@ -67,7 +67,7 @@ def test_of_a_segment_whose_logical_bytes_are_not_known_the_stored_bytes_are_sho
 def test_the_backlog_of_a_subscription_is_that_of_its_quota(
     bench: Workbench, sealed: int, acknowledged: int, size: int
 ) -> None:
-    """Of 10 messages, `sealed` are in a ledger and the others in the open segment."""
+    """The first `sealed` of 10 messages are in a ledger, the others in the open segment."""
     topic = bench.topic()
     bench.set_policies(topic, **{"backlog.quota.bytes": 0})
     message = single(b"key", b"v" * 997)
