@@ -15,7 +15,7 @@ from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.draining import DrainingHashes
 from api.broker.serving.key_routing import EntryHeader
 from api.broker.serving.pending_acks import Group
-from api.broker.serving.selection import ChunkAssignments, SingleActive, selector_for
+from api.broker.serving.selection import ChunkAssignments, RoundRobin, SingleActive, selector_for
 
 
 class Assignment:
@@ -45,15 +45,22 @@ class Assignment:
         self.consumers.append(consumer)
         self._selector.add(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer. An unknown one is ignored."""
-        if consumer in self.consumers:
-            self.consumers.remove(consumer)
-        self._selector.remove(consumer)
-        self._chunks.remove(consumer)
+    def remove(self, *consumers: Consumer) -> None:
+        """Remove consumers at once. Unknown ones are ignored."""
+        leaving = set(consumers)
+        self.consumers = [item for item in self.consumers if item not in leaving]
+        self._selector.remove(*consumers)
+        self._chunks.remove(*consumers)
+
+    def search_again(self) -> None:
+        """Ask all consumers again: one that could not receive may be able to now."""
+        if isinstance(self._selector, RoundRobin):
+            self._selector.search_again()
 
     def any_can_receive(self) -> bool:
         """Return whether some consumer may be sent a message now."""
+        if isinstance(self._selector, RoundRobin):
+            return self._selector.any_can_receive(self._can_receive)
         return any(map(self._can_receive, self.consumers))
 
     def choose(self, header: EntryHeader) -> Consumer | None:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 from api.broker.serving.assignment import Assignment
@@ -42,7 +42,7 @@ RETRY_SECONDS = 1.0
 ROUND_ENTRIES = 64
 """Entries that are delivered before other tasks have a turn."""
 RETURNED_ENTRIES = 1_000
-"""Entries of a consumer that are returned before other tasks have a turn."""
+"""Entries of leaving consumers that are returned before other tasks have a turn."""
 
 
 class Deliveries(Protocol):
@@ -88,7 +88,7 @@ class Dispatcher:
         """True while the loop continues as soon as it has its turn."""
         self._is_paused = False
         self._returning = 0
-        """The number of consumers whose entries are being returned. Nothing is delivered meanwhile, for the order."""
+        """The number of returns of entries in progress. Nothing is delivered meanwhile, for the order."""
         self._wake_event = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -123,12 +123,12 @@ class Dispatcher:
             self._task = asyncio.create_task(self._run(), name=f"dispatch {self._deliveries.name}")
         self.wake()
 
-    def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer. Its unacknowledged entries go to others; that counts as no redelivery."""
+    def remove(self, *consumers: Consumer) -> None:
+        """Remove consumers at once. Their unacknowledged entries go to others; that counts as no redelivery."""
         before = self.active
-        self._assignment.remove(consumer)
+        self._assignment.remove(*consumers)
         if self.is_individual:
-            self._return_entries(consumer, consumer.pending.values())
+            self._return_entries(chain.from_iterable(consumer.pending.values() for consumer in consumers))
         self._note_active(before, None)
         self.wake()
 
@@ -144,7 +144,7 @@ class Dispatcher:
             entries = [pending for key in keys if (pending := consumer.pending.get(key)) is not None]
         for pending in entries:
             pending.redeliveries += 1
-        self._return_entries(consumer, entries)
+        self._return_entries(entries)
         self.wake()
 
     def note_released(self, pending: PendingAck) -> None:
@@ -158,6 +158,7 @@ class Dispatcher:
     def wake(self) -> None:
         """Let the loop continue: some entry may be deliverable now."""
         self._waiting.queue.search_again()
+        self._assignment.search_again()
         self._wake_event.set()
 
     def pause(self) -> None:
@@ -207,30 +208,30 @@ class Dispatcher:
             self._deliveries.retire()
             self.rewind()
         if self.type is SubscriptionType.FAILOVER:
-            for consumer in self.consumers:
-                if active is not before or consumer is joined:
-                    consumer.channel.set_active(consumer is active)
+            present = () if joined is None else (joined,)
+            for consumer in present if active is before else self.consumers:
+                consumer.channel.set_active(consumer is active)
 
-    def _return_entries(self, consumer: Consumer, entries: Iterable[PendingAck]) -> None:
-        """Let entries of a consumer wait for their next delivery: some now, the others in later turns of the loop."""
+    def _return_entries(self, entries: Iterable[PendingAck]) -> None:
+        """Let entries of consumers wait for their next delivery: some now, the others in later turns of the loop."""
         remaining = iter(list(entries))
-        if self._return_some(consumer, remaining):
+        if self._return_some(remaining):
             self._returning += 1
-            self._topic.spawn(self._return_rest(consumer, remaining))
+            self._topic.spawn(self._return_rest(remaining))
 
-    def _return_some(self, consumer: Consumer, remaining: Iterator[PendingAck]) -> bool:
-        """Return `RETURNED_ENTRIES` entries that the consumer still has. Return whether more may remain."""
+    def _return_some(self, remaining: Iterator[PendingAck]) -> bool:
+        """Return `RETURNED_ENTRIES` entries that a consumer still has. Return whether more may remain."""
         count = 0
         for pending in islice(remaining, RETURNED_ENTRIES):
             count += 1
-            if pending.consumer is consumer:
+            if pending.consumer is not None:
                 self._deliveries.pending.release(pending)
                 self._waiting.add_returned(pending)
         return count == RETURNED_ENTRIES
 
-    async def _return_rest(self, consumer: Consumer, remaining: Iterator[PendingAck]) -> None:
+    async def _return_rest(self, remaining: Iterator[PendingAck]) -> None:
         try:
-            while self._return_some(consumer, remaining):
+            while self._return_some(remaining):
                 await asyncio.sleep(0)
         finally:
             self._returning -= 1

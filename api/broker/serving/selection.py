@@ -9,10 +9,12 @@ ChunkAssignments  all chunks of a message are delivered to one consumer (Pulsar'
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Protocol
+
+import numpy as np
 
 from api.broker.key_hashes import murmur3
 from api.broker.refusals import ConsumerNotAssigned
@@ -21,6 +23,8 @@ from api.broker.serving.key_routing import HASH_SLOTS
 
 RING_POINTS = 100
 """Points of each consumer in the ring (Pulsar's subscriptionKeySharedConsistentHashingReplicaPoints)."""
+_NUMBER_BITS = 32
+"""A point of the ring is one integer: its hash, and the number of its consumer in the low bits."""
 MAX_CHUNKED = 10_000
 """Chunked messages of one subscription that may be partly delivered; the oldest is forgotten first."""
 
@@ -36,8 +40,8 @@ class Selector(Protocol):
     def add(self, consumer: Consumer) -> None:
         """Add a consumer."""
 
-    def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer. An unknown one is ignored."""
+    def remove(self, *consumers: Consumer) -> None:
+        """Remove consumers at once. Unknown ones are ignored."""
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         """Return the consumer for an entry whose key has that hash; None: it cannot be delivered now."""
@@ -48,71 +52,130 @@ class SingleActive:
 
     def __init__(self, partition: int) -> None:
         self._partition = max(partition, 0)
-        self._consumers: list[Consumer] = []
+        self._ranking: list[tuple[int, str, int, Consumer]] = []
+        """Priority, name, number of the join, consumer; ascending."""
+        self._joined = 0
         self.active: Consumer | None = None
 
     def check(self, consumer: Consumer) -> None:
         """Accept any consumer."""
 
     def add(self, consumer: Consumer) -> None:
-        self._consumers.append(consumer)
+        self._joined += 1
+        insort(self._ranking, (consumer.options.priority, consumer.name, self._joined, consumer))
         self._elect()
 
-    def remove(self, consumer: Consumer) -> None:
-        if consumer in self._consumers:
-            self._consumers.remove(consumer)
-            self._elect()
+    def remove(self, *consumers: Consumer) -> None:
+        leaving = set(consumers)
+        self._ranking = [item for item in self._ranking if item[3] not in leaving]
+        self._elect()
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         return self.active if self.active is not None and can_receive(self.active) else None
 
     def _elect(self) -> None:
-        best = min((item.options.priority for item in self._consumers), default=0)
-        equal = sorted((item for item in self._consumers if item.options.priority == best), key=lambda item: item.name)
-        self.active = equal[self._partition % len(equal)] if equal else None
+        if not self._ranking:
+            self.active = None
+            return
+        first_priority = bisect_right(self._ranking, self._ranking[0][0], key=itemgetter(0))
+        self.active = self._ranking[self._partition % first_priority][3]
 
 
 class RoundRobin:
-    """Any consumer, in turn; one of a lower priority only while none of a higher one can receive a message."""
+    """Any consumer, in turn; one of a lower priority only while none of a higher one can receive a message.
+
+    A consumer that cannot receive is not asked again before `search_again`, so a choice costs the same with any number
+    of them.
+    """
 
     def __init__(self) -> None:
-        self._levels: dict[int, list[Consumer]] = {}
+        self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
-        self._turns: dict[int, int] = {}
 
     def check(self, consumer: Consumer) -> None:
         """Accept any consumer."""
 
     def add(self, consumer: Consumer) -> None:
-        self._levels.setdefault(consumer.options.priority, []).append(consumer)
+        self._levels.setdefault(consumer.options.priority, _Level()).add(consumer)
         self._order = sorted(self._levels)
 
-    def remove(self, consumer: Consumer) -> None:
-        level = self._levels.get(consumer.options.priority, [])
-        if consumer in level:
-            level.remove(consumer)
-            if not level:
-                del self._levels[consumer.options.priority]
-                self._turns.pop(consumer.options.priority, None)
-                self._order.remove(consumer.options.priority)
+    def remove(self, *consumers: Consumer) -> None:
+        leaving = set(consumers)
+        for priority in {consumer.options.priority for consumer in consumers} & self._levels.keys():
+            self._levels[priority].remove(leaving)
+            if self._levels[priority].is_empty:
+                del self._levels[priority]
+        self._order = sorted(self._levels)
+
+    def search_again(self) -> None:
+        """Ask all consumers again: one that could not receive may be able to now."""
+        for level in self._levels.values():
+            level.search_again()
+
+    def any_can_receive(self, can_receive: CanReceive) -> bool:
+        """Return whether `select` would return a consumer. It takes no turn."""
+        return any(self._levels[priority].next(can_receive) is not None for priority in self._order)
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         for priority in self._order:
             level = self._levels[priority]
-            turn = self._turns.get(priority, 0)
-            for step in range(len(level)):
-                consumer = level[(turn + step) % len(level)]
-                if can_receive(consumer):
-                    self._turns[priority] = (turn + step + 1) % len(level)
-                    return consumer
+            number = level.next(can_receive)
+            if number is not None:
+                return level.take_turn(number)
         return None
+
+
+class _Level:
+    """The consumers of one priority, by numbers in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[int, Consumer] = {}
+        self._candidates: list[int] = []
+        """The numbers of those that were not seen unable to receive since `search_again`; ascending."""
+        self._joined = 0
+        self._turn = 0
+        """The number of the consumer that had the last turn."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._consumers
+
+    def add(self, consumer: Consumer) -> None:
+        self._joined += 1
+        self._consumers[self._joined] = consumer
+        self._candidates.append(self._joined)
+
+    def remove(self, leaving: set[Consumer]) -> None:
+        self._consumers = {number: item for number, item in self._consumers.items() if item not in leaving}
+        self._candidates = [number for number in self._candidates if number in self._consumers]
+
+    def search_again(self) -> None:
+        if len(self._candidates) < len(self._consumers):
+            self._candidates = list(self._consumers)
+
+    def next(self, can_receive: CanReceive) -> int | None:
+        """Return the number of the next consumer that can receive."""
+        at = bisect_right(self._candidates, self._turn)
+        while self._candidates:
+            at %= len(self._candidates)
+            if can_receive(self._consumers[self._candidates[at]]):
+                return self._candidates[at]
+            del self._candidates[at]
+        return None
+
+    def take_turn(self, number: int) -> Consumer:
+        self._turn = number
+        return self._consumers[number]
 
 
 class ConsistentHash:
     """A ring of points: a consumer has the hashes before each of its points, back to the point before."""
 
     def __init__(self) -> None:
-        self._ring: list[tuple[int, int, Consumer]] = []
+        self._ring = np.empty(0, np.int64)
+        """The points, ascending: the hash, then the number of the consumer in `_NUMBER_BITS`."""
+        self._consumers: dict[int, Consumer] = {}
+        """By the number of the join."""
         self._joined = 0
 
     def check(self, consumer: Consumer) -> None:
@@ -121,17 +184,26 @@ class ConsistentHash:
 
     def add(self, consumer: Consumer) -> None:
         self._joined += 1
-        for number in range(RING_POINTS):
-            point = murmur3(f"{consumer.name} {self._joined} {number}".encode()) % HASH_SLOTS
-            insort(self._ring, (point, self._joined, consumer), key=itemgetter(0, 1))
+        self._consumers[self._joined] = consumer
+        hashes = (
+            murmur3(f"{consumer.name} {self._joined} {number}".encode()) % HASH_SLOTS for number in range(RING_POINTS)
+        )
+        points = np.sort(np.fromiter((_point(item, self._joined) for item in hashes), np.int64, RING_POINTS))
+        self._ring = np.insert(self._ring, self._ring.searchsorted(points), points)
 
-    def remove(self, consumer: Consumer) -> None:
-        self._ring = [item for item in self._ring if item[2] is not consumer]
+    def remove(self, *consumers: Consumer) -> None:
+        leaving = set(consumers)
+        numbers = [number for number, item in self._consumers.items() if item in leaving]
+        if numbers:
+            for number in numbers:
+                del self._consumers[number]
+            self._ring = self._ring[~np.isin(self._ring % (1 << _NUMBER_BITS), numbers)]
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
-        if not self._ring:
+        if not self._consumers:
             return None
-        consumer = self._ring[bisect_left(self._ring, key_hash, key=itemgetter(0)) % len(self._ring)][2]
+        point = int(self._ring[self._ring.searchsorted(_point(key_hash, 0)) % len(self._ring)])
+        consumer = self._consumers[point % (1 << _NUMBER_BITS)]
         return consumer if can_receive(consumer) else None
 
 
@@ -156,11 +228,12 @@ class StickyRanges:
                 raise _overlap(consumer, (first, last), f"{low}-{high} of {other.name}")
 
     def add(self, consumer: Consumer) -> None:
-        for first, last in consumer.options.sticky_ranges or ():
-            insort(self._ranges, (first, last, consumer), key=itemgetter(0))
+        self._ranges += [(first, last, consumer) for first, last in consumer.options.sticky_ranges or ()]
+        self._ranges.sort(key=itemgetter(0))
 
-    def remove(self, consumer: Consumer) -> None:
-        self._ranges = [item for item in self._ranges if item[2] is not consumer]
+    def remove(self, *consumers: Consumer) -> None:
+        leaving = set(consumers)
+        self._ranges = [item for item in self._ranges if item[2] not in leaving]
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         at = bisect_right(self._ranges, key_hash, key=itemgetter(0)) - 1
@@ -189,9 +262,10 @@ class ChunkAssignments:
             del self._consumers[next(iter(self._consumers))]
         self._consumers[uuid] = consumer
 
-    def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer. Its partly delivered chunked messages begin again with another consumer."""
-        self._consumers = {uuid: item for uuid, item in self._consumers.items() if item is not consumer}
+    def remove(self, *consumers: Consumer) -> None:
+        """Remove consumers. Their partly delivered chunked messages begin again with another consumer."""
+        leaving = set(consumers)
+        self._consumers = {uuid: item for uuid, item in self._consumers.items() if item not in leaving}
 
     def clear(self) -> None:
         """Remove all messages."""
@@ -205,6 +279,10 @@ def selector_for(first: Consumer, partition: int) -> Selector:
     if first.type is SubscriptionType.KEY_SHARED:
         return ConsistentHash() if first.options.sticky_ranges is None else StickyRanges()
     return SingleActive(partition)
+
+
+def _point(key_hash: int, number: int) -> int:
+    return key_hash << _NUMBER_BITS | number
 
 
 def _other_mode(consumer: Consumer) -> ConsumerNotAssigned:

@@ -115,8 +115,10 @@ class Subscription:
         self.pending.on_release = None if dispatcher is None else dispatcher.note_released
 
     def disconnect(self) -> None:
-        """Ask the client of each consumer to subscribe again."""
-        for consumer in list(self.consumers):
+        """Remove all consumers, and ask the client of each to subscribe again."""
+        consumers = list(self.consumers)
+        self.leave(*consumers)
+        for consumer in consumers:
             consumer.channel.disconnect()
 
     def flow(self, consumer: Consumer, permits: int) -> None:
@@ -129,10 +131,10 @@ class Subscription:
         if self.dispatcher is not None:
             self.dispatcher.wake()
 
-    def leave(self, consumer: Consumer) -> None:
-        """Deliver nothing more to a consumer; other consumers receive what it has not acknowledged."""
+    def leave(self, *consumers: Consumer) -> None:
+        """Deliver nothing more to these consumers; other consumers receive what they have not acknowledged."""
         if self.dispatcher is not None:
-            self.dispatcher.remove(consumer)
+            self.dispatcher.remove(*consumers)
 
     def redeliver(self, consumer: Consumer, keys: Sequence[EntryKey]) -> None:
         """Deliver entries of a consumer again; without `keys`, all that it has not acknowledged."""

@@ -222,16 +222,20 @@ class PersistentTopic:
 
     async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
         """Remove a consumer. The position of a reader ends with its last consumer."""
+        subscription.leave(consumer)
+        await self.note_left(subscription)
+
+    async def note_left(self, subscription: Subscription) -> None:
+        """Note that consumers have left a subscription, perhaps the last one. `tick` sees whether the topic is idle: a
+        search through its subscriptions for each that is left would be quadratic."""
         if subscription.dispatcher is None:
             return
-        subscription.leave(consumer)
         if not subscription.consumers and not subscription.durable:
             await self.remove_subscription(subscription)
         elif not subscription.consumers:
             async with self._opening.setdefault(subscription.name, asyncio.Lock()):
                 if not subscription.consumers:
                     await subscription.close()
-        self._note_idle()
 
     async def remove_subscription(self, subscription: Subscription) -> None:
         """Close a subscription and disconnect its consumers. Its cursor stays."""
