@@ -13,7 +13,7 @@ Must not know: bytes, sockets, protobuf.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -42,6 +42,10 @@ LIVENESS_SECONDS = 5.0
 """The time that a client has to send bytes after a PING when another one asks for its place."""
 _PENDING_BYTES = 32 << 20
 """The bytes of one connection that may wait to be appended."""
+MAX_CLIENTS = 10_000
+"""The producers and consumers of one connection, together."""
+ENDED_AT_ONCE = 100
+"""Producers, or subscriptions' consumers, that are removed in one step of the event loop when a connection ends."""
 _NO_REQUEST = (1 << 64) - 1
 """The request id of a refused connection, as a broker sends it."""
 
@@ -107,6 +111,8 @@ class Session:
         self._creating: dict[tuple[str, int], int] = {}
         """The requests that create a producer or consumer now, by its kind and number."""
         self._liveness_waiters: list[asyncio.Future[None]] = []
+        self._ending: asyncio.Task[None] | None = None
+        """Removes the producers and consumers that `end` has not removed at once."""
 
     # Requests
 
@@ -166,8 +172,10 @@ class Session:
 
     async def is_alive(self) -> bool:
         """Return whether the client still sends bytes; end the session of one that does not. A client whose bytes are
-        not read now counts as alive."""
+        not read now counts as alive. Of one that has ended, the names are free when this returns."""
         if self.is_closed:
+            if self._ending is not None:
+                await asyncio.shield(self._ending)
             return False
         waiter = asyncio.get_running_loop().create_future()
         self._liveness_waiters.append(waiter)
@@ -195,10 +203,15 @@ class Session:
         """Reserve the number of a producer or consumer while it is created.
 
         Yield a function that returns whether the reservation holds: False after the client has closed the producer or
-        consumer. Raise Refused for a number that is reserved already.
+        consumer. Raise Refused for a number that is reserved already, and for one more than `MAX_CLIENTS`.
         """
         if (kind, number) in self._creating:
             raise Refused(ServerError.ServiceNotReady, f"the {kind} {number} of this connection is being created")
+        if len(self.producers) + len(self.consumers) + len(self._creating) >= MAX_CLIENTS:
+            raise Refused(
+                ServerError.TooManyRequests,
+                f"this connection has {MAX_CLIENTS} producers and consumers: close some, or use another connection",
+            )
         self._creating[kind, number] = request_id
         try:
             yield lambda: self._creating.get((kind, number)) == request_id
@@ -224,19 +237,46 @@ class Session:
             connected.subscription.wake()
 
     def end(self) -> None:
-        """Remove producers and consumers from their topics at once, so that others may use their names. Idempotent."""
+        """Remove producers and consumers from their topics, so that others may use their names: those of a usual
+        client at once, further ones in later turns of the loop. Idempotent."""
         self.is_closed = True
         self._creating.clear()
         self.context.publish_budget.discard(self.pending_publishes)
         self.note_alive()  # its callers see that it is closed
-        for producer in list(self.producers.values()):
-            producer.topic.remove_producer(producer.producer)
-        for connected in list(self.consumers.values()):
-            connected.subscription.leave(connected.consumer)
-            connected.topic.spawn(connected.topic.remove_consumer(connected.subscription, connected.consumer))
+        removal = self._remove_all(list(self.producers.values()), list(self.consumers.values()))
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
+        if next(removal, False):
+            self._ending = asyncio.create_task(self._continue(removal))
+
+    def _remove_all(
+        self, producers: Sequence[ConnectedProducer], consumers: Sequence[ConnectedConsumer]
+    ) -> Iterator[bool]:
+        """Remove producers and consumers; yield before each further step."""
+        count = 0
+        for producer in producers:
+            if count >= ENDED_AT_ONCE:
+                count = 0
+                yield True
+            producer.topic.remove_producer(producer.producer)
+            count += 1
+        groups: dict[Subscription, list[ConnectedConsumer]] = {}
+        for connected in consumers:
+            groups.setdefault(connected.subscription, []).append(connected)
+        for subscription, group in groups.items():
+            if count >= ENDED_AT_ONCE:
+                count = 0
+                yield True
+            subscription.leave(*(connected.consumer for connected in group))
+            topic = group[0].topic
+            topic.spawn(topic.note_left(subscription))
+            count += len(group)
+
+    async def _continue(self, removal: Iterator[bool]) -> None:
+        """Finish a removal, a step in each turn of the loop."""
+        for _ in removal:
+            await asyncio.sleep(0)
 
 
 class ConnectedProducer:
@@ -302,7 +342,6 @@ class ConnectedConsumer:
         consumers, consumer_id = self.connection.consumers, self.consumer.options.consumer_id
         if consumers.get(consumer_id) is self:
             del consumers[consumer_id]
-            self.subscription.leave(self.consumer)
             self._channel.send(requests.CloseConsumer(0, consumer_id))
 
 
