@@ -253,6 +253,20 @@ class Settings:
         "Unacknowledged messages that a shared consumer may have; 0: any number.",
         "maxUnackedMessagesPerConsumer",
     )
+    broker_max_consumers_per_subscription: int = setting(
+        1_000,
+        "broker.max-consumers-per-subscription",
+        WholeNumber("consumers"),
+        "Consumers of one subscription; further ones are refused; 0: any number.",
+        "maxConsumersPerSubscription",
+    )
+    broker_max_producers_per_topic: int = setting(
+        10_000,
+        "broker.max-producers-per-topic",
+        WholeNumber("producers"),
+        "Producers of one topic; further ones are refused; 0: any number.",
+        "maxProducersPerTopic",
+    )
     broker_deduplication_max_producers: int = setting(
         10_000,
         "broker.deduplication-max-producers",

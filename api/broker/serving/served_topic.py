@@ -24,7 +24,7 @@ class NewestEntries(Protocol):
 
 
 class ServedTopic(Protocol):
-    """One open topic. `max_unacked_messages`: of one consumer; 0: any number."""
+    """One open topic. `max_unacked_messages`: of one consumer; `max_consumers`: of one subscription; 0: any number."""
 
     storage: Topic
     metadata: MetadataStore
@@ -32,6 +32,7 @@ class ServedTopic(Protocol):
     cursor_writer: CursorWriter
     page_budget: PageBudget
     max_unacked_messages: int
+    max_consumers: int
     stale_readers: int
 
     @property

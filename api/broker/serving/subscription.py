@@ -106,6 +106,12 @@ class Subscription:
                 f"Exclusive consumer is already connected to {self.name}", "end it, or use a failover subscription",
                 is_public=True,
             )  # fmt: skip
+        elif 0 < self.topic.max_consumers <= len(self.consumers):
+            raise ConsumerBusy(
+                f"Subscription reached max consumers limit: {self.name} has {self.topic.max_consumers}",
+                "end some, or raise broker.max-consumers-per-subscription",
+                is_public=True,
+            )
         assert self.dispatcher is not None
         self.dispatcher.check(consumer)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from api.broker.refusals import BacklogQuotaExceeded, SubscriptionHasConsumers, TopicNotServed
+from api.broker.refusals import BacklogQuotaExceeded, ProducerBusy, SubscriptionHasConsumers, TopicNotServed
 from api.broker.serving.channel import ProducerChannel
 from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
@@ -59,6 +59,8 @@ class PersistentTopic:
         clock: Clock,
         pools: Pools,
         max_unacked_messages: int,
+        max_consumers: int,
+        max_producers: int,
         tail: Tail,
         cursor_writer: CursorWriter,
         page_budget: PageBudget,
@@ -69,13 +71,16 @@ class PersistentTopic:
         on_lost: Callable[[PersistentTopic], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`max_unacked_messages`: of one consumer; 0: any number. `producer_epoch`: the stored epoch of the last
+        """`max_unacked_messages`: of one consumer; `max_consumers`: of one subscription; `max_producers`: of the topic;
+        0: any number. `producer_epoch`: the stored epoch of the last
         exclusive producer. `over_quota` returns the backlog quota that refuses producers now. `on_lost` is called when
         this service does not serve the topic any more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
         self.max_unacked_messages = max_unacked_messages
+        self.max_consumers = max_consumers
+        self._max_producers = max_producers
         self.tail = tail
         self.cursor_writer = cursor_writer
         self.page_budget = page_budget
@@ -292,6 +297,11 @@ class PersistentTopic:
         """Connect a producer. Return a future if it has to wait for its turn. Raises what `ProducerRegistry.add` does,
         and TopicNotServed."""
         self.check_open()
+        if 0 < self._max_producers <= len(self.producers) and self.producers.named(producer.name) is None:
+            raise ProducerBusy(
+                f"Topic {self.name} reached max producers limit: it has {self._max_producers}",
+                "end some, or raise broker.max-producers-per-topic",
+            )
         turn = self.producers.add(producer)
         self.idle_since = None
         return turn

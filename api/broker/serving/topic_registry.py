@@ -153,6 +153,8 @@ class TopicRegistry:
             self._clock,
             pools,
             self._settings.broker_max_unacked_messages,
+            self._settings.broker_max_consumers_per_subscription,
+            self._settings.broker_max_producers_per_topic,
             Tail(self._tails),
             self.cursor_writer,
             self._pages,

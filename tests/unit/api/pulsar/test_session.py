@@ -75,7 +75,7 @@ def session(access: object = None) -> tuple[Session, RecordingChannel]:
         settings=Settings(),
         max_message_size=1,
         server_version="test",
-        log_throttle=SimpleNamespace(warn=lambda *_: None),
+        log_throttle=SimpleNamespace(warn=lambda *_, **__: None),
         **shared_state(clock),
     )
     return Session(cast(ServerContext, context), channel, HANDLERS), channel

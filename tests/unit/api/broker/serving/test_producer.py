@@ -301,3 +301,19 @@ def test_a_wrong_checksum_stops_no_other_producer_of_the_group(run: Any) -> None
         assert channel_of(broken).is_disconnected
 
     run(test)
+
+
+def test_a_topic_refuses_more_producers_than_the_limit(bench: Workbench, topic: Topic) -> None:
+    """Pulsar's maxProducersPerTopic. A producer that replaces its earlier self is not one more."""
+
+    async def main() -> None:
+        async with opened(bench, topic, max_producers=2) as served:
+            channel = NotingChannel()
+            for name, epoch in (("a", 0), ("b", 0), ("b", 1)):
+                served.add_producer(served.new_producer(channel, ProducerOptions(name, epoch=epoch)))
+            with pytest.raises(ProducerBusy, match="reached max producers limit"):
+                add(served, "c", SHARED)
+            served.remove_producer(served.producers.all[0])
+            add(served, "c", SHARED)
+
+    asyncio.run(main())

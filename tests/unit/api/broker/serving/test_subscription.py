@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from api.broker.refusals import ConsumerBusy
 from api.broker.serving import acknowledging
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import SubscriptionType
@@ -131,3 +132,22 @@ async def quiet() -> None:
     """Until nothing goes on: there are no threads, so every step is the loop's."""
     for _ in range(400):
         await asyncio.sleep(0)
+
+
+def test_a_subscription_refuses_more_consumers_than_the_limit(bench: Workbench, topic: Topic) -> None:
+    """Pulsar's maxConsumersPerSubscription: without it a change of consumers takes any time."""
+
+    async def main() -> None:
+        async with opened(bench, topic, max_consumers=2) as served:
+            several = [consumer(name) for name in "abc"]
+            for item in several[:2]:
+                subscription = await served.subscribe(item, SubscribeRequest("s"))
+                assert subscription.dispatcher is not None
+                subscription.dispatcher.add(item)
+            with pytest.raises(ConsumerBusy, match="reached max consumers limit"):
+                await served.subscribe(several[2], SubscribeRequest("s"))
+            await served.subscribe(several[2], SubscribeRequest("other"))
+            subscription.leave(several[0])
+            await served.subscribe(several[2], SubscribeRequest("s"))
+
+    asyncio.run(main())
