@@ -21,6 +21,8 @@ MAX_WATCHERS = 100
 """The watchers of one connection."""
 NAMES_AT_ONCE = 1_000
 """Names that are sent before other tasks have a turn, besides those of one update."""
+WATCHERS_AT_ONCE = 5_000
+"""Watchers that are visited before other tasks have a turn."""
 _PAUSE = 9
 """The time from a pass to the next one, as a multiple of the pass's duration."""
 
@@ -101,8 +103,14 @@ class NamespaceWatch:
         started = self._now()
         if started < self._next:
             return
-        watchers = [(client, number, topics) for client in clients for number, topics in client.watchers.all]
-        namespaces = {topics.namespace for _, _, topics in watchers}
+        watchers: list[tuple[WatchingClient, int, WatchedTopics]] = []
+        namespaces: set[str] = set()
+        for count, client in enumerate(clients, 1):
+            for number, topics in client.watchers.all:
+                watchers.append((client, number, topics))
+                namespaces.add(topics.namespace)
+            if not count % (WATCHERS_AT_ONCE // MAX_WATCHERS):
+                await asyncio.sleep(0)
         for namespace in self._lists.keys() - namespaces:
             del self._lists[namespace]
         for namespace in namespaces:
@@ -110,7 +118,9 @@ class NamespaceWatch:
             if names != self._lists.get(namespace):
                 self._lists[namespace] = names
         changed: dict[tuple[str, str, int], list[tuple[WatchingClient, int, WatchedTopics]]] = {}
-        for client, number, topics in watchers:
+        for count, (client, number, topics) in enumerate(watchers, 1):
+            if not count % WATCHERS_AT_ONCE:
+                await asyncio.sleep(0)
             if topics.names is not self._lists[topics.namespace]:
                 key = topics.namespace, topics.pattern, id(topics.matches)
                 changed.setdefault(key, []).append((client, number, topics))

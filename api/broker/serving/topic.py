@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from api.broker.refusals import BacklogQuotaExceeded, ProducerBusy, SubscriptionHasConsumers, TopicNotServed
@@ -41,9 +41,12 @@ from storage.model import EARLIEST, TopicName
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
 _STORE_CALLS = 4
 """Concurrent reads of one topic's messages: an object that hangs leaves threads for other topics."""
 _STORE_SECONDS = 30.0
+CLIENTS_AT_ONCE = 100
+"""Producers, consumers or subscriptions that are visited before other tasks have a turn."""
 _READER_TICKS = 60
 """Ticks that a reader's position is kept without a consumer: after a seek the reader connects again."""
 
@@ -316,20 +319,20 @@ class PersistentTopic:
 
     # Time and the end
 
-    def tick(self, seconds: float) -> None:
+    async def tick(self, seconds: float) -> None:
         """Compute rates of the `seconds` since the last tick; disconnect producers while the backlog exceeds its quota.
 
         Call it about once a second.
         """
         is_over = self.over_quota() is not None
-        for producer in self.producers.all:
+        async for producer in _in_turns(self.producers.all):
             producer.published.tick(seconds)
             if is_over:
                 producer.disconnect()  # its client connects again and is refused with the reason
         self.published.tick(seconds)
-        for subscription in list(self.subscriptions.values()):
+        async for subscription in _in_turns(list(self.subscriptions.values())):
             subscription.dispatched.tick(seconds)
-            for consumer in subscription.consumers:
+            async for consumer in _in_turns(subscription.consumers):
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
@@ -355,7 +358,7 @@ class PersistentTopic:
         try:
             self.producers.end_turns(self._not_served())
             await self.publishing.close()  # a producer that is disconnected before its receipts sends twice
-            for producer in self.producers.all:
+            async for producer in _in_turns(self.producers.all):
                 producer.disconnect()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()
@@ -375,3 +378,11 @@ class PersistentTopic:
                 self._deduplication.store()
         finally:
             self._held.release()
+
+
+async def _in_turns(items: Sequence[_Item]) -> AsyncIterator[_Item]:
+    """Yield the items; other tasks have a turn after each `CLIENTS_AT_ONCE`."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % CLIENTS_AT_ONCE:
+            await asyncio.sleep(0)

@@ -43,6 +43,7 @@ from storage.topic import Topic
 LOG = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 _CLOSED_AT_ONCE = 8
+_TICKED_AT_ONCE = 20
 Audit = Callable[[str, TopicName], None]
 """Logs a change that a client has made to a topic: the action and the topic."""
 
@@ -117,13 +118,15 @@ class TopicRegistry:
         now, last = self._clock.now_ms(), self._ticked_ms
         self._ticked_ms = now
         seconds = max(now - last, 1) / 1000  # the loop may have been late
-        for topic in self:
+        for number, topic in enumerate(self, 1):
             if topic.is_lost:
                 self._lost(topic)
             elif topic.idle_since is not None and now - topic.idle_since >= self._settings.producers_idle_ms:
                 self._spawn(self._close_idle(topic))
             else:
-                topic.tick(seconds)
+                await topic.tick(seconds)
+            if not number % _TICKED_AT_ONCE:
+                await asyncio.sleep(0)
 
     # Opening
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicNotServed
+from api.broker.serving import topic as topic_module
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
@@ -229,10 +231,10 @@ def test_a_name_is_taken_over_by_the_same_producer_of_a_connection_alone(run: An
 def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> None:
     async def test(topic: PersistentTopic) -> None:
         sent_away, _ = add(topic, "a", SHARED)
-        topic.tick(1)
+        await topic.tick(1)
         assert topic.producers.all == [sent_away]
         topic.over_quota = lambda: cast(Any, "over")
-        topic.tick(1)
+        await topic.tick(1)
         assert topic.producers.all == []
         assert channel_of(sent_away).is_disconnected
 
@@ -317,3 +319,24 @@ def test_a_topic_refuses_more_producers_than_the_limit(bench: Workbench, topic: 
             add(served, "c", SHARED)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_many_producers_are_disconnected_in_turns_of_the_loop(
+    run: Any, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    monkeypatch.setattr(topic_module, "CLIENTS_AT_ONCE", 10)
+
+    async def test(topic: PersistentTopic) -> None:
+        for number in range(50):
+            add(topic, f"p{number}", SHARED)
+        topic.over_quota = lambda: cast(Any, "over")
+        work = asyncio.create_task(topic.close() if closes else topic.tick(1))
+        counts = [50]
+        while not work.done():
+            await asyncio.sleep(0)
+            counts.append(len(topic.producers))
+        assert max(before - after for before, after in pairwise(counts)) == 10
+        assert counts[-1] == 0
+
+    run(test)
