@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from api.broker.serving.consumer import Consumer
-from api.broker.serving.pending_acks import EntryKey, PendingAck, PendingAcks
+from api.broker.serving.pending_acks import STEP_SLOTS, EntryKey, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.served_topic import ServedTopic
 from storage.ack_ranges import bitmap_of, mask_of
@@ -85,6 +85,16 @@ class Acknowledgements:
         self._mark: LogPosition | None = None
         self._lookups = 0
         self._looking_up = asyncio.Lock()
+
+    def step_end(self, acks: Sequence[AckedEntry]) -> int:
+        """Return how many of `acks` have as many slots as one step of the event loop acknowledges."""
+        slots = 0
+        for number, ack in enumerate(acks, 1):
+            pending = self._pending.get(ack.key)
+            slots += pending.messages if pending is not None else 0
+            if slots >= STEP_SLOTS:
+                return number
+        return len(acks)
 
     def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> list[AckedEntry]:
         """Acknowledge entries; `cumulative`: with all messages before them. Return those that have to be looked up in

@@ -31,6 +31,9 @@ MAX_LEDGERS = 64
 """Ledgers whose acknowledged entry ids are kept."""
 MAX_LATE = 100_000
 """Entries that are kept for a late acknowledgement, after their consumer has left."""
+STEP_SLOTS = 1_000_000
+"""Slots of entries that one step of the event loop acknowledges or settles, besides those of its last entry: an entry
+has up to 262,144, which take 0.4 ms, and 2 ms if every other one is acknowledged."""
 _MAX_ENTRY_ID = 1 << 32
 
 

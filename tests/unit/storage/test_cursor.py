@@ -375,8 +375,11 @@ def test_slots_are_acknowledged_in_one_step_and_masks_say_which(world: World) ->
 
 
 def test_bits_and_bitmaps_are_inverse() -> None:
-    for mask in (1, 0b1011, 1 << 70, (1 << 262_144) - 1):
+    runs = (1 << 262_144) - 1 ^ 0b1011 << 200_000
+    for mask in (1, 0b1011, 1 << 63, 1 << 64, 1 << 70, (1 << 262_144) - 1, runs, int("01" * 70_000, 2) << 3):
         assert mask_of(bitmap_of(mask)) == mask
+    assert list(bitmap_of(0b1011 << 62)) == [62, 63, 65]
+    assert list(bitmap_of((1 << 64) - 1 << 5)) == list(range(5, 69))
     assert (mask_of(BitMap()), bitmap_of(0)) == (0, BitMap())
 
 

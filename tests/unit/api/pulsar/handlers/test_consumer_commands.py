@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
+from api.broker.serving.pending_acks import STEP_SLOTS
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.codec.requests import Ack, CloseConsumer
@@ -15,6 +16,7 @@ from api.pulsar.codec.responses import Response
 from api.pulsar.handlers import consumers
 from api.pulsar.handlers.consumers import ACKS_AT_ONCE
 from api.pulsar.session import ConnectedConsumer, Session
+from storage.entries.rebuild import DeliverableEntry
 from storage.model import EARLIEST
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import entry
@@ -85,6 +87,36 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
             assert (len(reading.pending), session.holds) == (count - ACKS_AT_ONCE, {"acknowledging"})
             await asyncio.gather(*session.tasks)
             assert (len(reading.pending), session.holds) == (0, set())
+
+    asyncio.run(main())
+
+
+def test_a_step_acknowledges_a_bounded_number_of_slots(bench: Workbench, topic: Topic) -> None:
+    """X6: 809 bytes that acknowledged one message of each of 100 batches held the event loop for 2 s."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"]) as served:
+            session = NotingSession()
+            connected = await joined(session, served)
+            reading, subscription = connected.consumer, connected.subscription
+            messages, count = 1 << 18, 10
+            for number in range(count):
+                batch = DeliverableEntry(1, number, number * messages, messages, b"", (1 << messages) - 1, True)
+                subscription.deliver(reading, batch, batch.live, batch.offset, None)
+            acknowledged = [0]
+
+            def note(*_: object) -> None:
+                acknowledged[-1] += 1
+
+            subscription.position.current.acknowledge_slots = note  # type: ignore[method-assign]
+            acks = [AckedEntry(1, number, -1, [1]) for number in range(count)]
+            consumers.ack(cast(Session, session), Ack(1, None, False, False, acks))
+            while not all(task.done() for task in session.tasks):
+                acknowledged.append(0)
+                await asyncio.sleep(0)
+            assert sum(acknowledged) == count
+            assert max(acknowledged) * messages <= STEP_SLOTS + messages
+            assert session.holds == set()
 
     asyncio.run(main())
 
