@@ -85,6 +85,7 @@ class Acknowledgements:
         self._mark: LogPosition | None = None
         self._lookups = 0
         self._looking_up = asyncio.Lock()
+        self._is_settling = False
 
     def step_end(self, acks: Sequence[AckedEntry]) -> int:
         """Return how many of `acks` have as many slots as one step of the event loop acknowledges."""
@@ -137,11 +138,15 @@ class Acknowledgements:
             self._lookups -= len(acks)
         self._note_progress(consumer)
 
-    def settle_through(self, end: int) -> None:
-        """Settle the entries that end at or before the offset `end`: another door has acknowledged them."""
-        for pending in self._pending.pop_through(end):
-            if self.on_settled is not None:
-                self.on_settled(pending)
+    def settle_acknowledged(self, consumer: Consumer | None = None) -> None:
+        """Settle the entries up to the position's end: some now, the others in later turns of the event loop.
+
+        They are acknowledged already, by `consumer`; None: by another door. Until they are settled they only count as
+        unacknowledged messages of their consumers.
+        """
+        if not self._is_settling and self._settle_some(consumer):
+            self._is_settling = True
+            self._topic.spawn(self._settle_rest(consumer))
 
     def begin(self) -> None:
         """Note that the position was opened: it may be before the known end."""
@@ -188,18 +193,37 @@ class Acknowledgements:
             self._move_through(consumer, LogPosition(pending.offset - 1, MessageId(ledger_id, entry_id - 1)))
 
     def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
-        for pending in self._pending.pop_through(position.offset + 1):
-            consumer.acknowledged.add(pending.live.bit_count())
-            if self.on_settled is not None:
+        self._position.extend(position.offset + 1)
+        self._position.current.acknowledge_cumulative(position)
+        self.settle_acknowledged(consumer)
+
+    def _settle_some(self, consumer: Consumer | None) -> bool:
+        """Settle as many acknowledged entries as one step may take. Return whether more may remain."""
+        position = self._position.current
+        end = position.acknowledged_end + 1  # a reset may have moved it back since the last step
+        settled, has_more = self._pending.pop_through(end)
+        if consumer is not None:
+            consumer.acknowledged.add(sum(pending.live.bit_count() for pending in settled))
+        if self.on_settled is not None:
+            for pending in settled:
                 self.on_settled(pending)
-        partial = self._pending.oldest()
-        if partial is not None and partial.offset <= position.offset:
-            acked = partial.live & ((1 << (position.offset + 1 - partial.offset)) - 1)
+        partial = None if has_more else self._pending.oldest()
+        if partial is not None and partial.offset < end:
+            acked = partial.live & position.acknowledged_mask(partial.offset, partial.messages)
             partial.live &= ~acked
             if partial.consumer is not None:
                 partial.consumer.unacked -= acked.bit_count()
-        self._position.extend(position.offset + 1)
-        self._position.current.acknowledge_cumulative(position)
+        return has_more
+
+    async def _settle_rest(self, consumer: Consumer | None) -> None:
+        try:
+            has_more = True
+            while has_more:
+                await asyncio.sleep(0)
+                has_more = self._settle_some(consumer)
+        finally:
+            self._is_settling = False
+        self._on_progress()
 
     def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:
         self._position.extend(acked.last.offset + 1)

@@ -67,8 +67,9 @@ class ReaderPosition:
         self._move(highest)
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
-        """Acknowledge a message and all before it."""
-        self.acknowledge(position, 0)
+        """Acknowledge a message and all before it, which takes no memory."""
+        self._offsets.move_mark(position.offset)
+        self._move(position)
 
     def acknowledged_mask(self, first: int, count: int) -> int:
         """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
@@ -79,9 +80,9 @@ class ReaderPosition:
         self._offsets.move_mark(offset - 1)
 
     @property
-    def next_offset(self) -> int:
-        """The first offset that is not acknowledged."""
-        return self._offsets.end + 1
+    def acknowledged_end(self) -> int:
+        """The last offset up to which all are acknowledged."""
+        return self._offsets.end
 
     def _move(self, position: LogPosition) -> None:
         if self._offsets.end >= position.offset and (
@@ -164,7 +165,7 @@ class SubscriptionPosition:
     def next_position(self) -> StartPosition:
         """The first message that is not acknowledged."""
         if isinstance(self.current, ReaderPosition):
-            return StartOffset(self.current.next_offset) if self._has_begun else self._start
+            return StartOffset(self.current.acknowledged_end + 1) if self._has_begun else self._start
         mark = self.current.mark_delete
         return EARLIEST if mark is None else StartOffset(mark.offset + 1)
 

@@ -201,9 +201,7 @@ class Subscription:
 
     def settle_acknowledged(self) -> None:
         """Settle the messages that another door has acknowledged on the cursor: no consumer receives them."""
-        cursor = self.position.cursor
-        assert cursor is not None
-        self.acks.settle_through(cursor.acknowledged_end + 1)
+        self.acks.settle_acknowledged()
         self.wake()
 
     def _note_acknowledged(self) -> None:

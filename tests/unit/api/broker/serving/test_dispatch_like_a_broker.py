@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving import acknowledging, dispatcher
+from api.broker.serving import acknowledging, dispatcher, pending_acks
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.live_subscriptions import ServedSubscription
@@ -302,6 +302,80 @@ def test_the_entries_of_a_consumer_are_returned_in_turns_of_the_loop_and_in_orde
             await quiet()
             assert not (leaves and reader.consumer.pending)
             assert other.received == list(range(12))
+
+    run(main())
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_many_acknowledged_entries_are_settled_in_turns_of_the_loop(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, skips: bool
+) -> None:
+    """X6: one cumulative acknowledgement, or a skip by REST, held the loop for 0.3 s. Its receipt follows the position;
+    the counts of the consumer come later."""
+    monkeypatch.setattr(pending_acks, "STEP_ENTRIES", 4)
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 20) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            subscription, dispatcher = reader.subscription, reader.subscription.dispatcher
+            cursor = subscription.position.current
+            if skips:
+                cursor.acknowledge_below(18)
+                subscription.settle_acknowledged()
+            else:
+                last = AckedEntry(reader.ledger_id, 17)
+                assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)
+            assert cursor.acknowledged_end == 17
+            assert (len(reader.consumer.pending), reader.consumer.unacked) == (16, 16)
+            again = [AckedEntry(reader.ledger_id, number) for number in (15, 0, 10)]
+            for cumulative in (False, True):
+                assert not subscription.acknowledge(reader.consumer, again, cumulative=cumulative)
+            turns = 0
+            while len(reader.consumer.pending) > 2 and turns < 10:
+                before = len(reader.consumer.pending)
+                await asyncio.sleep(0)
+                assert before - len(reader.consumer.pending) <= 4
+                turns += 1
+            await quiet()
+            assert (sorted(reader.consumer.pending), reader.consumer.unacked) == (
+                [(reader.ledger_id, 18), (reader.ledger_id, 19)],
+                2,
+            )
+            if not skips:
+                assert reader.consumer.acknowledged.messages == 18
+            assert dispatcher is not None
+            dispatcher.redeliver(reader.consumer, None)
+            await quiet()
+            assert reader.received[20:] == [18, 19]
+
+    run(main())
+
+
+@pytest.mark.parametrize("event", ["redeliver", "leave", "seek"])
+def test_what_happens_while_acknowledged_entries_are_settled(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    monkeypatch.setattr(pending_acks, "STEP_ENTRIES", 2)
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 20) as served:
+            reader = await Reader(served, "a", EXCLUSIVE).join()
+            subscription = reader.subscription
+            last = AckedEntry(reader.ledger_id, 15)
+            assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)
+            reader.channel.received.clear()
+            if event == "redeliver":
+                subscription.redeliver(reader.consumer, [])
+                await quiet()
+            else:
+                if event == "seek":
+                    await subscription.seek(EARLIEST)
+                await reader.leave()
+                reader = await Reader(served, "b", EXCLUSIVE).join()
+            expected = list(range(20)) if event == "seek" else [16, 17, 18, 19]
+            assert reader.received == expected
+            assert sorted(entry_id for _, entry_id in reader.consumer.pending) == expected
+            assert reader.consumer.unacked == len(expected)
 
     run(main())
 

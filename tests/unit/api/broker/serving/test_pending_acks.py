@@ -19,17 +19,18 @@ def deliver(acks: PendingAcks, to: Consumer, offset: int, messages: int = 1) -> 
     return pending
 
 
-def offsets(entries: list[PendingAck]) -> list[int]:
-    return [item.offset for item in entries]
+def settled_through(acks: PendingAcks, offset: int) -> list[int]:
+    """Settle what one step settles. Return the offsets of its entries."""
+    return [item.offset for item in acks.pop_through(offset)[0]]
 
 
 def test_a_cumulative_acknowledgement_takes_the_prefix_whatever_the_order_of_deliveries() -> None:
     acks, reader = PendingAcks(), consumer("a")
     for offset in (4, 0, 2, 6, 8):
         deliver(acks, reader, offset, 2)
-    assert offsets(list(acks.pop_through(5))) == [0, 2]
+    assert settled_through(acks, 5) == [0, 2]
     assert (len(acks), reader.unacked, sorted(reader.pending)) == (3, 6, [(1, 4), (1, 6), (1, 8)])
-    assert offsets(list(acks.pop_through(10))) == [4, 6, 8]
+    assert settled_through(acks, 10) == [4, 6, 8]
     assert (len(acks), reader.unacked) == (0, 0)
 
 
@@ -38,9 +39,40 @@ def test_each_entry_is_looked_at_once() -> None:
     acks, reader = PendingAcks(), consumer("a")
     for offset in range(1_000):
         deliver(acks, reader, offset)
-    seen = [next(acks.pop_through(offset + 1)).offset for offset in range(1_000)]
-    assert seen == list(range(1_000))
+    assert [settled_through(acks, offset + 1) for offset in range(1_000)] == [[offset] for offset in range(1_000)]
     assert acks.oldest() is None
+
+
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_a_step_settles_a_bounded_number_of_entries_and_of_slots(
+    monkeypatch: pytest.MonkeyPatch, is_retired: bool
+) -> None:
+    """X6: 100,000 held the event loop for 0.3 s."""
+    monkeypatch.setattr(pending_acks, "STEP_ENTRIES", 4)
+    monkeypatch.setattr(pending_acks, "STEP_SLOTS", 100)
+    acks, reader = PendingAcks(), consumer("a")
+    for offset in range(10):
+        deliver(acks, reader, offset)
+    for offset in (100, 160, 220):
+        deliver(acks, reader, offset, 60)
+    if is_retired:
+        acks.retire()
+    assert settled_through(acks, 1_000) == [0, 1, 2, 3]
+    assert settled_through(acks, 6) == [4, 5]
+    steps = [([6, 7, 8, 9], True), ([100, 160], True), ([220], False), ([], False)]
+    for offsets, has_more in steps:
+        popped, may_have_more = acks.pop_through(1_000)
+        assert ([item.offset for item in popped], may_have_more) == (offsets, has_more)
+    assert (len(acks), reader.unacked) == (0, 0)
+
+
+def test_entries_that_were_settled_out_of_order_count_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_acks, "STEP_ENTRIES", 4)
+    acks, reader = PendingAcks(), consumer("a")
+    entries = [deliver(acks, reader, offset) for offset in range(10)]
+    for pending in entries[1:9]:
+        acks.settle(pending)
+    assert [settled_through(acks, 10) for _ in range(3)] == [[0], [], [9]]
 
 
 def test_an_entry_that_is_released_waits_for_its_next_delivery() -> None:
@@ -90,5 +122,5 @@ def test_a_late_acknowledgement_finds_what_was_retired(monkeypatch: pytest.Monke
     assert acks.get((LEDGER, 5)) is None, "only so many are kept"
     deliver(acks, reader, 0)
     assert len(acks) == 1
-    assert offsets(list(acks.pop_through(3))) == [0, 1, 2]
+    assert settled_through(acks, 3) == [0, 1, 2]
     assert acks.get((LEDGER, 2)) is None

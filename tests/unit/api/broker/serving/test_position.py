@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.broker.serving.position import SubscribeRequest, SubscriptionPosition, entry_of
+from api.broker.serving.position import ReaderPosition, SubscribeRequest, SubscriptionPosition, entry_of
 from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, StateMayBeStale, Unavailable
@@ -84,6 +84,18 @@ def test_a_reader_begins_in_memory_and_counts_what_is_before_its_first_message_a
             topic.metadata.cursors.get(topic.record.id, "s")
 
     run(test)
+
+
+def test_a_reader_acknowledges_any_number_of_messages_at_once() -> None:
+    """Beyond 33 million, the bitmaps had no memory for them: they were delivered again."""
+    position = ReaderPosition(None)
+    position.acknowledge(LogPosition(1 << 30, MessageId(1, 7)))
+    last = LogPosition(1 << 29, MessageId(1, 5))
+    position.acknowledge_cumulative(last)
+    assert (position.mark_delete, position.acknowledged_end) == (last, 1 << 29)
+    position.acknowledge_cumulative(LogPosition((1 << 30) - 1, MessageId(1, 6)))
+    position.acknowledge_cumulative(last)
+    assert position.acknowledged_end == 1 << 30
 
 
 def test_a_cursor_is_moved_and_nothing_counts_as_delivered_then(run: Run) -> None:
