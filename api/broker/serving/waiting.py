@@ -72,7 +72,7 @@ class WaitingEntries:
         self.delayed.add(due_ms, offset)
 
     def release_due(self, now_ms: int) -> None:
-        """Queue the delayed entries that are due."""
+        """Queue delayed entries that are due, as many as one step of the event loop may take."""
         for offset in self.delayed.take_due(now_ms):
             self.queue.add(offset, None)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving import acknowledging, dispatcher, pending_acks
+from api.broker.serving import acknowledging, delayed as delayed_entries, dispatcher, pending_acks
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.live_subscriptions import ServedSubscription
@@ -149,6 +149,30 @@ def test_delayed_entries_are_delivered_when_they_are_due(
             again.subscription.wake()
             await quiet()
             assert again.received == [1, 1, 0]
+
+    run(main())
+
+
+def test_delayed_entries_that_are_due_together_are_delivered_in_order(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are queued some a step; nothing else wakes the loop in between."""
+    monkeypatch.setattr(delayed_entries, "DUE_AT_ONCE", 2)
+    due = bench.clock.now_ms() + 3_000
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            append(served, *(message(deliver_at_time=due) for _ in range(7)))
+            reader = await Reader(served, "a", SHARED).join()
+            reader.channel.is_writable = False
+            bench.clock.advance(3_000)
+            reader.subscription.wake()
+            await quiet()
+            assert reader.received == []
+            reader.channel.is_writable = True
+            reader.subscription.wake()
+            await quiet()
+            assert (reader.received, reader.subscription.dispatcher.delayed) == (list(range(7)), 0)
 
     run(main())
 

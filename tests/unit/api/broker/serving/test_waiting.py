@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.broker.serving import waiting
+from api.broker.serving import delayed, waiting
 from api.broker.serving.delayed import TICK_MS
 from api.broker.serving.pending_acks import PendingAck
 from api.broker.serving.waiting import WaitingEntries
@@ -79,3 +79,34 @@ def test_a_delayed_entry_is_queued_when_it_is_due() -> None:
     assert (len(entries.delayed), 4 in entries.queue, entries.first_acknowledged(4)) == (0, True, 2)
     entries.clear()
     assert (len(entries.queue), entries.first_acknowledged(4)) == (0, 4)
+
+
+def test_a_step_queues_a_bounded_number_of_due_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X6: a million that were due together held the event loop for 0.4 s."""
+    monkeypatch.setattr(delayed, "DUE_AT_ONCE", 4)
+    entries = WaitingEntries()
+    for offset in range(6):
+        entries.delay(offset, 10 * TICK_MS, offset)
+    for offset in range(6, 12):
+        entries.delay(offset, 11 * TICK_MS, offset)
+    steps = []
+    while (due := entries.delayed.next_due_ms) is not None and due <= 20 * TICK_MS:
+        before = len(entries.queue)
+        entries.release_due(20 * TICK_MS)
+        steps.append(len(entries.queue) - before)
+    assert (steps, len(entries.delayed)) == ([4, 4, 4, 0], 0)
+    entries.delay(20, 10 * TICK_MS, 20)
+    entries.delay(21, 12 * TICK_MS, 21)
+    entries.release_due(11 * TICK_MS)
+    assert (20 in entries.queue, entries.delayed.next_due_ms) == (True, 12 * TICK_MS)
+
+
+def test_due_entries_that_are_not_queued_yet_are_removed_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "DUE_AT_ONCE", 1)
+    entries = WaitingEntries()
+    for offset in range(3):
+        entries.delay(offset, TICK_MS, offset)
+    entries.release_due(TICK_MS)
+    entries.clear()
+    entries.release_due(TICK_MS)
+    assert (len(entries.delayed), entries.delayed.next_due_ms, len(entries.queue)) == (0, None, 0)
