@@ -100,22 +100,13 @@ class Acknowledgements:
     def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> list[AckedEntry]:
         """Acknowledge entries; `cumulative`: with all messages before them. Return those that have to be looked up in
         the topic. Raises Fenced."""
-        unknown: list[AckedEntry] = []
-        for ack in acks:
-            key = ack.ledger_id, ack.entry_id
-            pending = self._pending.get(key)
-            if pending is None:
-                if self._position.durable and not self._is_acknowledged(key):
-                    unknown.append(ack)
-            elif cumulative:
-                self._acknowledge_through(consumer, pending, ack.ack_set)
-            else:
-                self._acknowledge(consumer, pending, ack.ack_set)
+        unknown = [ack for ack in acks if not self._acknowledge_known(consumer, ack, cumulative)]
         self._note_progress(consumer)
         return unknown
 
     async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
-        """Acknowledge entries that are looked up in the topic, one at a time for a subscription.
+        """Acknowledge entries that are looked up in the topic, one at a time for a subscription, unless they were
+        delivered meanwhile.
 
         Raises CompactorError; Unavailable if too many wait already: their entries are delivered again.
         """
@@ -125,18 +116,26 @@ class Acknowledgements:
                 is_public=True,
             )  # fmt: skip
         position, moves = self._position, self._position.moves
+
+        def is_current() -> bool:
+            return position.moves == moves and position.durable and not position.moving.locked()
+
         self._lookups += len(acks)
         try:
             async with self._looking_up:
                 for ack in acks:
-                    acked = await self._topic.store.run(self._messages_of, ack, cumulative)
-                    if position.moving.locked() or position.moves != moves or not position.durable:
+                    await asyncio.sleep(0)
+                    if not is_current():
                         return
-                    if acked is not None:
-                        self._acknowledge_messages(consumer, acked, cumulative)
+                    if not self._acknowledge_known(consumer, ack, cumulative):
+                        acked = await self._topic.store.run(self._messages_of, ack, cumulative)
+                        if not is_current():
+                            return
+                        if acked is not None:
+                            self._acknowledge_messages(consumer, acked, cumulative)
+                    self._note_progress(consumer)
         finally:
             self._lookups -= len(acks)
-        self._note_progress(consumer)
 
     def settle_acknowledged(self, consumer: Consumer | None = None) -> None:
         """Settle the entries up to the position's end: some now, the others in later turns of the event loop.
@@ -157,6 +156,18 @@ class Acknowledgements:
         self._pending.clear()
         self._acked_ids.clear()
         self.begin()
+
+    def _acknowledge_known(self, consumer: Consumer, ack: AckedEntry, cumulative: bool) -> bool:
+        """Acknowledge an entry that is pending. Return False if it has to be looked up: it is neither pending nor
+        acknowledged."""
+        pending = self._pending.get(ack.key)
+        if pending is None:
+            return not self._position.durable or self._is_acknowledged(ack.key)
+        if cumulative:
+            self._acknowledge_through(consumer, pending, ack.ack_set)
+        else:
+            self._acknowledge(consumer, pending, ack.ack_set)
+        return True
 
     def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
         position = self._position.current

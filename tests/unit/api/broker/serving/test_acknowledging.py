@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.subscription import Subscription
 from storage.model import EARLIEST, LogPosition, MessageId
 from storage.topic import Topic
-from tests.unit.api.broker.serving.consumers import SHARED, Reader, consumer
+from tests.unit.api.broker.serving.consumers import ALL, SHARED, Reader, consumer
 from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
@@ -57,6 +58,42 @@ def test_a_late_acknowledgement_of_a_large_batch_is_looked_up_by_a_thread(
             monkeypatch.setattr(acknowledging, "acked_messages", looked_up)
             await subscription.acks.look_up(consumer("a"), [every_other], cumulative=False)
             assert subscription.position.backlog(7 + (1 << 15), 7) == 1 << 14
+
+    asyncio.run(main())
+
+
+def test_an_entry_that_is_delivered_before_its_late_acknowledgement_is_looked_up_is_not_read(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6: a client acknowledged 3,000 copies of before an unload: the service read for a minute at a backlog of 0."""
+    reads: list[MessageId] = []
+    read = Topic.read
+
+    def note(self: Topic, start: MessageId, *options: Any) -> Any:
+        reads.append(start)
+        return read(self, start, *options)
+
+    monkeypatch.setattr(Topic, "read", note)
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 20) as served:
+            reader = await Reader(served, "a", SHARED).join(permits=0)
+            acks = reader.subscription.acks
+            late = [AckedEntry(reader.ledger_id, number) for number in range(20)]
+            unknown = reader.subscription.acknowledge(reader.consumer, late)
+            assert unknown == late
+            first = asyncio.create_task(acks.look_up(reader.consumer, unknown[:1], cumulative=False))
+            others = asyncio.create_task(acks.look_up(reader.consumer, unknown[1:], cumulative=False))
+            reader.consumer.flow(ALL, 0)
+            reader.subscription.wake()
+            while len(reader.received) < 19:
+                await asyncio.sleep(0)
+            assert not reader.subscription.acknowledge(reader.consumer, late[1:10])
+            await asyncio.gather(first, others)
+            assert len(reads) <= 3
+            cursor = reader.subscription.position.cursor
+            assert cursor is not None
+            assert (cursor.acknowledged_end, reader.consumer.unacked) == (19, 0)
 
     asyncio.run(main())
 
