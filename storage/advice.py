@@ -40,6 +40,7 @@ class AdviceKind(StrEnum):
         "raw reads still work; restore the object, or delete the cursor __compaction to clear the compacted ledger and "
         "compact again from raw"
     )
+    READ_IN_BASE64 = "request the {field} in base64"
     TRIM_COMPACTED = "set cleanup.policy to compact,delete, or trim what is compacted, without an offset"
 
 

@@ -28,6 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from api.formats.text_encoding import TextEncoding, to_bytes, to_text
+from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message
@@ -301,7 +302,7 @@ class JsonLinesWriter:
         return document
 
 
-def as_text(data: bytes | None, encoding: TextEncoding, message: Message, what: str) -> str | None:
+def as_text(data: bytes | None, encoding: TextEncoding, message: Message, field: str) -> str | None:
     """Return a key or value as text. Raises InvalidInput that names the message."""
     if data is None:
         return None
@@ -309,5 +310,6 @@ def as_text(data: bytes | None, encoding: TextEncoding, message: Message, what: 
         return to_text(data, encoding)
     except ValueError as error:
         raise InvalidInput(
-            f"the {what} of message {message.message_id} is not UTF-8 text", f"read with --{what}-encoding base64"
+            f"the {field} of message {message.message_id} is not UTF-8 text",
+            Advice(AdviceKind.READ_IN_BASE64, {"field": field}),
         ) from error

@@ -120,6 +120,7 @@ HTTP_WORDS: Words = {
         "DELETE /admin/v2/compactions/{run_id} ends it"
     ),
     AdviceKind.READ_RAW: OPERATOR_WORDS[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
+    AdviceKind.READ_IN_BASE64: "ask with keyEncoding=base64 or valueEncoding=base64",
     AdviceKind.TRIM_COMPACTED: OPERATOR_WORDS[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
 }
 """Advice for a caller over HTTP, which names routes; advice without a route is that for an operator."""

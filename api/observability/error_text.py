@@ -42,6 +42,7 @@ OPERATOR_WORDS: Words = {
         "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to "
         "clear the compacted ledger and compact again from raw"
     ),
+    AdviceKind.READ_IN_BASE64: "read with --{field}-encoding base64",
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
 }
 """Advice as commands, for an operator of the machine."""

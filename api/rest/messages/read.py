@@ -35,7 +35,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, refusals, reported_as
 from api.http.router import Routes
 from api.rest.messages.encodings import Encodings, MessageEncodings
-from storage.errors import InvalidInput, SegmentNotLocal
+from storage.errors import SegmentNotLocal
 from storage.ledger import rows
 from storage.model import Message, TopicName
 from storage.positions import ContinuationToken, OffsetReset
@@ -51,7 +51,6 @@ PAGE_MESSAGES = 1000
 """The default number of messages in a page."""
 MOST_WAIT_MS = 60_000
 _LINES_AT_ONCE = 256
-_REMEDY = "ask with keyEncoding=base64 or valueEncoding=base64"
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -182,10 +181,7 @@ def _lines(source: Iterable[Message], encodings: MessageEncodings) -> Iterator[b
     buffer = io.BytesIO()
     lines = JsonLinesWriter(buffer, *encodings)
     for count, message in enumerate(source, 1):
-        try:
-            lines.write(message)
-        except InvalidInput as error:
-            raise InvalidInput(error.message, _REMEDY) from error
+        lines.write(message)
         if not count % _LINES_AT_ONCE:
             yield _drain(buffer)
     if buffer.tell():

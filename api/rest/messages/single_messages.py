@@ -29,7 +29,6 @@ from api.http.router import Routes
 from api.rest.messages.encodings import Encodings
 from api.rest.messages.entry_response import ENTRY, entry_response
 from api.rest.models import INT, LONG, PulsarAnswer
-from storage.errors import InvalidInput
 from storage.model import MessageId, TopicName
 
 router = Routes("messages")
@@ -151,10 +150,7 @@ def get_key(
     if newest is None or newest[1].is_tombstone:
         raise RestException(404, f"the key {text[:100]!r} of {topic} has no value", headers)
     buffer = io.BytesIO()
-    try:
-        JsonLinesWriter(buffer, *encodings).write(newest[1])
-    except InvalidInput as error:
-        raise InvalidInput(error.message, "ask with keyEncoding=base64 or valueEncoding=base64") from error
+    JsonLinesWriter(buffer, *encodings).write(newest[1])
     response.headers.update(headers)
     return json.loads(buffer.getvalue())
 

@@ -19,7 +19,9 @@ from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
+from storage.errors import InvalidInput
 from storage.metadata.partitions import MAX_PARTITIONS
+from storage.model import TopicName
 
 router = Routes("partitioned topics")
 
@@ -86,7 +88,7 @@ def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
 def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
     """Create a partitioned topic with its partitions."""
-    _check_number(body.partitions)
+    _check_number(topic, body.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reported_as(NO_NAMESPACE, EXISTS):
@@ -103,7 +105,7 @@ def update_partitioned_topic(
     force: bool = False,
 ) -> None:
     """Add partitions, which get the policies of the others. Partitions cannot be removed."""
-    _check_number(body.partitions)
+    _check_number(topic, body.partitions)
     partitions.grow(broker.environment, topic, body.partitions)
 
 
@@ -164,9 +166,9 @@ def _has_clients(stats: bytes) -> bool:
     return bool(topic.get("publishers") or any(item["consumers"] for item in topic.get("subscriptions", {}).values()))
 
 
-def _check_number(partitions: int) -> None:
-    """Raise RestException (406) in the words of a broker."""
-    if partitions <= 0:
-        raise RestException(406, "Number of partitions should be more than 0")
-    if partitions > MAX_PARTITIONS:
-        raise RestException(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
+def _check_number(topic: TopicName, partitions: int) -> None:
+    """Raise RestException (406) in the words of a broker, which name no topic; `compactor-admin` shows the cause."""
+    if not 0 < partitions <= MAX_PARTITIONS:
+        bound = "more than 0" if partitions <= 0 else f"less than or equal to {MAX_PARTITIONS}"
+        cause = InvalidInput(f"{topic} cannot have {partitions} partitions", f"give 1 to {MAX_PARTITIONS}")
+        raise RestException(406, f"Number of partitions should be {bound}") from cause

@@ -71,7 +71,9 @@ def test_partitioned_topics_and_properties(admin: Program) -> None:
     admin("topics", "delete", "parted").refused(4, "delete-partitioned-topic")
     admin("topics", "delete-partitioned-topic", "parted").done()
     admin("topics", "delete-partitioned-topic", "parted").refused(3)
-    admin("topics", "create-partitioned-topic", "parted", "-p", "0").refused(2)
+    for number in ("0", "99999999"):
+        answer = admin("topics", "create-partitioned-topic", "parted", "-p", number)
+        answer.refused(2, f"persistent://public/default/parted cannot have {number} partitions: give 1 to 10000")
 
 
 def test_thresholds_and_retention(admin: Program, topic: str) -> None:
@@ -172,6 +174,15 @@ def test_a_batch_is_shown_message_by_message(admin: Program, topic: str, served:
     assert admin.json("topics", "get-message-by-id", topic, "-l", ledger, "-e", "1") == messages[3:5]
     admin("topics", "skip", topic, "-s", "s", "-n", "3").done()
     assert admin.json("topics", "peek-messages", topic, "-s", "s", "-n", "1") == messages[3:4]
+
+
+def test_bytes_that_are_no_text_are_read_by_an_option(admin: Program, topic: str, served: Served) -> None:
+    produce(served.topic(topic), [single(b"a", b"\xff"), single(b"\xff", b"v")])
+    admin("topics", "read", topic).refused(2, "the value of message", "text: read with --value-encoding base64")
+    value = ("--value-encoding", "base64")
+    admin("topics", "read", topic, *value).refused(2, "the key of message", "text: read with --key-encoding base64")
+    admin("topics", "get-key", topic, "a").refused(2, "the value of message", "read with --value-encoding base64")
+    assert len(admin("topics", "read", topic, *value, "--key-encoding", "base64").messages) == 2
 
 
 def test_a_missing_subscription_is_not_created_by_a_look_at_its_messages(admin: Program, topic: str) -> None:

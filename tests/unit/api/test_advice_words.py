@@ -12,7 +12,13 @@ from storage.advice import Advice, AdviceKind
 from storage.errors import Conflict
 from tests.asgi import TestClient, application
 
-ARGUMENTS = {"meant": "did you mean a.b? ", "run_id": 7, "ledger_id": 3, "topic": "persistent://public/default/t"}
+ARGUMENTS = {
+    "meant": "did you mean a.b? ",
+    "field": "key",
+    "run_id": 7,
+    "ledger_id": 3,
+    "topic": "persistent://public/default/t",
+}
 
 
 @pytest.mark.parametrize(
