@@ -19,7 +19,7 @@ from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
 from api.settings.settings import Settings
-from storage.errors import InvalidInput
+from storage.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
     from api.http.tokens import PrivateKey
@@ -178,6 +178,6 @@ def _put(file: Path | None, content: bytes) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise InvalidInput(f"{file} exists already, and keys are never overwritten", "name another file") from error
+        raise Conflict(f"{file} exists already, and keys are never overwritten", "name another file") from error
     with os.fdopen(descriptor, "wb") as target:
         target.write(content)

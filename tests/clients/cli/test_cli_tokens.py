@@ -14,6 +14,7 @@ from tests.program import Program
 
 def test_a_secret_key_makes_tokens_that_it_validates(program: Program, folder: Path) -> None:
     program("tokens", "create-secret-key", "--output", "secret.key").done()
+    program("tokens", "create-secret-key", "--output", "secret.key").refused(4, "secret.key exists already")
     key = folder / "secret.key"
     assert len(key.read_bytes()) == 32
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -35,7 +36,7 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
 ) -> None:
     files = ("--output-private-key", "private.key", "--output-public-key", "public.key")
     program("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
-    program("tokens", "create-key-pair", *files).refused(2, "private.key exists already")
+    program("tokens", "create-key-pair", *files).refused(4, "private.key exists already")
     created = program("tokens", "create", "--subject", "a", "--private-key", "private.key")
     token = created.done().stdout.strip()
     assert "never expires" in created.stderr
