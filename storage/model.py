@@ -40,6 +40,8 @@ class TopicName:
 
     def __post_init__(self) -> None:
         for part, value in (("tenant", self.tenant), ("namespace", self.namespace)):
+            if not value:
+                raise InvalidTopicName(f"the {part} of a topic name is empty", _NAME_REMEDY)
             if not _NAMED_ENTITY.fullmatch(value):
                 raise InvalidTopicName(
                     f"the {part} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",

@@ -116,7 +116,8 @@ def _content(path: Path, values: Mapping[str, object], strict: bool) -> Settings
     for name, value in values.items():
         named = _BY_NAME.get(name, ())
         for setting, alias in named:
-            put(settings, setting.name, _parsed(setting, _converted(alias, value), f"{path}: {name}", alias), name)
+            where = str(path) if alias is None else f"{path}: {name}"  # the reason names the setting
+            put(settings, setting.name, _parsed(setting, _converted(alias, value), where, alias), name)
         if named:
             continue
         try:

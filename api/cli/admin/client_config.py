@@ -79,8 +79,12 @@ def _read(config: str | None, environment: Mapping[str, str]) -> dict[str, str]:
         if name is None:
             return {}
         raise Misconfigured(f"the configuration file {file} does not exist", "name another with --config") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(f"the configuration file {file} cannot be read ({error})", "correct the file") from error
+    except OSError as error:
+        raise Misconfigured(
+            f"the configuration file {file} cannot be read ({error.strerror})", "check its name and permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"the configuration file {file} is not UTF-8 text", "correct the file") from error
     return _client_conf(text) if file.suffix == ".conf" else _toml(file, text)
 
 
@@ -136,8 +140,14 @@ def _token(token: str | None, file: str | None) -> str | None:
     if file:
         try:
             token = Path(file).expanduser().read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Misconfigured(f"the token file {file} cannot be read ({error})", "check its name") from error
+        except FileNotFoundError as error:
+            raise Misconfigured(f"the token file {file} does not exist", "name another with --token-file") from error
+        except OSError as error:
+            raise Misconfigured(
+                f"the token file {file} cannot be read ({error.strerror})", "check its name and permissions"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise Misconfigured(f"the token file {file} is not ASCII text", "name another with --token-file") from error
     token = (token or "").strip()
     if not all(33 <= ord(character) < 127 for character in token):
         raise Misconfigured("the token has characters that no token has", "give it as `compactor tokens create` does")

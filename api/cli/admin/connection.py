@@ -24,6 +24,8 @@ from storage.errors import CompactorError, Conflict, InvalidInput, Misconfigured
 _LONGEST_REASON = 1000
 _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST|UNKNOWN_PROTOCOL", re.IGNORECASE)
 """OpenSSL's errors for an answer in plain HTTP."""
+_NOT_HTTP = re.compile(r"without sending a response|illegal (status|request) line")
+"""h11's errors for an answer in another protocol, or none."""
 
 
 class ServerSideError(CompactorError):
@@ -134,6 +136,11 @@ class Connection:
                 raise Misconfigured(
                     f"{self._url} speaks TLS, not plain HTTP", f"name it https{self._url.removeprefix('http')}"
                 ) from error
+            if _NOT_HTTP.search(str(error)):
+                raise Unavailable(
+                    f"{self._url} does not answer as HTTP ({error})",
+                    "check that its port is the HTTP port of a service, not the broker service port, or try again",
+                ) from error
             raise Unavailable(
                 f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
             ) from error
@@ -149,6 +156,10 @@ def _trusted(target: ClientConfig) -> Any:
 
     try:
         return ssl.create_default_context(cafile=str(target.ca_cert))
+    except FileNotFoundError as error:
+        raise Misconfigured(
+            f"the file of certificates {target.ca_cert} does not exist", "name another with --ca-cert"
+        ) from error
     except (ssl.SSLError, OSError) as error:
         raise Misconfigured(
             f"{target.ca_cert} is not a file of certificates ({error})", "give one in PEM format with --ca-cert"

@@ -64,7 +64,8 @@ def test_pulsars_client_conf(tmp_path: Path, template: str) -> None:
         ("a.toml", 'admin-url = "ftp://x"\n', "'ftp://x' is not the URL"),
         ("a.toml", 'admin-url = "http://x:99999"\n', "is not the URL"),
         ("a.toml", 'token = "a"\ntoken-file = "b"\n', "both a token and a token file"),
-        ("a.toml", 'token-file = "/nosuch"\n', "token file /nosuch cannot be read"),
+        ("a.toml", 'token-file = "/nosuch"\n', "token file /nosuch does not exist: name another with --token-file"),
+        ("a.toml", 'token-file = "/"\n', r"token file / cannot be read \(Is a directory\)"),
         ("a.toml", 'token = "a b"\n', "characters that no token has"),
         ("a.toml", "timeout = 0\n", "'0' is not a time limit"),
     ],
@@ -80,8 +81,8 @@ def test_no_service_there(outside: Program, tmp_path: Path) -> None:
     outside("tenants", "list", *unreachable).refused(6, "http://127.0.0.1:1", "compactor serve", "--admin-url")
     outside("tenants", "list", "--config", "/nosuch.toml").refused(5, "does not exist")
     bad = write(tmp_path, "bad.pem", "no certificate")
-    for file in (bad, "/nosuch.pem"):
-        outside("tenants", "list", *unreachable, "--ca-cert", file).refused(5, f"{file} is not a file of certificates")
+    outside("tenants", "list", *unreachable, "--ca-cert", bad).refused(5, f"{bad} is not a file of certificates")
+    outside("tenants", "list", *unreachable, "--ca-cert", "/no.pem").refused(5, "certificates /no.pem does not exist")
     outside("tenants", "list", "--token").refused(2, "needs a value")
     outside("tenants", "nosuch").refused(2, "see `compactor-admin")
 
@@ -215,6 +216,27 @@ def test_http_and_https_taken_for_each_other(outside: Program, answering: Answer
     outside("tenants", "list", "--admin-url", plain).refused(5, "does not speak TLS", "http://")
     answer = outside("tenants", "list", "--admin-url", f"http://127.0.0.1:{tls_port}")
     answer.refused(5, "speaks TLS", f"https://127.0.0.1:{tls_port}")
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x00\x00\x00\x0a of another protocol"])
+def test_a_port_of_another_protocol(outside: Program, answer: bytes) -> None:
+    """A broker service port, for example, closes the connection."""
+
+    class Other(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            line = outside("tenants", "list", "--admin-url", url).refused(6, f"{url} does not answer as HTTP")
+            assert "HTTP port of a service, not the broker service port" in line
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["topics", "stats", "t", "--admin-url", "http://127.0.0.1:1"]])

@@ -61,6 +61,12 @@ def test_other_names_are_refused(text: str) -> None:
         TopicName.parse(text)
 
 
+@pytest.mark.parametrize(("text", "part"), [("lab//t", "namespace"), ("persistent:///rest/t", "tenant")])
+def test_an_empty_part_is_named(text: str, part: str) -> None:
+    with pytest.raises(InvalidTopicName, match=f"the {part} of a topic name is empty"):
+        TopicName.parse(text)
+
+
 @pytest.mark.parametrize("text", [".", "..", "./rest/t", "lab/../t"])
 def test_a_new_topic_has_no_name_that_paths_lose(text: str) -> None:
     with pytest.raises(InvalidTopicName, match="paths"):

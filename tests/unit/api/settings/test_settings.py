@@ -134,6 +134,13 @@ def test_toml_that_cannot_be_meant(text: str, says: str, tmp_path: Path) -> None
     assert file in str(refused.value)
 
 
+def test_a_bad_value_names_its_setting_once(tmp_path: Path) -> None:
+    file = written(tmp_path, "c.toml", "compaction.monitor-interval = '2 parsecs'")
+    with pytest.raises(Misconfigured) as refused:
+        Settings.load({}, file)
+    assert refused.value.message == f"{file}: '2 parsecs' is not a value of compaction.monitor-interval"
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="cannot be read"):
         Settings.load({}, str(tmp_path / "none.toml"))
