@@ -8,7 +8,9 @@ at the end.
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,7 +123,7 @@ def test_programs_service_and_demo_run_in_an_environment_of_their_own(installed:
 
 
 def demo(installed: Path, folder: Path) -> None:
-    """Run the demo in a git repository of one commit, with no Java on PATH."""
+    """Run the demo from an environment without settings, with no Java on PATH; then the commands that it recommends."""
     tools = folder / "bin"
     tools.mkdir()
     for tool in TOOLS:
@@ -130,17 +132,29 @@ def demo(installed: Path, folder: Path) -> None:
     environment = {**GIT, **LIGHT_JAVA, "HOME": str(folder), "PATH": str(tools)}
     repository = folder / "repository"
     repository.mkdir()
-    (repository / "a").write_text("1")
-    for arguments in (["init", "--quiet"], ["add", "a"], ["commit", "--quiet", "--message", "a"]):
-        subprocess.run(["git", *arguments], cwd=repository, env=environment, check=True)
-    done = subprocess.run(
-        [installed / "python", ROOT / "tools" / "demo.py"],
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Identical: 1 path of 1 change." in done.stderr
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command, cwd=repository, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    run("git", "init", "--quiet")
+    for files in ({b"a": "1", b"caf\xe9": "1", b"gone": "1"}, {b"a": "2", b"gone": ""}):
+        for name, content in files.items():
+            file = Path(os.fsdecode(os.path.join(os.fsencode(repository), name)))
+            file.write_text(content)
+            if not content:
+                file.unlink()
+        run("git", "add", "--all")
+        run("git", "commit", "--quiet", "--message", "a")
+    done = run(installed / "python", ROOT / "tools" / "demo.py")
+    assert done.stdout == ""
+    assert "5 changes" in done.stderr
+    assert "phase one: 3 index records of 5 messages" in done.stderr
+    assert "Identical: 2 paths of 5 changes." in done.stderr
+    commands = [shlex.split(line) for line in done.stderr.partition("Try next:\n")[2].splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        run(*command)

@@ -1,4 +1,7 @@
-"""The demo's changelog against git itself, on every kind of repository that somebody may run it in."""
+"""The demo's changelog against git itself, on every kind of repository that somebody may run it in.
+
+`tests/docs/test_wheel.py` runs the whole demo.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,13 @@ import base64
 import json
 import os
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers.light_java import LIGHT_JAVA
-from tests.tool_scripts import TOOLS, tool
+from tests.tool_scripts import tool
 
 demo = tool("demo")
 IDENTITY = {
@@ -210,33 +210,3 @@ def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "install git" in fails(tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.slow
-def test_the_demo(repository: Repository, tmp_path: Path) -> None:
-    """From an environment without settings, without a Java on PATH; then what it says to try next."""
-    repository.commit({"a": "1", b"caf\xe9": "1", "gone": "1"})
-    repository.commit({"a": "2", "gone": None})
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for program in ("git", "sh", "bash", "env", "dirname", "basename", "readlink", "nice", "uname", "cat", "rm", "sed"):
-        if path := next((p for d in os.environ["PATH"].split(":") if (p := Path(d, program)).exists()), None):
-            (tools / program).symlink_to(path)
-    environment = {**LIGHT_JAVA, "HOME": str(tmp_path), "PATH": str(tools)}
-    result = subprocess.run(
-        [sys.executable, TOOLS / "demo.py"],
-        cwd=repository.path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == ""
-    assert "5 changes" in result.stderr
-    assert "phase one: 3 index records of 5 messages" in result.stderr
-    assert "Identical: 2 paths of 5 changes." in result.stderr
-    message = [shlex.split(line) for line in result.stderr.partition("Try next:\n")[2].splitlines()]
-    assert len(message) == 4
-    for command in message:
-        subprocess.run(command, cwd=repository.path, env=environment, capture_output=True, check=True)
