@@ -1,8 +1,8 @@
-"""A driver with a process of its own: `python -m tests.cluster.driver FOLDER [--stall WHERE] TOPIC…`.
+"""A driver with a process of its own: `python -m tests.cluster.driver FOLDER [--stall] TOPIC…`.
 
 Compacts the topics one after the other in one session, with the settings of its environment, and prints what it did
-as JSON. `--stall 1` or `2`: the first attempt at the first task of that phase does its work, leaves a note in FOLDER
-and goes no further. What is defined here travels to the executors whole: they have no tests.
+as JSON. `--stall`: the first attempt at the first task of each phase does its work, leaves a note in FOLDER and goes no
+further. What is defined here travels to the executors whole: they have no tests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Observed:
     def __call__(self, number: int) -> Any:
         answer = self.task(number)
         self.note(f"ran-{self.phase}-{number}-{os.getpid()}")
-        if self.stalls and number == 0 and self.note("stalled"):
+        if self.stalls and number == 0 and self.note(f"stalled-{self.phase}"):
             self.wait()
         return answer
 
@@ -95,9 +95,9 @@ class Observed:
 class ObservedEngine(SparkEngine):
     """Counts phases: one, two, one, two …"""
 
-    def __init__(self, session: Any, folder: Path, stall: int | None) -> None:
+    def __init__(self, session: Any, folder: Path, stalls: bool) -> None:
         super().__init__(session)
-        self.folder, self.stall, self.phase = folder, stall, 0
+        self.folder, self.stalls, self.phase = folder, stalls, 0
 
     def run(
         self,
@@ -107,13 +107,13 @@ class ObservedEngine(SparkEngine):
         weights: Sequence[float] | None = None,
     ) -> list[Any | TaskFailure]:
         self.phase += 1
-        return super().run(count, Observed(task, self.folder, self.phase, self.phase == self.stall), on_done, weights)
+        return super().run(count, Observed(task, self.folder, self.phase, self.stalls), on_done, weights)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stall", type=int)
+    parser.add_argument("--stall", action="store_true")
     parser.add_argument("topics", nargs="+", type=TopicName.parse)
     arguments = parser.parse_args()
     settings = Settings.load()

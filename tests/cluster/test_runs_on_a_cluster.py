@@ -101,14 +101,18 @@ class Deployment:
     def notes(self, pattern: str) -> list[dict[str, Any]]:
         return [json.loads(file.read_text()) for file in sorted(self.folder.glob(pattern))]
 
-    def stalled(self, driver: subprocess.Popen[str]) -> int:
-        """The process of the attempt that goes no further."""
+    def on_one_core(self) -> None:
+        """One executor, for a test that needs no second one."""
+        self.conf({"spark.cores.max": "1"})
+
+    def stalled(self, driver: subprocess.Popen[str], phase: int) -> int:
+        """The process of the attempt of a phase that goes no further."""
 
         def look() -> int | None:
             if driver.poll() is not None:
                 report_of(driver)
                 raise AssertionError("the driver ended without an attempt that stalls")
-            return next((int(note["pid"]) for note in self.notes("stalled")), None)
+            return next((int(note["pid"]) for note in self.notes(f"stalled-{phase}")), None)
 
         return until(look, "the attempt that stalls")
 
@@ -203,25 +207,25 @@ def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(deploy
     assert {names.parse(name).kind for name, _ in report["reads"]} == {names.ObjectKind.MANIFEST}
 
 
-@pytest.mark.parametrize("phase", [1, 2])
-def test_a_worker_that_is_killed_in_a_task(deployment: Deployment, spark_cluster: SparkCluster, phase: int) -> None:
-    """SIGKILL to the Python worker, the executor and the worker that started it; the other worker does the rest."""
+def test_workers_that_are_killed_in_a_task(deployment: Deployment, spark_cluster: SparkCluster) -> None:
+    """SIGKILL to the executor and the worker that started it, in each phase; the other worker does the rest."""
     topic = deployment.fill("t")
-    with deployment.driver("--stall", str(phase), "t") as process:
-        python = deployment.stalled(process)
-        executor = parent(parent(python))
-        spark_worker = parent(executor)
-        os.kill(executor, 9)
-        spark_cluster.kill_worker(spark_worker)
+    with deployment.driver("--stall", "t") as process:
+        for phase in (1, 2):
+            executor = parent(parent(deployment.stalled(process, phase)))
+            spark_worker = parent(executor)
+            os.kill(executor, 9)
+            spark_cluster.kill_worker(spark_worker)
+            spark_cluster.fill_up()
         report_of(process)
     assert equals_the_reference(topic)
-    again = {note["executor"] for note in deployment.notes(f"ran-{phase}-0-*")}
-    assert len(again) == 2, "the task was done a second time, elsewhere"
+    for phase in (1, 2):
+        again = {note["executor"] for note in deployment.notes(f"ran-{phase}-0-*")}
+        assert len(again) == 2, "the task was done a second time, elsewhere"
 
 
-@pytest.mark.parametrize("phase", [1, 2])
-def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -> None:
-    """An attempt that has written everything and then hangs loses; what it wrote is in no manifest."""
+def test_speculation_gives_the_same_result(deployment: Deployment) -> None:
+    """An attempt that has written everything and then hangs loses, in each phase; its objects are in no manifest."""
     deployment.conf(
         {
             "spark.speculation": "true",
@@ -231,13 +235,14 @@ def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -
         }
     )
     topic = deployment.fill("t")
-    with deployment.driver("--stall", str(phase), "t") as process:
-        loser = deployment.stalled(process)
+    with deployment.driver("--stall", "t") as process:
+        losers = {phase: deployment.stalled(process, phase) for phase in (1, 2)}
         report_of(process)
     assert equals_the_reference(topic)
-    attempts = {note["pid"] for note in deployment.notes(f"ran-{phase}-0-*")}
-    assert loser in attempts
-    assert len(attempts) == 2, "the attempt that hung was overtaken"
+    for phase, loser in losers.items():
+        attempts = {note["pid"] for note in deployment.notes(f"ran-{phase}-0-*")}
+        assert loser in attempts
+        assert len(attempts) == 2, "the attempt that hung was overtaken"
 
     compacted = topic.snapshot().compacted
     assert compacted is not None
@@ -248,12 +253,13 @@ def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -
         item.name for level in manifest.index for item in level
     }
     assert created & served
-    assert created - served, "the loser's objects are there, and in no manifest"
+    assert created - served, "the losers' objects are there, and in no manifest"
 
 
 def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:
     """None travel: where theirs are wrong, the driver's good ones do not help."""
     deployment.fill("t")
+    deployment.on_one_core()
     deployment.conf({"spark.executorEnv.AWS_SECRET_ACCESS_KEY": "not-the-secret"})
     with deployment.driver("t") as process:
         _, errors = process.communicate()
@@ -266,6 +272,7 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
     lacking.mkdir()
     (lacking / "pyroaring.py").write_text("raise ModuleNotFoundError(\"No module named 'pyroaring'\")\n")
     deployment.fill("t")
+    deployment.on_one_core()
     deployment.conf({"spark.executorEnv.PYTHONPATH": str(lacking)})
     result = compact_topic(deployment, "t")
     assert result.returncode == 5
@@ -276,6 +283,7 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
 
 def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None:
     deployment.fill("t")
+    deployment.on_one_core()
     result = compact_topic(deployment, "t", {"PYSPARK_PYTHON": "/nowhere/python"})
     assert result.returncode == 5
     assert "executors have no Python" in result.stderr
