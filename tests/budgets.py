@@ -18,6 +18,8 @@ import pytest
 IN_CI = os.environ.get("CI") == "true"
 IN_SOAK = os.environ.get("COMPACTOR_SOAK") == "true"
 LEAST = 5
+SPARK_EXAMPLES = 12 if IN_SOAK else 2
+"""The examples of a property that is tried on Spark, too: each takes seconds there."""
 
 
 class _OutOfTime(pytest.skip.Exception):

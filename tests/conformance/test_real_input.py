@@ -74,7 +74,21 @@ def servers(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, Object
     return postgres.new_database(), store
 
 
-@pytest.fixture(params=[embedded, pytest.param(servers, marks=pytest.mark.slow)], ids=["local+sqlite", "s3+postgresql"])
+SERVERS = pytest.param(servers, marks=pytest.mark.slow, id="s3+postgresql")
+EMBEDDED = pytest.param(embedded, id="local+sqlite")
+BY_LEDGERS = pytest.mark.parametrize(
+    ("bench", "ledgers"),
+    [
+        pytest.param(embedded, 1, id="local+sqlite-1"),
+        pytest.param(embedded, 7, id="local+sqlite-7"),
+        pytest.param(servers, 40, id="s3+postgresql-40", marks=pytest.mark.slow),
+    ],
+    indirect=["bench"],
+)
+"""Each number of ledgers on one of the deployments: a run's result does not depend on both together."""
+
+
+@pytest.fixture(params=[EMBEDDED, SERVERS])
 def bench(request: pytest.FixtureRequest, tmp_path: Path, spark_engine: Engine) -> Iterator[Workbench]:
     url, store = request.param(tmp_path, request)
     clock = SystemClock()
@@ -122,7 +136,7 @@ def as_change(message: Message) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("ledgers", [1, 7, 40])
+@BY_LEDGERS
 def test_the_compacted_view_is_the_tree(bench: Workbench, real_input: RealInput, ledgers: int) -> None:
     topic = bench.topic(f"bookkeeper-{ledgers}")
     import_in(bench, topic, input_tables(), ledgers)
@@ -138,7 +152,7 @@ def test_the_compacted_view_is_the_tree(bench: Workbench, real_input: RealInput,
     assert list(map(as_change, topic.messages())) == real_input.changes
 
 
-@pytest.mark.parametrize("ledgers", [1, 7, 40])
+@BY_LEDGERS
 def test_half_compacted_then_the_other_half(bench: Workbench, real_input: RealInput, ledgers: int) -> None:
     whole = pa.concat_tables(input_tables())
     half = len(whole) // 2

@@ -180,7 +180,7 @@ def kill_and_start(services: list[OneService], ended: threading.Event, chance: r
             service.start()
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[pytest.param(2, marks=pytest.mark.soak), 3])
 def world_and_services(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[World, list[OneService]]]:
     """Two services on SQLite, three on PostgreSQL; one store and one log directory."""
     environment = {"COMPACTOR_DATA": str(tmp_path / "data"), **SETTINGS}

@@ -22,7 +22,7 @@ from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import LogPosition, Message
 from storage.topic import Topic
-from tests.budgets import within
+from tests.budgets import SPARK_EXAMPLES, within
 from tests.clocks import ManualClock
 from tests.sealed import CollidingHasher
 from tests.workbench import Workbench, compacted_only, raw
@@ -187,6 +187,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
     }
 
 
+@pytest.mark.slow
 @within(fast=2, ci=6)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
@@ -198,7 +199,7 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 
 @within(fast=2, ci=4)
 @pytest.mark.slow
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=SPARK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False)

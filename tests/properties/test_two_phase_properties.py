@@ -16,7 +16,7 @@ from compactor import reference
 from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import Sizing
 from storage.model import Message
-from tests.budgets import within
+from tests.budgets import SPARK_EXAMPLES, within
 from tests.sealed import CollidingHasher
 from tests.strategies import contents
 from tests.workbench import Workbench, compacted_only, content, raw, view
@@ -80,12 +80,13 @@ def test_equals_the_reference_after_each_run(schedule: list[Failpoint], collidin
 
 
 @within(fast=2, ci=4)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=SPARK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.booleans())
 def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Failpoint], colliding: bool) -> None:
     replay(spark_engine, schedule, colliding)
 
 
+@pytest.mark.slow
 @within(fast=2, ci=4)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(contents(max_size=20), min_size=1, max_size=3), st.data())
