@@ -19,7 +19,7 @@ import pytest
 
 from tests.budgets import IN_CI
 
-FAST_SECONDS = 10.0
+FAST_SECONDS = 5.0
 """The most CPU that a test of the fast tier may take, in seconds."""
 WAITING_FACTOR = 6
 """How many times as long it may take by the clock."""

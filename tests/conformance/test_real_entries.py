@@ -47,6 +47,7 @@ def newest(messages: list[Message]) -> list[Message]:
     return sorted((message for message in last.values() if message.payload), key=lambda message: message.offset)
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_real_broker_live_a_whole_life(bench: Workbench) -> None:
     assert len(cases()) > 5
     for case, lines in cases().items():

@@ -80,6 +80,7 @@ def test_the_trial_fits_together() -> None:
     assert services["s3"]["image"] == f"versity/versitygw:{versitygw.VERSION}", "the release that the tests try"
 
 
+@pytest.mark.slow
 def test_sparks_master_workers_and_driver_of_the_trial_share_a_secret(tmp_path: Path) -> None:
     """Costs three commands. Spark without authentication runs what anybody in the network sends."""
     services = yaml.safe_load(COMPOSE.read_text())["services"]
@@ -156,6 +157,7 @@ COMPLETE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [(), ("serviceMonitor.enabled=true", "replicas=3"), COMPLETE])
 def test_what_the_chart_makes_is_kubernetes_own(chosen: tuple[str, ...], tmp_path: Path, record_property: Note) -> None:
     documents = rendered(*chosen)

@@ -58,6 +58,7 @@ def read_ledger(store: ObjectStore, index: IndexLocation) -> tuple[list[dict[str
     return read_index(data, read_directory(index.directory))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows_tables(ledgers=1))
 def test_the_page_reads_the_rows_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
@@ -69,6 +70,7 @@ def test_the_page_reads_the_rows_of_any_ledger(object_store: ObjectStore, table:
     assert read_rows(data, ledger.footer_size, ledger.rows.crc32c) == table.to_pylist()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows_tables(ledgers=1))
 def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
@@ -174,6 +176,7 @@ def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[d
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(contents(max_size=30), min_size=1, max_size=4))
 def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFactory, history: list[pa.Table]) -> None:

@@ -23,6 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("site"), ROOT / "docs")
 
 
+@pytest.mark.slow
 def test_every_page_is_in_it(site: Path) -> None:
     pages = {item.relative_to(ROOT / "docs").with_suffix(".html") for item in (ROOT / "docs").rglob("*.md")}
     assert pages <= {item.relative_to(site) for item in site.rglob("*.html")}
@@ -44,6 +45,7 @@ def test_no_page_asks_another_host(site: Path) -> None:
         assert loaded == [], page.name
 
 
+@pytest.mark.slow
 def test_a_dead_link_ends_it(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     for page in (ROOT / "docs").rglob("*"):

@@ -227,6 +227,7 @@ def test_a_pin_outlives_a_jump_that_nobody_collects_in(
     assert store.pins.collect(topic.id, pin.ledger_id, 0)
 
 
+@pytest.mark.slow
 def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL) -> None:
     """Generation, epoch and horizon only grow, though the times in the rows go up and down."""
     clocks = [ManualClock(), ManualClock(1_700_000_000_000 + YEAR)]

@@ -143,6 +143,7 @@ def test_a_run_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbe
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
 
 
+@pytest.mark.slow
 def test_what_is_published_between_two_steps_of_a_collection_stays(bench: Workbench, topic: Topic) -> None:
     """A run begins, or ends, or does both, at each step of a collection that has much to delete."""
     for step in (

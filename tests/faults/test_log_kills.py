@@ -151,6 +151,7 @@ def test_killed_at_a_step(log_nursery: LogNursery, tmp_path: Path, step: Failpoi
     assert len(watched.held) >= EACH * (THREADS + TASKS)
 
 
+@pytest.mark.slow
 def test_the_watcher_sees_what_is_lost(log_nursery: LogNursery, tmp_path: Path) -> None:
     """And what is changed, out of order, or given twice: or its checks could pass by looking at nothing."""
     watched = Watched(OneSegment(tmp_path, 1, 0))
@@ -270,5 +271,6 @@ def test_a_power_loss_under_other_policies_leaves_a_log_that_goes_on(tmp_path: P
     assert losses(tmp_path, 1, policy) == []
 
 
+@pytest.mark.slow
 def test_a_flush_left_out_is_noticed(tmp_path: Path) -> None:
     assert losses(tmp_path, 0, pretends=True)

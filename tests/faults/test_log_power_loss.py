@@ -132,16 +132,19 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
     return [] if texts in whole else [f"of {expected_totals} to {acknowledged} entries {texts} are left"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [_nothing_more, _torn, *SLOWLY])
 def test_nothing_acknowledged_is_lost_when_every_append_is_flushed(tmp_path: Path, keeps: Keeps) -> None:
     assert losses(tmp_path, keeps) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [_nothing_more, _torn, *SLOWLY])
 def test_no_more_than_since_the_last_flush_is_lost_otherwise(tmp_path: Path, keeps: Keeps) -> None:
     assert losses(tmp_path, keeps, flush_messages=4) == []
 
 
+@pytest.mark.slow
 def test_without_the_flush_messages_are_lost(tmp_path: Path) -> None:
     header: set[int] = set()
 

@@ -79,6 +79,7 @@ def test_without_the_fsync_of_one_folder_what_is_below_is_lost(tmp_path: Path, l
     assert set(losses(tmp_path, is_level)) == below
 
 
+@pytest.mark.slow
 def test_a_topic_outlives_a_power_loss_after_each_commit(tmp_path: Path) -> None:
     """All objects that a committed row names are durable before the commit."""
     images = count()

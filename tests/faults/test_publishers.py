@@ -71,6 +71,7 @@ def check_serves(
     assert old_horizon is None or winner.horizon > old_horizon
 
 
+@pytest.mark.slow
 @pytest.mark.budgeted
 @pytest.mark.parametrize("publishers", [2, 8])
 def test_of_publishers_at_once_one_wins(
@@ -142,6 +143,7 @@ def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
     store.publishing.publish(second, 1, compacted(store, second, 2, horizon), {})
 
 
+@pytest.mark.slow
 def test_a_stale_epoch_has_no_effect_whatever_it_tries(
     database_url: URL, open_store: OpenStore, topic: TopicRecord
 ) -> None:

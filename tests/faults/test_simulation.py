@@ -71,11 +71,13 @@ def _lives() -> Iterator[object]:
         yield pytest.param(seed, marks=slow if seed in EVENTS else pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*_lives()])
 def test_a_life_holds(seed: int) -> None:
     assert simulate(seed, STEPS).counts.keys() >= EVENTS.get(seed, set())
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_life() -> None:
     life = simulate(5, STEPS // 2)
     assert simulate(5, STEPS // 2) == life

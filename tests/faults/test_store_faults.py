@@ -88,6 +88,7 @@ SWEEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["import", "second compaction"])
 @pytest.mark.parametrize(("kind", "operation"), SWEEPS)
 def test_one_fault_at_any_call(worlds: Worlds, began_ms: int, name: str, kind: Kind, operation: str) -> None:
@@ -116,6 +117,7 @@ def test_one_fault_at_any_call(worlds: Worlds, began_ms: int, name: str, kind: K
     assert (failed > 0) == (operation == "put" or (operation in ("get", "list") and scenario.publishes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "error"), [(Kind.FAIL, Unavailable), (Kind.TRUNCATED, DataLoss), (Kind.ALTERED, DataLoss)]
 )
@@ -163,6 +165,7 @@ def test_a_run_that_a_slow_call_outlives_publishes_nothing(worlds: Worlds, began
         check_recovery(bench.sound)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_heartbeats")
 def test_an_import_that_a_slow_call_outlives_appends_nothing(worlds: Worlds, began_ms: int) -> None:
     """L1 and A1 for imports: while a put takes long, the lease ends and another import commits."""

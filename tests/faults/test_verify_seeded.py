@@ -136,6 +136,7 @@ def objects(forger: Forger) -> dict[str, str]:
     return names | {f"level index {number}": location.name for number, location in enumerate(locations)}
 
 
+@pytest.mark.slow
 def test_every_object_that_is_lost_is_named(bench: Workbench, forger: Forger) -> None:
     for what, name in objects(forger).items():
         kept = bench.store.get(name)

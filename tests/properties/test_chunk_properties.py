@@ -27,7 +27,7 @@ from storage.ledger.key_index import NO_EVENT_TIME, HashRange
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.model import Message
 from storage.topic import Topic
-from tests.budgets import within
+from tests.budgets import SPARK_EXAMPLES, within
 from tests.chunked import Drawn, append, compacted_rows, drawn_rows, table_of
 from tests.clocks import ManualClock
 from tests.properties.test_schedules import acknowledge, retained_at, sizings, value_of
@@ -62,6 +62,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @within(fast=1, ci=2)
 @settings(max_examples=300)
 @given(st.lists(drawn_rows, max_size=40), st.booleans())
@@ -203,6 +204,7 @@ def one_run(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 BY_EVENT = RunPolicies(event_time_order=True)
 
 
+@pytest.mark.slow
 @within(fast=2, ci=6)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
@@ -216,7 +218,7 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 
 @within(fast=2, ci=4)
 @pytest.mark.slow
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=SPARK_EXAMPLES // 2, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False, True)

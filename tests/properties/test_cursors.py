@@ -138,6 +138,7 @@ class Life:
         owner.known.update(skipped)
 
 
+@pytest.mark.slow
 def test_random_lives(tmp_path: Path) -> None:
     metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", ManualClock())
     metadata.upgrade()

@@ -157,6 +157,7 @@ def split(data: bytes, count: int, by_hand: bool) -> Messages | None:
         return None
 
 
+@pytest.mark.slow
 @given(batches | st.binary(max_size=60), st.integers(1, 4))
 def test_a_batch_read_by_hand_is_what_protobuf_reads(data: bytes, count: int) -> None:
     assert split(data, count, by_hand=True) == split(data, count, by_hand=False)
@@ -231,6 +232,7 @@ def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> Non
             assert row["batch_index"] == -1
 
 
+@pytest.mark.slow
 @given(described_entries())
 def test_logical_bytes_are_those_of_the_rows_and_of_a_batch_no_fewer(data: bytes) -> None:
     with contextlib.suppress(InvalidRecord):

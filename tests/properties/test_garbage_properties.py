@@ -221,6 +221,7 @@ def tier(seed: int) -> list[pytest.MarkDecorator]:
     return [] if seed < FEW else [pytest.mark.slow] if seed < MORE else [pytest.mark.soak]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=tier(seed)) for seed in range(SCHEDULES)])
 def test_nothing_that_is_needed_goes_and_no_reader_is_misled(seed: int, tmp_path: Path) -> None:
     schedule = Schedule(tmp_path, Random(seed))

@@ -50,6 +50,8 @@ from tests.properties.log_model import (
 )
 from tests.pulsar_entries import PUBLISHED
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 100 if IN_SOAK else 20 if IN_CI else 10
 AFTER_TERM = 60_000
 

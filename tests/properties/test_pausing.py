@@ -27,6 +27,8 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
 
+pytestmark = pytest.mark.slow
+
 NONE, IN_PROGRESS, ABORTED, PAUSED = "None", "InProgress", "Aborted", "Paused"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from compactor import reference
@@ -76,6 +77,7 @@ run_steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @within(fast=2, ci=6)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
@@ -149,6 +151,7 @@ trim_steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @within(fast=2, ci=4)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)

@@ -25,6 +25,8 @@ from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.segments import OneSegment, SteppedWriter, flip, message
 
+pytestmark = pytest.mark.slow
+
 SECTOR = 64
 EXAMPLES = 300 if IN_SOAK else 50 if IN_CI else 25
 

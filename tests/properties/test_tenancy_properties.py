@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -13,6 +14,8 @@ from storage.errors import Conflict, NotFound
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
+
+pytestmark = pytest.mark.slow
 
 TENANTS = st.sampled_from(["public", "a", "b"])
 NAMESPACES = st.sampled_from(["default", "n"])

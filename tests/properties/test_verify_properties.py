@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import delete
 
@@ -94,6 +95,7 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
     return True
 
 
+@pytest.mark.slow
 @within(fast=2, ci=5)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())

@@ -100,6 +100,7 @@ def test_a_watch_follows_the_request_that_waits_and_not_the_run_before_it(
     assert "is requested (manual): waiting for its run" in watched.stderr
 
 
+@pytest.mark.slow
 def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
     admin: Program, served: Served, compacted: str, waiting: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Program, comp
     assert not released["dry_run"]
 
 
+@pytest.mark.slow
 def test_events_in_pieces_and_progress_in_words() -> None:
     lines = [": hello", "event: progress", "id: 1", 'data: {"a":', "data: 1}", "", "event: end", 'data: {"b": 2}', ""]
     cut = ["event: progress", 'data: {"c"']

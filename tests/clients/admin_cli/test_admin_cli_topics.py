@@ -220,6 +220,7 @@ def test_every_character_of_a_name_arrives(admin: Program, name: str) -> None:
     admin("topics", "delete", name).done()
 
 
+@pytest.mark.slow
 def test_what_was_not_taken_is_told_by_its_line_and_the_rest_is_counted(admin: Program) -> None:
     admin("topics", "create", "lines").done()
     admin("policies", "set", "--topic", "lines", "max.message.bytes=100").done()

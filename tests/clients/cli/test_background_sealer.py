@@ -28,6 +28,8 @@ from tests.clocks import ManualClock
 from tests.entries import single
 from tests.workbench import ensure_topic
 
+pytestmark = pytest.mark.slow
+
 NAME = TopicName.parse("t")
 ROOT = Path(__file__).parents[3]
 

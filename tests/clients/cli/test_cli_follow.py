@@ -12,6 +12,8 @@ from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import ended, piped, received, send, started
 from tests.program import Program
 
+pytestmark = pytest.mark.slow
+
 NOON = 1_763_726_400_000
 """2025-11-21T12:00:00Z"""
 

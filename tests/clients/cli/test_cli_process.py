@@ -22,6 +22,8 @@ from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import COMMAND, run
 from tests.program import Program, loaded
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("pyspark", "boto3", "botocore", "sqlalchemy", "alembic", "pyarrow", "pandas", "numpy", "polars", "fastapi")
 
 
@@ -117,7 +119,6 @@ def test_closed_standard_input() -> None:
     assert result.stderr.startswith("compactor: there is no standard input")
 
 
-@pytest.mark.slow
 def test_a_compaction_by_spark_says_only_what_it_did(program: Program, big_topic: str) -> None:
     result = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
     assert result.returncode == 0, result.stderr

@@ -19,6 +19,8 @@ from tests.clients.cli.conftest import write_lines
 from tests.clients.cli.processes import acknowledged, ended, piped, received, run, send, started
 from tests.program import Program
 
+pytestmark = pytest.mark.slow
+
 
 def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
     """The values of the next messages; waits for them."""
@@ -27,7 +29,7 @@ def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "number",
-    [*(pytest.param(polite, marks=pytest.mark.slow) for polite in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
 )
 def test_what_a_producer_acknowledged_is_there_however_it_ends(program: Program, number: signal.Signals) -> None:
     """The lease of one that was killed is free at once: its process is known to be dead."""
@@ -51,7 +53,6 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(program: Program,
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.slow
 def test_writers_pass_the_lease_on_and_readers_see_one_sequence(program: Program, folder: Path) -> None:
     write_lines(folder / "in.jsonl", *({"key": f"k{n % 7}", "value": str(n)} for n in range(100, 150)))
     with ExitStack() as stack:
@@ -82,7 +83,6 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(program: Program
     assert [message["offset"] for message in messages] == [*range(200)]
 
 
-@pytest.mark.slow
 def test_a_compaction_beside_a_producer_and_its_readers(program: Program) -> None:
     """The producer is asked to roll, and continues; who follows compacted continues raw behind what it began with."""
     with ExitStack() as stack:

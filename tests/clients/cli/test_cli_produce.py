@@ -85,6 +85,7 @@ def test_ids_are_those_that_readers_see(program: Program, folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("broken", ["full", "pipe"])
 def test_ids_that_cannot_be_printed_are_an_error(program: Program, folder: Path, broken: str) -> None:
@@ -135,6 +136,7 @@ def test_a_message_that_is_too_large_ends_it(program: Program) -> None:
     assert len(program("read", "t").messages) == 1
 
 
+@pytest.mark.slow
 def test_one_producer_at_a_time(program: Program) -> None:
     command = ("produce", "t", "--wait", "0")
     with started("produce", "t", "--ids") as other:

@@ -440,6 +440,7 @@ def test_a_malformed_host_is_refused(guarded: Served) -> None:
     assert answer.status_code == 400
 
 
+@pytest.mark.slow
 def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Served) -> None:
     """X15, X9: as over REST; runs that do not exist look like others."""
     root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}

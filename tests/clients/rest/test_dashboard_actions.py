@@ -248,6 +248,7 @@ def test_a_refused_reset_says_why(served: Served, rest_topic: RestTopic) -> None
     assert served.client.get(f"{path}/none").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_subscription_of_a_partitioned_topic_is_moved_to_a_time(served: Served, rest_topic: RestTopic) -> None:
     whole = RestTopic(served, f"{rest_topic.local}-moved")
     assert whole.ask("PUT", "/partitions", 2).status_code == 204

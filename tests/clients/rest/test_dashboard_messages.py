@@ -161,6 +161,7 @@ def test_messages_need_the_permission_to_consume(guarded: Served) -> None:
         assert "does not have the permission consume" in page(logged_in(guarded, "stranger"), path + below, 403)
 
 
+@pytest.mark.slow
 def test_partitions_have_messages_and_the_whole_topic_leads_to_them(served: Served) -> None:
     whole = RestTopic(served, "parted-messages")
     assert whole.ask("PUT", "/partitions", 1).status_code == 204

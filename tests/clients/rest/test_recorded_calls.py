@@ -376,6 +376,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Call, 
     return answers
 
 
+@pytest.mark.slow
 def test_every_row_of_the_page_is_asked(replayed: dict[int, tuple[Call, Answer]]) -> None:
     assert len(replayed) == CALLS_ON_THE_PAGE
 

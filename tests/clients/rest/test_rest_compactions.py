@@ -347,6 +347,7 @@ def test_garbage_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic, serve
     assert served.ask("POST", "/admin/v2/garbage", '{"topics": ["nosuch"]}').status_code == 404
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_horizon(rest_topic: RestTopic, served: Served) -> None:
     ids = rest_topic.put(a="1", b="2")
     rest_topic.compact()

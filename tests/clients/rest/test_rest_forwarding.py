@@ -378,6 +378,7 @@ def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:
     assert remote.ask("PUT", "/subscription/s", "earliest").status_code == 204
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_one_partition_is_of_that_one_alone(two: Two) -> None:
     """However a client encodes its name."""
     parted = RestTopic(two.first, "odd!name:1*2~3")

@@ -237,6 +237,7 @@ def test_starts(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("GET", "/messages?start=nonsense").status_code == 400
 
 
+@pytest.mark.slow
 def test_a_start_that_cannot_be_is_refused_and_one_at_the_end_waits(rest_topic: RestTopic) -> None:
     ledger, entry, _ = rest_topic.put(a="1", b="2")[-1].split(":")
     end = (f"{ledger}:{int(entry) + 1}:-1", "2", "@9999999999999", "latest", "earliest")
@@ -392,6 +393,7 @@ def test_the_flag_is_for_persistent_topics(served: Served) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_is_given_back_and_its_name_begins_anew(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="2")
     assert rest_topic.ask("DELETE").status_code == 204

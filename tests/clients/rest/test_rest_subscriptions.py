@@ -348,6 +348,7 @@ def test_examine_truncate_terminate(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("POST", "/terminate").status_code == 405
 
 
+@pytest.mark.slow
 def test_none_is_made_at_a_message_that_cannot_be(rest_topic: RestTopic) -> None:
     beyond = {"ledgerId": 99_000, "entryId": 0}
     for _ in range(2):

@@ -172,6 +172,7 @@ def test_bytes_that_are_no_request_are_refused(served: Process) -> None:
         assert anonymous.get("/livez").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 def test_huge_bodies_are_refused_when_they_are_too_large_and_not_before_memory_is(
     chunked: bool, served: Process
@@ -232,6 +233,7 @@ def test_changes_are_written_down(served: Process) -> None:
     assert (line["who"], line["method"], line["target"], line["status"]) == ("root", "PUT", f"{ADMIN}/audited", 204)
 
 
+@pytest.mark.slow
 def test_a_run_is_in_the_log_with_its_topic_and_its_number(served: Process) -> None:
     with served.client() as root:
         assert root.put(f"{ADMIN}/logged").status_code == 204

@@ -135,6 +135,7 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert any("the horizon: compacted up to offset 0" in title for title in titles)
 
 
+@pytest.mark.slow
 def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1")
     rest_topic.compact()

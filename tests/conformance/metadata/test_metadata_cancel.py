@@ -226,6 +226,7 @@ def statements(store: MetadataStore, call: Callable[[], object]) -> int:
     return len(seen)
 
 
+@pytest.mark.slow
 def test_beats_and_all_that_ends_runs_never_wait_for_each_other(open_stores: OpenStores, clock: ManualClock) -> None:
     """Locks in another order would be a deadlock: PostgreSQL ends one of the two, as Unavailable."""
     stores = open_stores(7)

@@ -172,6 +172,7 @@ def test_a_renewed_pin_holds_on(store: MetadataStore, topic: TopicRecord, clock:
     assert store.pins.referenced(topic.id).pins == (pin,)
 
 
+@pytest.mark.slow
 def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_collection_that_fails_in_the_middle_changes_nothing(
     assert pin.ledger_id not in kept(store, topic)
 
 
+@pytest.mark.slow
 def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(open_stores: OpenStores, topic: TopicRecord) -> None:
     """Readers pin while a run publishes and two collectors, without a grace time, take all that has retired."""
     stores = open_stores(6)

@@ -201,6 +201,7 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     assert again.leases.renew(lease, 1).token == lease.token
 
 
+@pytest.mark.slow
 def test_many_writers_do_not_die_of_locks(open_stores: OpenStores) -> None:
     stores = open_stores(2)
 

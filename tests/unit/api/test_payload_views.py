@@ -40,6 +40,7 @@ def test_json_keeps_numbers_texts_and_repeated_names() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @within(200, 1000)
 @given(
     st.recursive(

@@ -65,6 +65,7 @@ def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTask
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(histories(), HASHERS, st.integers(0, 3), st.booleans())
 def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
@@ -166,6 +167,7 @@ def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore
     assert row_set.crc32c == crc32c(block)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(contents(max_size=8), min_size=5, max_size=5), HASHERS, st.sampled_from([1, 3, 1000]), st.booleans())
 def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(

@@ -117,6 +117,7 @@ def test_parts_are_the_survivors_with_every_column(
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     histories(max_tables=5), st.lists(sizings, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3), st.data()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from storage.ack_ranges import MAX_RANGE_BYTES, RANGE_OFFSETS, RANGE_OVERHEAD
 from tests.cursors import World, at
 
@@ -17,6 +19,7 @@ def test_a_thousand_acknowledgements_are_one_transaction(world: World) -> None:
     assert len([item for item in seen if item[0].startswith("BEGIN")]) == 1
 
 
+@pytest.mark.slow
 def test_a_million_holes(world: World) -> None:
     """Every second one of two million: rows of at most 64 KiB, memory of the same size, one row for one more."""
     last = 2_000_000
@@ -73,6 +76,7 @@ def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None
     assert cursor.is_acknowledged(10 * RANGE_OFFSETS)
 
 
+@pytest.mark.slow
 def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     """Between flushes too, when an offset counts as the most it can cost."""
     room = 3 * MAX_RANGE_BYTES

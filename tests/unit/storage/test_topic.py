@@ -266,6 +266,7 @@ def payload_of(message: Message | None) -> bytes | None:
     return message.payload if message else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_event", [False, True])
 def test_get_is_the_newest_value_run_after_run(bench: Workbench, by_event: bool) -> None:
     """T4 beside what a reader folds, over index levels that pile up, and a tail (P9 with event-time order)."""

@@ -27,6 +27,7 @@ def begun(value: object, depth: int = 0) -> dict[int, int]:
     return counts
 
 
+@pytest.mark.slow
 @given(VALUES, st.booleans())
 def test_what_begins_at_each_depth_is_counted(value: object, ascii_only: bool) -> None:
     counts = check_bounds(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))

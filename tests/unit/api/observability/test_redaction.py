@@ -76,6 +76,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("unit", ["://x:", "://a:b", "eyJaaaaaa-", "token:aaaa,"])
 def test_a_long_text_is_gone_through_once(unit: str) -> None:

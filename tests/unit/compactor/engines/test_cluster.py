@@ -89,6 +89,7 @@ def test_a_master_without_host_and_port(master: str) -> None:
         reach_master(master, within_seconds=0.1)
 
 
+@pytest.mark.slow
 def test_the_zip_is_all_that_a_task_needs_of_ours(tmp_path: Path) -> None:
     """Third-party packages are where they always are; ours are not (-S: no editable install), but for the zip."""
     target = zip_packages(tmp_path / "package.zip")

@@ -147,6 +147,7 @@ def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
 
 
+@pytest.mark.slow
 def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench: Workbench, topic: Topic) -> None:
     """The second of three generations goes first: its successor was published later than its grace time ago."""
     serving = compacted_ledger(topic)
@@ -309,6 +310,7 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
     assert reports[other.name].total.count == 7, "the others are collected all the same"
 
 
+@pytest.mark.slow
 def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Workbench, topic: Topic) -> None:
     """R8, the whole way back: clear, collect a grace time later, compact again from raw."""
     lose_manifest(bench, topic)

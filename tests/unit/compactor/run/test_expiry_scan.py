@@ -294,6 +294,7 @@ drawn_rows = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(drawn_rows, min_size=1, max_size=20, unique_by=lambda row: row.key or object()),

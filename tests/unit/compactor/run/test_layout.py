@@ -265,6 +265,7 @@ def test_a_task_finds_the_last_message_alive(
 # --- any numbers
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 99), st.integers(0, 99), st.integers(1, 4000), st.integers(0, 100)), max_size=12),
     st.integers(0, 12),

@@ -213,6 +213,7 @@ steps = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.lists(steps, max_size=7), st.booleans())
 @example([Step([[Sent(1, False, 5)]]), Step([[Sent(1, True, 5)]]), Step([[Sent(1, False, 4)]], merged=4)], True)

@@ -20,6 +20,7 @@ from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, Stage
 from tests.workbench import HookedEngine, compacted_only, view
 
 
+@pytest.mark.slow
 def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Stage) -> None:
     settings = replace(SETTINGS, small_bytes=20, batch=4)
     loop = stage.lead(settings)

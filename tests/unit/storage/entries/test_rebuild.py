@@ -52,6 +52,7 @@ def rebuilt(table: pa.Table, cuts: list[int]) -> list[DeliverableEntry]:
     return [*entries, *builder.rest()]
 
 
+@pytest.mark.slow
 @given(strategies.data())
 def test_decoding_what_was_rebuilt_gives_the_same_rows(data: strategies.DataObject) -> None:
     codec = data.draw(strategies.sampled_from(CompressionType))
@@ -73,6 +74,7 @@ def test_decoding_what_was_rebuilt_gives_the_same_rows(data: strategies.DataObje
     assert all(item.live == (1 << item.messages) - 1 for item in rebuilt_entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
 @given(strategies.data())
 def test_dropped_slots_are_stubs(plain: bool, data: strategies.DataObject) -> None:

@@ -63,6 +63,7 @@ def test_a_part_without_deleted_rows_has_an_empty_bitmap_and_costs_no_read(objec
     assert store.reads == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(BITMAPS, min_size=1, max_size=3), st.randoms(use_true_random=False), st.data())
 def test_neighbours_come_in_one_read_whatever_their_order(
@@ -79,6 +80,7 @@ def test_neighbours_come_in_one_read_whatever_their_order(
     assert store.reads == len(objects)
 
 
+@pytest.mark.slow
 @given(BITMAPS, st.data())
 def test_a_flipped_byte_is_damage_of_that_bitmap_alone(
     object_store: ObjectStore, bitmaps: list[BitMap], data: st.DataObject

@@ -84,6 +84,7 @@ def write(
     return IndexLocation(name, 0, len(data), directory.encode())
 
 
+@pytest.mark.slow
 @given(RECORDS, RANGES, st.lists(RANGES, min_size=1, max_size=4), st.booleans())
 def test_any_hash_range_reads_as_a_filter_of_the_whole(
     object_store: ObjectStore, drawn: list[Record], own_range: HashRange, ranges: list[HashRange], events: bool
@@ -99,6 +100,7 @@ def test_any_hash_range_reads_as_a_filter_of_the_whole(
         assert width == (5 if events and expected else width)
 
 
+@pytest.mark.slow
 @given(RECORDS, st.integers(1, 6))
 def test_the_ranges_of_a_run_share_the_records_out(object_store: ObjectStore, drawn: list[Record], bits: int) -> None:
     location = write(object_store, columns(drawn, events=False), HashRange())
@@ -129,6 +131,7 @@ def test_a_large_index_has_fences_of_bounded_size(object_store: ObjectStore, mon
     assert np.array_equal(got.hi, hi[hi >> np.uint64(61) == 0b101])
 
 
+@pytest.mark.slow
 @given(BITMAPS, RECORDS, st.booleans())
 def test_unkeyed_offsets_are_read_back(
     object_store: ObjectStore, unkeyed: dict[str, BitMap64], drawn: list[Record], events: bool
@@ -144,6 +147,7 @@ def test_an_index_without_unkeyed_rows_has_empty_bitmaps(object_store: ObjectSto
     assert not any(key_index.read_unkeyed(object_store, location, name) for name in key_index.UNKEYED_CLASSES)
 
 
+@pytest.mark.slow
 @given(RECORDS, RANGES, BITMAPS, st.booleans())
 def test_a_directory_is_read_back_whole(
     drawn: list[Record], own_range: HashRange, unkeyed: dict[str, BitMap64], events: bool
@@ -173,6 +177,7 @@ def test_indexes_may_share_an_object(object_store: ObjectStore) -> None:
     assert [list(key_index.read_unkeyed(object_store, location, "chunks")) for location in locations] == [[4], [5]]
 
 
+@pytest.mark.slow
 @given(RECORDS, BITMAPS, st.booleans(), st.data())
 def test_a_flipped_byte_is_damage_for_the_read_that_covers_it(
     object_store: ObjectStore, drawn: list[Record], unkeyed: dict[str, BitMap64], events: bool, data: st.DataObject
@@ -276,6 +281,7 @@ def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(dra
     assert winners.tolist() == [expected[pair] for pair in sorted(expected)]
 
 
+@pytest.mark.slow
 @given(RECORDS, st.lists(st.tuples(HIGH, HIGH), max_size=30))
 def test_hashes_are_found_as_in_a_dict(drawn: list[Record], others: list[tuple[int, int]]) -> None:
     """Half of what is asked for is there; keys share high halves."""
@@ -300,6 +306,7 @@ class Counting:
         patch.setattr(store, "preferred_read_bytes", preferred)
 
 
+@pytest.mark.slow
 @given(RECORDS, st.lists(RANGES, min_size=1, max_size=3), st.lists(HIGH, max_size=6), st.booleans(), st.integers(0, 4))
 def test_a_probe_has_every_record_of_the_hashes_it_is_asked_for(
     object_store: ObjectStore,
@@ -383,6 +390,7 @@ def test_damage_of_a_fence_that_is_probed_is_found(object_store: ObjectStore) ->
         key_index.probe_records(object_store, damaged, u64([0]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(RECORDS, st.booleans()), max_size=4))
 def test_runs_are_put_one_behind_the_other(drawn: list[tuple[list[Record], bool]]) -> None:
     runs = [columns(rows, events) for rows, events in drawn]
@@ -393,6 +401,7 @@ def test_runs_are_put_one_behind_the_other(drawn: list[tuple[list[Record], bool]
     assert (together.event_time is not None) == have_events
 
 
+@pytest.mark.slow
 @given(RECORDS, st.booleans(), st.data())
 def test_records_are_taken_by_position_mask_or_slice(drawn: list[Record], events: bool, data: st.DataObject) -> None:
     records = columns(drawn, events)

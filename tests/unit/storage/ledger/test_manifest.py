@@ -67,6 +67,7 @@ def everything(manifest: Manifest) -> tuple[str, Any]:
     return repr(replace(manifest, policies={})), manifest.policies
 
 
+@pytest.mark.slow
 @given(manifests())
 def test_a_manifest_is_read_back_whole(object_store: ObjectStore, manifest: Manifest) -> None:
     stored = write_manifest(object_store, f"manifests/{new_id()}", manifest)

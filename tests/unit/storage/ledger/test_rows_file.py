@@ -45,6 +45,7 @@ def small_rows(count: int, **columns: object) -> pa.Table:
     return pa.table(created, schema=rows.SCHEMA)
 
 
+@pytest.mark.slow
 @given(rows_tables(), st.integers(1, 7), st.integers(1, 90), st.sampled_from([0, 4_000, 1 << 20]))
 def test_every_column_of_every_row_is_read_back(
     object_store: ObjectStore, table: pa.Table, group_rows: int, group_bytes: int, read_bytes: int
@@ -73,6 +74,7 @@ def test_every_column_of_every_row_is_read_back(
     assert first_row == len(table)
 
 
+@pytest.mark.slow
 @given(rows_tables(), st.data())
 def test_some_rows_and_some_columns_read_as_those_of_the_whole(
     object_store: ObjectStore, table: pa.Table, data: st.DataObject
@@ -105,6 +107,7 @@ def test_row_groups_are_gathered_by_what_they_are_in_memory(
     assert pa.concat_tables(gathered).column("offset").to_pylist() == firsts
 
 
+@pytest.mark.slow
 @given(rows_tables())
 def test_any_parquet_reader_sees_the_same_rows(object_store: ObjectStore, table: pa.Table) -> None:
     written = write(object_store, table)
@@ -175,6 +178,7 @@ def three_groups(object_store: ObjectStore) -> tuple[RowsObject, pa.Table]:
         return write(object_store, table), table
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_flipped_byte_is_damage_of_its_group_or_of_the_footer(
     object_store: ObjectStore, three_groups: tuple[RowsObject, pa.Table], data: st.DataObject
@@ -261,6 +265,7 @@ def test_a_later_format_version_is_refused(object_store: ObjectStore, monkeypatc
         list(RowsReader(object_store, written))
 
 
+@pytest.mark.slow
 def test_an_exception_inside_leaves_no_object(object_store: ObjectStore) -> None:
     name = f"rows/{new_id()}"
     writer = RowsWriter(object_store, name)

@@ -49,6 +49,7 @@ def unkeyed(store: ObjectStore, index: IndexLocation) -> dict[str, list[int]]:
     return {name: list(key_index.read_unkeyed(store, index, name)) for name in key_index.UNKEYED_CLASSES}
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(rows_tables(ledgers=1))
 def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: pa.Table) -> None:

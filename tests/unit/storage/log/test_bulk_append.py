@@ -26,6 +26,7 @@ def logical_size(row: dict[str, object]) -> int:
 TABLES = st.lists(contents(min_size=0, max_size=12), max_size=5)
 
 
+@pytest.mark.slow
 @given(TABLES, st.integers(1, 120))
 def test_ledgers_keep_every_message_in_order_and_below_the_limit(tables: list[pa.Table], limit: int) -> None:
     cut = [ledger.to_pylist() for ledger in cut_ledgers(tables, limit)]
@@ -47,6 +48,7 @@ def test_no_messages_make_no_ledgers() -> None:
     assert list(cut_ledgers([INPUT_SCHEMA.empty_table()], 100)) == []
 
 
+@pytest.mark.slow
 @given(contents(max_size=8), contents(min_size=0, max_size=8), st.integers(0, 2**62))
 def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, second: pa.Table, offset: int) -> None:
     content = pa.concat_tables([first, second])
@@ -72,6 +74,7 @@ def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, seco
         }
 
 
+@pytest.mark.slow
 @given(contents(max_size=20), st.data())
 def test_logical_sizes_are_those_of_each_message_in_any_slice(table: pa.Table, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(table)))

@@ -78,6 +78,7 @@ def rolled(bench: Workbench, logs: Logs) -> list[int]:
     return [number for number, state in enumerate(states) if state is SegmentState.ROLLED]
 
 
+@pytest.mark.slow
 def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
     bench: Workbench, watch: LeaseRenewer
 ) -> None:

@@ -310,6 +310,7 @@ def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, t
     assert [item.ledger_id for item in topic.log_manager().seal(topic.record)] == [1]
 
 
+@pytest.mark.slow
 def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from tests.segments import ENTRIES, NEVER, NEXT_OFFSET, PARTITION, PLACES, OneSe
 # What it reads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index_spacing", [1, 100, 1 << 16])
 @pytest.mark.parametrize("chunk_bytes", [16, 100, 1 << 21])
 def test_from_every_offset(segment: OneSegment, index_spacing: int, chunk_bytes: int) -> None:

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 
 import pyarrow as pa
+import pytest
 
 from storage.entries.encode import encode_message
 from storage.log.frame_reader import CHUNK_BYTES
@@ -16,6 +17,7 @@ from tests.workbench import Workbench
 SIZE = 100_000
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_log_holds_its_page_once(bench: Workbench) -> None:
     """The page, the buffer of the file, and the entry that did not fit; no table with copies of them."""
     topic = bench.topic()

@@ -36,6 +36,7 @@ def starts(page: list[DeliverableEntry]) -> list[int]:
     return [*(entry.offset for entry in page), page[-1].end]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_compacted", [False, True])
 def test_what_follows_comes_again(bench: Workbench, topic: Topic, read_compacted: bool) -> None:
     all_pages = pages(topic.entry_reader(read_compacted=read_compacted))
@@ -53,6 +54,7 @@ def test_what_follows_comes_again(bench: Workbench, topic: Topic, read_compacted
             reader.close()
 
 
+@pytest.mark.slow
 def test_a_compacted_read_continues_in_its_generation(bench: Workbench, topic: Topic) -> None:
     """R7: the generation that serves meanwhile lacks the deletions of keys that the read has delivered."""
     readers = [topic.entry_reader(read_compacted=True) for _ in range(6)]

@@ -120,6 +120,7 @@ def offset_and_payload(message: Message | None) -> tuple[int, bytes | None] | No
     return None if message is None else (message.offset, message.payload)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(contents(max_size=12), min_size=1, max_size=5),
@@ -275,6 +276,7 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
     return snapshot_of(object_store, ledgers, parts, levels, row_of(everything) - 1, by_event), expected
 
 
+@pytest.mark.slow
 def test_a_point_read_takes_few_ranged_reads_whatever_the_size(
     object_store: ObjectStore, large: tuple[TopicSnapshot, dict[bytes, bytes | None]]
 ) -> None:

@@ -138,6 +138,7 @@ def begun(bench: Workbench, topic: Topic) -> tuple[list[Message], str]:
     return page_of(topic, "earliest", 2)
 
 
+@pytest.mark.slow
 def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
     bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
 ) -> None:

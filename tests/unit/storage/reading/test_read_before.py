@@ -35,6 +35,7 @@ def topic_with_everything(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> 
     return topic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_compacted", [False, True])
 def test_they_are_the_last_ones_of_a_read_from_the_start(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, read_compacted: bool

@@ -39,6 +39,7 @@ def failing(bench: Workbench, topic: Topic, nth: int) -> Topic:
     return Topic(Environment(bench.metadata, store, bench.clock, bench.log), topic.record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [False, True])
 def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: bool) -> None:
     """Whichever read fails, what was gathered is given, and the next page continues there."""

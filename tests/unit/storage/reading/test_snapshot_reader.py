@@ -62,6 +62,7 @@ def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
     return [offset for table in tables for offset in table.column("offset").to_pylist()]
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.sets(st.integers(0, COUNT - 1), max_size=COUNT - 1), st.integers(0, 30))
 def test_deleted_rows_are_left_out_and_no_others(object_store: ObjectStore, dead: set[int], start: int) -> None:

@@ -64,6 +64,7 @@ async def joined(
     return await reader.join(permits)
 
 
+@pytest.mark.slow
 def test_slow_consumers_beside_a_fast_one(bench: Workbench, topic: Topic, budget: WatchedBudget) -> None:
     async def main() -> None:
         async with opened(bench, topic, KEYS, page_budget=budget) as served:
@@ -83,6 +84,7 @@ def test_slow_consumers_beside_a_fast_one(bench: Workbench, topic: Topic, budget
     assert budget.held == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 def test_redeliveries_and_order_beside_pages_that_go(
     bench: Workbench, topic: Topic, budget: WatchedBudget, type_: SubscriptionType
