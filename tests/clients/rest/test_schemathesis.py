@@ -21,7 +21,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 
 from tests.serving import Served, serving
 
-EXAMPLES = int(os.environ.get("COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES", "3"))
 THERE = {"tenant": "public", "namespace": "default", "topic": "there", "subscription": "there", "cluster": "standalone"}
 MAY_FAIL = {503, 507}
 load_all_checks()
