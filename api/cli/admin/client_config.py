@@ -68,23 +68,31 @@ def _non_empty(place: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in place.items() if value}
 
 
+def _text_of(file: Path | str, kind: str, encoding: str, advice: str) -> str | None:
+    """Return the text of a file; None: it does not exist. `kind`: the file in errors; `advice`: against another
+    encoding. Raises Misconfigured."""
+    try:
+        return Path(file).expanduser().read_text(encoding)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Misconfigured(
+            f"the {kind} {file} cannot be read ({error.strerror})", "check its name and permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"the {kind} {file} is not {encoding} text", advice) from error
+
+
 def _read(config: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the file; the default file need not exist. Raises Misconfigured."""
     name = config or environment.get(CONFIG_VARIABLE)
     folder = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", "~"), ".config")
     file = Path(name or os.path.join(folder, "compactor", "admin.toml")).expanduser()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    text = _text_of(file, "configuration file", "UTF-8", "correct the file")
+    if text is None:
         if name is None:
             return {}
-        raise Misconfigured(f"the configuration file {file} does not exist", "name another with --config") from None
-    except OSError as error:
-        raise Misconfigured(
-            f"the configuration file {file} cannot be read ({error.strerror})", "check its name and permissions"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise Misconfigured(f"the configuration file {file} is not UTF-8 text", "correct the file") from error
+        raise Misconfigured(f"the configuration file {file} does not exist", "name another with --config")
     return _client_conf(text) if file.suffix == ".conf" else _toml(file, text)
 
 
@@ -138,16 +146,9 @@ def _token(token: str | None, file: str | None) -> str | None:
     if token and file:
         raise Misconfigured("both a token and a token file are given", "leave one of them out")
     if file:
-        try:
-            token = Path(file).expanduser().read_text(encoding="ascii")
-        except FileNotFoundError as error:
-            raise Misconfigured(f"the token file {file} does not exist", "name another with --token-file") from error
-        except OSError as error:
-            raise Misconfigured(
-                f"the token file {file} cannot be read ({error.strerror})", "check its name and permissions"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise Misconfigured(f"the token file {file} is not ASCII text", "name another with --token-file") from error
+        token = _text_of(file, "token file", "ASCII", "name another with --token-file")
+        if token is None:
+            raise Misconfigured(f"the token file {file} does not exist", "name another with --token-file")
     token = (token or "").strip()
     if not all(33 <= ord(character) < 127 for character in token):
         raise Misconfigured("the token has characters that no token has", "give it as `compactor tokens create` does")
