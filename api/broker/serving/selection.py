@@ -175,7 +175,7 @@ class ConsistentHash:
         self._ring = np.empty(0, np.int64)
         """The points, ascending: the hash, then the number of the consumer in `_NUMBER_BITS`."""
         self._consumers: dict[int, Consumer] = {}
-        """By the number of the join."""
+        """Consumers, by the number of their join."""
         self._joined = 0
 
     def check(self, consumer: Consumer) -> None:
