@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from api.broker.broker import Broker
+from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.topic_registry import TICK_SECONDS
 from api.broker.threads import WaitsFor
 from api.http.access import AuthorizationService
@@ -160,10 +161,8 @@ class PulsarServer:
     async def _keep_alive(self) -> None:
         if self.context.access.keys is not None:
             await self.context.access.keys.keep_up()
-        for number, connection in enumerate(list(self._connections), 1):
-            connection.keep_alive()
-            if not number % _KEPT_ALIVE_AT_ONCE:  # each verifies a token
-                await asyncio.sleep(0)
+        async for connection in in_turns(list(self._connections), _KEPT_ALIVE_AT_ONCE):
+            connection.keep_alive()  # each verifies a token
 
 
 def open_server(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from api.broker.serving.loop_turns import in_turns
 from api.broker.threads import Workers
 from api.pulsar.codec.responses import WatchTopicUpdate
 from api.pulsar.errors import Refused, ServerError
@@ -105,12 +106,10 @@ class NamespaceWatch:
             return
         watchers: list[tuple[WatchingClient, int, WatchedTopics]] = []
         namespaces: set[str] = set()
-        for count, client in enumerate(clients, 1):
+        async for client in in_turns(clients, WATCHERS_AT_ONCE // MAX_WATCHERS):
             for number, topics in client.watchers.all:
                 watchers.append((client, number, topics))
                 namespaces.add(topics.namespace)
-            if not count % (WATCHERS_AT_ONCE // MAX_WATCHERS):
-                await asyncio.sleep(0)
         for namespace in self._lists.keys() - namespaces:
             del self._lists[namespace]
         for namespace in namespaces:
@@ -118,9 +117,7 @@ class NamespaceWatch:
             if names != self._lists.get(namespace):
                 self._lists[namespace] = names
         changed: dict[tuple[str, str, int], list[tuple[WatchingClient, int, WatchedTopics]]] = {}
-        for count, (client, number, topics) in enumerate(watchers, 1):
-            if not count % WATCHERS_AT_ONCE:
-                await asyncio.sleep(0)
+        async for client, number, topics in in_turns(watchers, WATCHERS_AT_ONCE):
             if topics.names is not self._lists[topics.namespace]:
                 key = topics.namespace, topics.pattern, id(topics.matches)
                 changed.setdefault(key, []).append((client, number, topics))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from api.broker.refusals import BacklogQuotaExceeded, ProducerBusy, SubscriptionHasConsumers, TopicNotServed
@@ -21,6 +21,7 @@ from api.broker.serving.consumer import Consumer
 from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.logs import HeldLog
+from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import Producer, ProducerOptions, ProducerRegistry
@@ -41,7 +42,6 @@ from storage.model import EARLIEST, TopicName
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
 _STORE_CALLS = 4
 """Concurrent reads of one topic's messages: an object that hangs leaves threads for other topics."""
 _STORE_SECONDS = 30.0
@@ -75,9 +75,9 @@ class PersistentTopic:
         log_throttle: LogThrottle,
     ) -> None:
         """`max_unacked_messages`: of one consumer; `max_consumers`: of one subscription; `max_producers`: of the topic;
-        0: any number. `producer_epoch`: the stored epoch of the last
-        exclusive producer. `over_quota` returns the backlog quota that refuses producers now. `on_lost` is called when
-        this service does not serve the topic any more."""
+        0: any number. `producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the
+        backlog quota that refuses producers now. `on_lost` is called when this service does not serve the topic any
+        more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock
@@ -325,14 +325,14 @@ class PersistentTopic:
         Call it about once a second.
         """
         is_over = self.over_quota() is not None
-        async for producer in _in_turns(self.producers.all):
+        async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
             producer.published.tick(seconds)
             if is_over:
                 producer.disconnect()  # its client connects again and is refused with the reason
         self.published.tick(seconds)
-        async for subscription in _in_turns(list(self.subscriptions.values())):
+        async for subscription in in_turns(list(self.subscriptions.values()), CLIENTS_AT_ONCE):
             subscription.dispatched.tick(seconds)
-            async for consumer in _in_turns(subscription.consumers):
+            async for consumer in in_turns(subscription.consumers, CLIENTS_AT_ONCE):
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
@@ -358,7 +358,7 @@ class PersistentTopic:
         try:
             self.producers.end_turns(self._not_served())
             await self.publishing.close()  # a producer that is disconnected before its receipts sends twice
-            async for producer in _in_turns(self.producers.all):
+            async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
                 producer.disconnect()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()
@@ -378,11 +378,3 @@ class PersistentTopic:
                 self._deduplication.store()
         finally:
             self._held.release()
-
-
-async def _in_turns(items: Sequence[_Item]) -> AsyncIterator[_Item]:
-    """Yield the items; other tasks have a turn after each `CLIENTS_AT_ONCE`."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if not number % CLIENTS_AT_ONCE:
-            await asyncio.sleep(0)

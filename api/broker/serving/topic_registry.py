@@ -26,6 +26,7 @@ from api.broker.serving.cursor_writer import CursorWriter
 from api.broker.serving.deduplication import Deduplication
 from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.logs import HeldLog
+from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.tail import Tail, TailBudget
@@ -118,15 +119,13 @@ class TopicRegistry:
         now, last = self._clock.now_ms(), self._ticked_ms
         self._ticked_ms = now
         seconds = max(now - last, 1) / 1000  # the loop may have been late
-        for number, topic in enumerate(self, 1):
+        async for topic in in_turns(self, _TICKED_AT_ONCE):
             if topic.is_lost:
                 self._lost(topic)
             elif topic.idle_since is not None and now - topic.idle_since >= self._settings.producers_idle_ms:
                 self._spawn(self._close_idle(topic))
             else:
                 await topic.tick(seconds)
-            if not number % _TICKED_AT_ONCE:
-                await asyncio.sleep(0)
 
     # Opening
 
