@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.position import SubscribeRequest, entry_of
 from api.http.access import AuthAction
 from api.pulsar.client_versions import returns_dropped_slots
@@ -121,10 +121,16 @@ def ack(session: Session, request: requests.Ack) -> None:
 
 
 def _parts(connected: ConnectedConsumer, request: requests.Ack, count: int) -> Iterator[Sequence[AckedEntry]]:
-    """Yield the first `count` entries of a request in parts, each for one step of the event loop."""
+    """Yield the first `count` entries of a request in parts, each for one step of the event loop.
+
+    The consumer may leave between two steps. Once the position has moved, the remaining entries are about the earlier
+    one.
+    """
+    position = connected.subscription.position
+    moves = position.moves
     for start in range(0, count, ACKS_AT_ONCE):
         part = request.entries[start : min(start + ACKS_AT_ONCE, count)]
-        while part:
+        while part and position.moves == moves:
             end = connected.subscription.acks.step_end(part)
             yield part[:end]
             part = part[end:]
@@ -154,11 +160,10 @@ async def _finish_ack(
     consumer, subscription = connected.consumer, connected.subscription
     if remaining is not None:
         try:
-            for part in remaining:
-                await asyncio.sleep(0)
-                if error is not None or session.consumers.get(request.consumer_id) is not connected:
-                    break
+            async for part in in_turns(remaining, 1):
                 error = _acknowledge(connected, request, part, unknown)
+                if error is not None:
+                    break
         finally:
             session.channel.go_on(_ACKNOWLEDGING)
     try:

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
+import pytest
+
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
 from api.broker.serving.pending_acks import STEP_SLOTS
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.topic import PersistentTopic
 from api.pulsar.codec.requests import Ack, CloseConsumer
-from api.pulsar.codec.responses import Response
+from api.pulsar.codec.responses import AckResponse, Response
 from api.pulsar.handlers import consumers
 from api.pulsar.handlers.consumers import ACKS_AT_ONCE
 from api.pulsar.session import ConnectedConsumer, Session
@@ -87,6 +89,35 @@ def test_many_acknowledgements_are_taken_in_pieces_and_nothing_overtakes_them(be
             assert (len(reading.pending), session.holds) == (count - ACKS_AT_ONCE, {"acknowledging"})
             await asyncio.gather(*session.tasks)
             assert (len(reading.pending), session.holds) == (0, set())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("event", ["disconnect", "seek"])
+def test_all_entries_of_a_request_are_acknowledged_although_their_consumer_leaves(
+    bench: Workbench, topic: Topic, event: str
+) -> None:
+    """The rest of the request was dropped, and yet it had a receipt. After a seek it is about the earlier position."""
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"]) as served:
+            session = NotingSession()
+            connected = await joined(session, served)
+            subscription, count = connected.subscription, 3 * ACKS_AT_ONCE
+            assert subscription.dispatcher is not None
+            subscription.dispatcher.add(connected.consumer)
+            for offset in range(count):
+                subscription.deliver(connected.consumer, entry(offset), 1, offset, None)
+            acks = [AckedEntry(1, offset) for offset in range(count)]
+            consumers.ack(cast(Session, session), Ack(1, 7, False, False, acks))
+            if event == "seek":
+                await subscription.reset(None)
+            else:
+                subscription.disconnect()
+            assert not session.consumers
+            assert await asyncio.gather(*session.tasks) == [AckResponse(7, 1)]
+            acknowledged = subscription.position.current.acknowledged_mask(0, count).bit_count()
+            assert acknowledged == (0 if event == "seek" else count)
 
     asyncio.run(main())
 
