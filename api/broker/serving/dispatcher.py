@@ -139,12 +139,15 @@ class Dispatcher:
                 self._deliveries.retire()
                 self.rewind()
             return
-        entries = list(consumer.pending.values())
-        if keys is not None:
-            entries = [pending for key in keys if (pending := consumer.pending.get(key)) is not None]
+        held = consumer.pending
+        entries = held.values() if keys is None else [held[key] for key in keys if key in held]
+        returned = []
         for pending in entries:
-            pending.redeliveries += 1
-        self._return_entries(entries)
+            if not pending.is_returned:  # a request before this one may still return it
+                pending.is_returned = True
+                pending.redeliveries += 1
+                returned.append(pending)
+        self._return_entries(returned)
         self.wake()
 
     def note_released(self, pending: PendingAck) -> None:

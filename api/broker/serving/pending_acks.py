@@ -53,7 +53,7 @@ class PendingAck:
 
     `first`: the offset at which its acknowledgement begins, at or before `offset`. `live`: the slots that are not
     acknowledged, as bits. `consumer`: its present holder; None: it waits for its next delivery. `redeliveries`: the
-    number of times that a consumer asked for it again.
+    number of times that a consumer asked for it again. `is_returned`: its consumer has asked, and loses it now.
     """
 
     entry_key: EntryKey
@@ -65,6 +65,7 @@ class PendingAck:
     consumer: Holder | None
     redeliveries: int = 0
     group: Group = None
+    is_returned: bool = False
 
     @property
     def end(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.refusals import ConsumerNotAssigned
-from api.broker.serving import redelivery, subscription as subscription_module
+from api.broker.serving import dispatcher as dispatcher_module, redelivery, subscription as subscription_module
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.key_routing import header_of
@@ -92,6 +92,26 @@ def test_what_comes_back_goes_to_whoever_takes_it_and_counts(bench: Workbench, t
             assert second.channel.redeliveries == {2: 1}
             await first.leave()
             assert second.received == [2, 0, 3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("entry_ids", [(), (0, 0, 1, 2)])
+def test_what_is_asked_for_again_while_it_is_returned_counts_once(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, entry_ids: Sequence[int]
+) -> None:
+    """A client sends a message that was redelivered too often to its dead letter topic."""
+    monkeypatch.setattr(dispatcher_module, "RETURNED_ENTRIES", 1)
+
+    async def main() -> None:
+        async with opened(bench, topic, ["k"] * 3) as served:
+            reader = await Reader(served, "a", SHARED).join()
+            for _ in range(2):
+                keys = [(reader.ledger_id, entry_id) for entry_id in entry_ids]
+                reader.subscription.redeliver(reader.consumer, keys)
+            await quiet()
+            assert reader.received == [0, 1, 2, 0, 1, 2]
+            assert reader.channel.redeliveries == {0: 1, 1: 1, 2: 1}
 
     run(main())
 
