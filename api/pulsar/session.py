@@ -173,18 +173,17 @@ class Session:
     async def is_alive(self) -> bool:
         """Return whether the client still sends bytes; end the session of one that does not. A client whose bytes are
         not read now counts as alive. Of one that has ended, the names are free when this returns."""
-        if self.is_closed:
-            if self._ending is not None:
-                await asyncio.shield(self._ending)
-            return False
-        waiter = asyncio.get_running_loop().create_future()
-        self._liveness_waiters.append(waiter)
-        self.send(requests.Ping())
-        try:
-            await asyncio.wait_for(waiter, LIVENESS_SECONDS)
-        except TimeoutError:
-            if self.channel.is_reading:
-                self.channel.close()
+        if not self.is_closed:
+            waiter = asyncio.get_running_loop().create_future()
+            self._liveness_waiters.append(waiter)
+            self.send(requests.Ping())
+            try:
+                await asyncio.wait_for(waiter, LIVENESS_SECONDS)
+            except TimeoutError:
+                if self.channel.is_reading:
+                    self.channel.close()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
         return not self.is_closed
 
     def note_alive(self) -> None:

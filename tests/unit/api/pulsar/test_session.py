@@ -220,22 +220,27 @@ def test_the_consumers_of_a_connection_leave_a_subscription_together(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
 def test_the_end_of_a_large_connection_takes_several_turns_of_the_loop_and_then_its_names_are_free(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
+    """`is_silent`: the connection is ended by the client that asks for its names."""
     monkeypatch.setattr(session_module, "ENDED_AT_ONCE", 10)
+    monkeypatch.setattr(session_module, "LIVENESS_SECONDS", 0)
 
     async def main() -> None:
         async with opened(bench, topic) as served:
-            client, _ = session()
+            client, channel = session()
+            monkeypatch.setattr(channel, "close", client.end)
             for number in range(25):
                 request = requests.Producer(1, number, "t", "", 0, False, 0, False, "", None, {}, None)
                 connected = ConnectedProducer(client, served, request, f"p{number}")
                 client.producers[number] = connected
                 served.add_producer(connected.producer)
             await join(client, served, SubscriptionType.SHARED, "a", 15)
-            client.end()
-            assert len(served.producers) == 15
+            if not is_silent:
+                client.end()
+                assert len(served.producers) == 15
             assert not await client.is_alive()
             assert (len(served.producers), len(served.subscriptions["s"].consumers)) == (0, 0)
 
