@@ -149,5 +149,7 @@ def _make_folder(file: Path, database: Database) -> None:
             f"the folder of the database {database.shown_url} cannot be created: {error.strerror}",
             "choose another path, or change the rights of the folder above",
         ) from error
-    with suppress(OSError):  # SQLite reports the error; its write-ahead log and index get the mode of this file
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # SQLite reports the error; its write-ahead log and index get the mode of this file. O_EXCL, because closing an
+    # existing file ends SQLite's locks on it (fcntl) in this process; another process then deletes the log in use.
+    with suppress(OSError):
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
