@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -15,3 +16,12 @@ async def in_turns(items: Iterable[Item], at_once: int) -> AsyncIterator[Item]:
         yield item
         if not number % at_once:
             await asyncio.sleep(0)
+
+
+def call_in_turns(calls: Iterator[Callable[[], object]], at_once: int) -> None:
+    """Make `at_once` of the calls now, and the others in later turns of the event loop."""
+    some = list(islice(calls, at_once))
+    for call in some:
+        call()
+    if some:
+        asyncio.get_running_loop().call_soon(call_in_turns, calls, at_once)

@@ -12,9 +12,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced
 from api.broker.serving.channel import ProducerChannel
+from api.broker.serving.loop_turns import call_in_turns
 from api.broker.serving.rates import Rate
 from api.broker.threads import Workers
 from storage.clock import Clock
@@ -24,6 +26,8 @@ from storage.metadata.store import MetadataStore
 
 MAX_TOPIC_EPOCH = (1 << 62) - 1
 """The highest topic epoch that a client may name: epochs above it still fit into the database."""
+PRODUCERS_AT_ONCE = 100
+"""Producers that are informed in one step of the event loop: 4,000 take 0.5 s."""
 _CREATE_AGAIN = "create the producer again"
 
 
@@ -149,8 +153,10 @@ class ProducerRegistry:
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
             self.end_turns(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
-            for other in self.all:
-                other.disconnect()
+            others = self.all
+            for other in others:
+                self.remove(other)
+            call_in_turns((other.channel.disconnect for other in others), PRODUCERS_AT_ONCE)
             self._become_exclusive(producer)
         elif self._by_name:
             self._waiting[producer] = turn = asyncio.get_running_loop().create_future()
@@ -187,10 +193,10 @@ class ProducerRegistry:
             self._waiting.pop(following).set_result(None)
 
     def end_turns(self, error: CompactorError) -> None:
-        """Fail the producers that wait for their turn."""
-        for turn in self._waiting.values():
-            turn.set_exception(error)
+        """Fail the producers that wait for their turn: some now, the others in later turns of the event loop."""
+        turns = list(self._waiting.values())
         self._waiting.clear()
+        call_in_turns((partial(turn.set_exception, error) for turn in turns), PRODUCERS_AT_ONCE)
 
     def _check_epoch(self, epoch: int) -> None:
         """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicNotServed
-from api.broker.serving import topic as topic_module
+from api.broker.serving import producer as producer_module, topic as topic_module
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
@@ -319,6 +319,40 @@ def test_a_topic_refuses_more_producers_than_the_limit(bench: Workbench, topic: 
             add(served, "c", SHARED)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("mode", "closes"), [(SHARED, False), (WAITING, False), (WAITING, True)])
+def test_many_producers_learn_in_turns_of_the_loop_that_another_takes_the_topic_or_it_closes(
+    run: Any, monkeypatch: pytest.MonkeyPatch, mode: AccessMode, closes: bool
+) -> None:
+    """4,000 that waited for their turn occupied the service for 0.5 s."""
+    monkeypatch.setattr(producer_module, "PRODUCERS_AT_ONCE", 10)
+
+    async def test(topic: PersistentTopic) -> None:
+        others = [add(topic, f"p{number}", mode) for number in range(50)]
+        informed = [0]
+
+        def note() -> None:
+            informed.append(
+                sum(channel_of(other).is_disconnected or (turn is not None and turn.done()) for other, turn in others)
+            )
+
+        if closes:
+            work = asyncio.create_task(topic.close())
+        else:
+            last, _ = add(topic, "last", FENCING)
+            assert topic.producers.all == [last]
+            note()
+        for _ in range(10):
+            await asyncio.sleep(0)
+            note()
+        assert max(after - before for before, after in pairwise(informed)) <= 11
+        assert informed[-1] == 50
+        assert all(turn.exception() for _, turn in others if turn is not None)
+        if closes:
+            await work
+
+    run(test)
 
 
 @pytest.mark.parametrize("closes", [True, False])
