@@ -94,10 +94,12 @@ class Connection:
         url = f"{self._url}{path}"
         parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = self._client.build_request(method, url, params=parameters, headers=fields, content=content, json=body)
-        if patient:
-            request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
         with self._failures():
+            request = self._client.build_request(
+                method, url, params=parameters, headers=fields, content=content, json=body
+            )
+            if patient:
+                request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
             answer = self._client.send(request, stream=True)
             try:
                 if not answer.is_success:
@@ -144,7 +146,9 @@ class Connection:
             raise Unavailable(
                 f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
             ) from error
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:
+            if isinstance(error, UnicodeError) and "idna" not in str(error):  # of a text that is sent, not of a host
+                raise
             raise Misconfigured(f"{self._url!r} is not the URL of a service ({error})", "check --admin-url") from error
 
 

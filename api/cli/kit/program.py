@@ -71,8 +71,9 @@ def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
             abandon_output()
         if closed:
             sys.exit(exit_codes.OK)
-        report(error, program=name)
-        sys.exit(exit_codes.of(error))
+        refusal = _not_utf8(error) or error
+        report(refusal, program=name)
+        sys.exit(exit_codes.of(refusal))
     sys.exit(exit_codes.OK)
 
 
@@ -108,6 +109,21 @@ def check_confirmation(yes: bool, dry_run: bool) -> None:
     """Raise InvalidInput if both flags are given. A command that deletes is a dry run unless `--yes` is given."""
     if yes and dry_run:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+
+
+def _not_utf8(error: Exception) -> InvalidInput | None:
+    """Return the refusal of an argument that is not UTF-8 and was to be sent or stored; None for any other error.
+
+    It cannot be refused before the command runs: the name of a file may have any bytes.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        return None
+    for argument in sys.argv[1:]:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            refusal = InvalidInput(f"the argument {argument!r} is not UTF-8", "encode it in UTF-8")
+            refusal.__cause__ = error
+            return refusal
+    return None
 
 
 def _terminate(*_: object) -> None:

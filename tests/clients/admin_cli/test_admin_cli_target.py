@@ -254,3 +254,8 @@ def test_the_installed_script_is_the_program_and_completes() -> None:
     }
     result = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.split() == ["compact", "compaction-status"]
+
+
+@pytest.mark.parametrize("host", ["ä..b", "a" * 64 + ".test"])
+def test_a_host_that_cannot_exist(outside: Program, host: str) -> None:
+    outside("tenants", "list", "--admin-url", f"http://{host}").refused(5, "is not the URL", "check --admin-url")

@@ -185,6 +185,20 @@ def test_bytes_that_are_no_text_are_read_by_an_option(admin: Program, topic: str
     assert len(admin("topics", "read", topic, *value, "--key-encoding", "base64").messages) == 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("topics", "peek-messages", "t", "-s", "\udcff"),
+        ("topics", "read", "t", "--from", "\udcff"),
+        ("topics", "update-properties", "t", "-p", "a=\udcff"),
+        ("tenants", "create", "\udcff"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused(admin: Program, command: tuple[str, ...]) -> None:
+    """In a path, a query and a body."""
+    admin(*command).refused(2, f"the argument {command[-1]!r} is not UTF-8: encode it in UTF-8")
+
+
 def test_a_missing_subscription_is_not_created_by_a_look_at_its_messages(admin: Program, topic: str) -> None:
     put(admin, topic, "a1")
     admin("topics", "peek-messages", topic, "-s", "nope").refused(3, f"{topic} has no cursor 'nope'")
