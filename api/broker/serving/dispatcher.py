@@ -352,7 +352,7 @@ class Dispatcher:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        due = self._waiting.delayed.next_due_ms
+        due = self._waiting.next_due_ms
         if due is not None:
             seconds = max(0, due - self._topic.clock.now_ms()) / 1000
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)

@@ -24,6 +24,8 @@ from storage.entries.rebuild import DeliverableEntry
 
 MAX_HELD = 2_000
 """Entries that may be held while others are delivered."""
+MAX_QUEUED = 200_000
+"""Entries that may wait for a consumer. Beyond, no entry is read, and delayed ones that are due stay in bitmaps."""
 HELD_BYTES = 4 << 20
 """Bytes of held entries that stay in memory."""
 
@@ -51,7 +53,16 @@ class WaitingEntries:
     @property
     def is_full(self) -> bool:
         """True if no more entries may be read until some of these are delivered."""
-        return self.delayed.is_full or len(self._held) >= MAX_HELD
+        return self.delayed.is_full or len(self._held) >= MAX_HELD or self._is_queue_full
+
+    @property
+    def _is_queue_full(self) -> bool:
+        return len(self.queue) >= MAX_QUEUED
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """The time in ms at which `release_due` can queue an entry; None: none, before some are delivered."""
+        return None if self._is_queue_full else self.delayed.next_due_ms
 
     def add_returned(self, pending: PendingAck) -> None:
         """Add an entry that its consumer has lost."""
@@ -73,7 +84,7 @@ class WaitingEntries:
 
     def release_due(self, now_ms: int) -> None:
         """Queue delayed entries that are due, as many as one step of the event loop may take."""
-        for offset in self.delayed.take_due(now_ms):
+        for offset in () if self._is_queue_full else self.delayed.take_due(now_ms):
             self.queue.add(offset, None)
 
     def first_acknowledged(self, offset: int) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from api.broker.serving import acknowledging, delayed as delayed_entries, dispatcher, pending_acks
+from api.broker.serving import acknowledging, delayed as delayed_entries, dispatcher, pending_acks, waiting
 from api.broker.serving.acknowledging import AckedEntry, remaining_slots
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
+from api.broker.serving.key_routing import HASH_SLOTS
 from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.pending_acks import PendingAck
 from api.broker.subscriptions import reset_cursor
@@ -173,6 +174,40 @@ def test_delayed_entries_that_are_due_together_are_delivered_in_order(
             reader.subscription.wake()
             await quiet()
             assert (reader.received, reader.subscription.dispatcher.delayed) == (list(range(7)), 0)
+
+    run(main())
+
+
+def test_delayed_entries_that_are_due_and_have_no_consumer_take_bounded_memory(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that were due waited in the queue for the only consumer of their key: 75 bytes each, without a bound."""
+    monkeypatch.setattr(delayed_entries, "DUE_AT_ONCE", 1)
+    monkeypatch.setattr(waiting, "MAX_QUEUED", 5, raising=False)
+    low, high = ((0, HASH_SLOTS // 2 - 1),), ((HASH_SLOTS // 2, HASH_SLOTS - 1),)
+    due = bench.clock.now_ms() + 3_000
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            first = await Reader(served, "a", KEY_SHARED, sticky_ranges=low).join()
+            second = await Reader(served, "b", KEY_SHARED, sticky_ranges=high).join()
+            append(served, message(partition_key=b"k"))
+            await quiet()
+            stuck, other = (first, second) if first.received else (second, first)
+            await stuck.acknowledge(0)
+            stuck.channel.is_writable = False
+            append(served, *(message(partition_key=b"k", deliver_at_time=due) for _ in range(20)))
+            await quiet()
+            assert stuck.subscription.dispatcher is not None
+            assert stuck.subscription.dispatcher.delayed == 20
+            bench.clock.advance(3_000)
+            other.subscription.wake()
+            await quiet()
+            assert stuck.subscription.dispatcher.delayed == 15
+            stuck.channel.is_writable = True
+            stuck.subscription.wake()
+            await quiet()
+            assert (stuck.received, stuck.subscription.dispatcher.delayed) == (list(range(21)), 0)
 
     run(main())
 
