@@ -45,6 +45,11 @@ def time(value: int | None) -> str:
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else NONE
 
 
+def milliseconds(value: str) -> int:
+    """Return the milliseconds since the Unix epoch of a time as Pulsar writes it; 0: there is none."""
+    return round(datetime.fromisoformat(value).timestamp() * 1000) if value else 0
+
+
 def ago(value: int | None, now: int) -> Markup:
     """Format a time relative to `now`, as in "3 minutes ago", with the exact time in UTC as the title."""
     if not value:
@@ -99,6 +104,7 @@ def text(data: bytes, limit: int = 200) -> str:
     return decoded if len(decoded) <= limit else decoded[:limit] + "…"
 
 
-FILTERS: Mapping[str, Callable[..., str]] = {
-    function.__name__: function for function in (size, count, share, time, ago, breakable, duration, rate, text)
+FILTERS: Mapping[str, Callable[..., object]] = {
+    function.__name__: function
+    for function in (size, count, share, time, milliseconds, ago, breakable, duration, rate, text)
 }

@@ -1,11 +1,26 @@
-"""Clients on a topic's page, from the statistics tree."""
+"""Clients on a topic's page, rendered from the statistics tree."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
-from api.dashboard.topic_clients import SHOWN, Client, clients_of
+from api.dashboard.formats import FILTERS
+from api.dashboard.topic_clients import TopicClients
 
 SINCE = "1970-01-01T00:00:02.500Z"
+SHOWN = 100
+
+
+def rendered(stats: TopicStats, next_offsets: Mapping[str, int]) -> str:
+    templates = Environment(loader=PackageLoader("api.dashboard"), autoescape=True, undefined=StrictUndefined)
+    templates.filters.update(FILTERS)
+    view = SimpleNamespace(clients=TopicClients(stats, next_offsets))
+    template = templates.get_template("topic_clients.html")
+    return template.render(view=view, may_consume=True, now=3_500, path="/topic", segment=str)
 
 
 def test_producers_and_consumers_have_their_numbers() -> None:
@@ -14,22 +29,25 @@ def test_producers_and_consumers_have_their_numbers() -> None:
     )
     consumer = ConsumerStats(consumer_name="c", available_permits=7, unacked_messages=3, msg_throughput_out=20.0)
     subscription = SubscriptionStats(type="Shared", msg_backlog=9, unacked_messages=3, consumers=(consumer,))
-    clients = clients_of(TopicStats(publishers=(producer,), subscriptions={"s": subscription}), {"s": 4})
-    assert clients.producers == [Client("p", "10.0.0.1:5", "java", 2_500, 1.5, 0.0)]
-    (listed,) = clients.subscriptions
-    assert (listed.name, listed.type, listed.next_offset, listed.backlog, listed.unacked) == ("s", "Shared", 4, 9, 3)
-    assert listed.consumers == [Client("c", "", "", 0, 0.0, 20.0, 7, 3)]
+    text = rendered(TopicStats(publishers=(producer,), subscriptions={"s": subscription}), {"s": 4})
+    assert '<th scope="row">p<small>10.0.0.1:5, java</small><small>connected <time datetime="1970-01-01' in text
+    assert "1.5 msg/s<small>0 B/s</small>" in text
+    assert '<a href="/topic/subscriptions/s">s</a><small>Shared, next offset 4</small>' in text
+    assert '<th scope="row">c<small></small><small>connected –</small><small>7 permits</small>' in text
+    assert [line for number in (9, 3) if (line := f'<td class="number">{number}</td>') not in text] == []
+    assert "0 msg/s<small>20 B/s</small>" in text
 
 
 def test_a_subscription_without_consumers_or_cursor() -> None:
-    (listed,) = clients_of(TopicStats(subscriptions={"s": SubscriptionStats(durable=False)}), {}).subscriptions
-    assert (listed.type, listed.next_offset, listed.durable, listed.consumers) == ("", None, False, [])
+    text = rendered(TopicStats(subscriptions={"s": SubscriptionStats(durable=False)}), {})
+    assert '<th scope="rowgroup">s<small>no consumer, not durable</small></th>' in text
 
 
 def test_a_page_lists_a_bounded_number_of_clients() -> None:
     subscription = SubscriptionStats(consumers=(ConsumerStats(),) * (SHOWN + 1))
-    stats = TopicStats(publishers=(ProducerStats(),) * (SHOWN + 2), subscriptions={"s": subscription})
-    clients = clients_of(stats, {})
-    assert (len(clients.producers), clients.number_of_producers) == (SHOWN, SHOWN + 2)
-    assert len(clients.subscriptions[0].consumers) == SHOWN
-    assert clients.subscriptions[0].number_of_consumers == SHOWN + 1
+    stats = TopicStats(publishers=(ProducerStats(producer_name="p"),) * (SHOWN + 2), subscriptions={"s": subscription})
+    text = rendered(stats, {})
+    assert text.count('<th scope="row">p') == SHOWN
+    assert "The first 100." in text
+    assert text.count('<th scope="row">unnamed') == SHOWN
+    assert "and 1 more consumers" in text
