@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -189,28 +189,11 @@ METRICS: Mapping[str, MetricDefinition] = {
 """Every metric of our own, by name. The process's (`process_*`) are prometheus-client's."""
 
 
-class Metrics:
-    """The registry of a service, and what is counted as it happens."""
+class Metrics(Collector):
+    """The registry of a service, the metrics of what SQL and the process know, and what is counted as it happens."""
 
     def __init__(
         self, store: MetricsQueries, clock: Clock, max_topics: int, sources: MetricSources, cluster: str = CLUSTER
-    ) -> None:
-        self.registry = CollectorRegistry()
-        http = METRICS["compactor_http_request_duration_seconds"]
-        self.http = Histogram(http.name, http.doc, http.labels, registry=self.registry, buckets=_BUCKETS)
-        self.registry.register(_Scrape(store, clock, max_topics, sources, cluster))
-        ProcessCollector(registry=self.registry)
-
-    def exposition(self) -> bytes:
-        """All of them, as Prometheus reads text."""
-        return generate_latest(self.registry)
-
-
-class _Scrape(Collector):
-    """Makes metrics of what SQL and the process know."""
-
-    def __init__(
-        self, store: MetricsQueries, clock: Clock, max_topics: int, sources: MetricSources, cluster: str
     ) -> None:
         self._store = store
         self._clock = clock
@@ -221,13 +204,18 @@ class _Scrape(Collector):
         self._totals = RunTotals(store)
         self._counts: TopicCounts | None = None
         self._read_at: int | None = None
+        self._registry = CollectorRegistry()
+        http = METRICS["compactor_http_request_duration_seconds"]
+        self.http = Histogram(http.name, http.doc, http.labels, registry=self._registry, buckets=_BUCKETS)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering does not read SQL."""
-        return []
+    def exposition(self) -> bytes:
+        """Return all of them, as Prometheus reads text."""
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of this moment."""
+        """Yield the metrics of this moment."""
         with self._lock:
             now = self._clock.now_ms()
             up = self._refresh(now)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from fastapi import Depends, Request
@@ -36,56 +37,54 @@ _CLUSTER = "/admin/v2/clusters/{cluster}"
 _LOOK = (*ANY_USE, AuthAction.ADMIN)
 
 
-@dataclass(frozen=True)
-class FixedAnswer:
-    """An answer of success. `body` None: an empty one, as for a policy that is not set."""
+class Outcome(Enum):
+    """The answer of a verb that answers no value, by its name in docs/rest-not-offered.md."""
 
-    body: Any = None
-
-    @property
-    def response(self) -> Response:
-        return unset() if self.body is None else JSONResponse(self.body)
+    REFUSED = "refused"
+    DONE = "204"
+    UNSET = "nothing"
 
 
 @dataclass(frozen=True)
 class UnsupportedRoute:
-    """A path and what its verbs answer: a value, `None` for 204, or `REFUSED`. `what`: the feature, and what to do."""
+    """A path and what its verbs answer: a JSON value, or an `Outcome`. `what`: the feature, and what to do."""
 
     path: str
     what: str
-    answers: Mapping[str, FixedAnswer | str | None]
-
-    @property
-    def reason(self) -> str:
-        return REFUSAL.format(self.what)
+    answers: Mapping[str, object]
 
     def answer(self, verb: str) -> Response:
         """Return the answer to a verb. Raise RestException (405)."""
-        answer = self.answers[verb]
-        if isinstance(answer, str):
-            offered = sorted(name for name, other in self.answers.items() if not isinstance(other, str))
-            raise RestException(405, self.reason, {"Allow": ", ".join(offered)})
-        return done() if answer is None else answer.response
+        match self.answers[verb]:
+            case Outcome.REFUSED:
+                offered = sorted(name for name, other in self.answers.items() if other is not Outcome.REFUSED)
+                raise RestException(405, REFUSAL.format(self.what), {"Allow": ", ".join(offered)})
+            case Outcome.DONE:
+                return done()
+            case Outcome.UNSET:
+                return unset()
+            case value:
+                return JSONResponse(value)
 
 
-REFUSED = "refused"
-_NONE = FixedAnswer()
 _ALL = ("GET", "PUT", "POST", "DELETE")
 
 
-def _policy(path: str, what: str, value: FixedAnswer = _NONE) -> UnsupportedRoute:
+def _policy(path: str, what: str, value: object = Outcome.UNSET) -> UnsupportedRoute:
     """Return the route of a policy that cannot be set: it has `value`, and there is none to remove."""
-    return UnsupportedRoute(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
+    return UnsupportedRoute(
+        path, what, {"GET": value, "PUT": Outcome.REFUSED, "POST": Outcome.REFUSED, "DELETE": Outcome.DONE}
+    )
 
 
 def _refused(path: str, what: str, *verbs: str) -> UnsupportedRoute:
     """Return a route that refuses these verbs of a path; without any: all."""
-    return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
+    return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, Outcome.REFUSED))
 
 
-def _value(path: str, what: str, value: FixedAnswer, *refused: str) -> UnsupportedRoute:
+def _value(path: str, what: str, value: object, *refused: str) -> UnsupportedRoute:
     """Return the route of a path that can only be read."""
-    return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
+    return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, Outcome.REFUSED)})
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
@@ -134,8 +133,8 @@ ROWS: tuple[UnsupportedRoute, ...] = (
             ("{subscription}/dispatchRate", _RATES),
         )
     ),
-    _value(_TOPIC + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
-    _value(_TOPIC + "offload", _OFFLOAD, FixedAnswer({"status": "NOT_RUN", "lastError": ""}), "PUT"),
+    _value(_TOPIC + "schemaValidationEnforced", _SCHEMAS, False, "POST"),
+    _value(_TOPIC + "offload", _OFFLOAD, {"status": "NOT_RUN", "lastError": ""}, "PUT"),
     _refused(
         _TOPIC + "maxMessageSize",
         "the size of messages by this call: it is the policy max.message.bytes, at …/policies/max.message.bytes",
@@ -180,18 +179,18 @@ ROWS: tuple[UnsupportedRoute, ...] = (
             ("subscriptionExpirationTime", "deleting subscriptions that are not used"),
         )
     ),
-    _policy(_NAMESPACE + "allowedClusters", _REPLICATION, FixedAnswer([])),
-    _policy(_NAMESPACE + "properties", "properties of a namespace", FixedAnswer({})),
+    _policy(_NAMESPACE + "allowedClusters", _REPLICATION, []),
+    _policy(_NAMESPACE + "properties", "properties of a namespace", {}),
     _policy(_NAMESPACE + "property/{key}", "properties of a namespace"),
-    _policy(_NAMESPACE + "subscriptionTypesEnabled", _SUBSCRIPTION_TYPES, FixedAnswer([])),
-    _value(_NAMESPACE + "encryptionRequired", "demanding that messages are encrypted", FixedAnswer(False), "POST"),
-    _value(_NAMESPACE + "isAllowAutoUpdateSchema", _SCHEMAS, FixedAnswer(True), "POST"),
-    _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, FixedAnswer(-1), "PUT"),
-    _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, FixedAnswer(-1), "PUT"),
-    _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", FixedAnswer({})),
-    _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, FixedAnswer(False), "POST"),
-    _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", FixedAnswer("None"), "POST"),
-    UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
+    _policy(_NAMESPACE + "subscriptionTypesEnabled", _SUBSCRIPTION_TYPES, []),
+    _value(_NAMESPACE + "encryptionRequired", "demanding that messages are encrypted", False, "POST"),
+    _value(_NAMESPACE + "isAllowAutoUpdateSchema", _SCHEMAS, True, "POST"),
+    _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, -1, "PUT"),
+    _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, -1, "PUT"),
+    _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", {}),
+    _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, False, "POST"),
+    _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", "None", "POST"),
+    UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": Outcome.DONE}),
     _refused(_NAMESPACE + "migration", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "replication", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "permissions/subscription/{subscription}", "permissions of single subscriptions", "POST"),
@@ -202,29 +201,29 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _refused(_NAMESPACE + "{bundle}/topicHashPositions", _BALANCE, "GET"),
     # Of a cluster
     _refused(_CLUSTER, ONE_CLUSTER, "POST", "DELETE"),
-    _value(_CLUSTER + "/failureDomains", _BALANCE, FixedAnswer({})),
+    _value(_CLUSTER + "/failureDomains", _BALANCE, {}),
     _refused(_CLUSTER + "/failureDomains/{domain}", _BALANCE, "GET", "POST", "DELETE"),
-    _value(_CLUSTER + "/migrate", _REPLICATION, FixedAnswer({"migrated": False}), "POST"),
-    _value(_CLUSTER + "/namespaceIsolationPolicies", _BALANCE, FixedAnswer({})),
-    _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, FixedAnswer([])),
+    _value(_CLUSTER + "/migrate", _REPLICATION, {"migrated": False}, "POST"),
+    _value(_CLUSTER + "/namespaceIsolationPolicies", _BALANCE, {}),
+    _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, []),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}", _BALANCE, "GET"),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/{policy}", _BALANCE, "GET", "POST", "DELETE"),
-    _value(_CLUSTER + "/peers", _REPLICATION, _NONE, "POST"),
+    _value(_CLUSTER + "/peers", _REPLICATION, Outcome.UNSET, "POST"),
     # Of the service
-    _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, FixedAnswer({})),
+    _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, {}),
     _refused("/admin/v2/brokers/internal-configuration", "ZooKeeper and BookKeeper: metadata is in SQL", "GET"),
     _refused("/admin/v2/brokers/shutdown", "ending a service by a call: send SIGTERM to its process", "POST"),
     _refused("/admin/v2/broker-stats/metrics", "metrics by this call: GET /metrics has them", "GET"),
     _refused("/admin/v2/broker-stats/{kind}", "numbers of a Java process and of load balancing", "GET"),
     _refused("/admin/v2/broker-stats/allocator-stats/{allocator}", "numbers of a Java process", "GET"),
-    _value("/admin/v2/bookies/racks-info", _BOOKKEEPER, FixedAnswer({})),
-    _value("/admin/v2/bookies/all", _BOOKKEEPER, FixedAnswer({"bookies": []})),
+    _value("/admin/v2/bookies/racks-info", _BOOKKEEPER, {}),
+    _value("/admin/v2/bookies/all", _BOOKKEEPER, {"bookies": []}),
     _refused("/admin/v2/bookies/racks-info/{bookie}", _BOOKKEEPER, "GET", "POST", "DELETE"),
-    _value("/admin/v2/resourcegroups", _GROUPS, FixedAnswer([])),
+    _value("/admin/v2/resourcegroups", _GROUPS, []),
     _refused("/admin/v2/resourcegroups/{group}", _GROUPS),
     _refused("/admin/v2/resource-quotas", _BALANCE),
     _refused("/admin/v2/resource-quotas/{rest:path}", _BALANCE),
-    _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, FixedAnswer([])),
+    _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, []),
     _refused("/admin/v2/functions/{rest:path}", "functions"),
     _refused("/admin/v2/worker/{rest:path}", "functions"),
     _refused("/admin/v2/worker-stats/{rest:path}", "functions"),
@@ -263,16 +262,11 @@ def _of_name(
 
 def _of_service(row: UnsupportedRoute) -> Callable[..., Response]:
     def answer(request: Request, broker: Broker) -> Response:
-        _check_cluster(broker, request)
+        if request.path_params.get("cluster", broker.settings.cluster_name) != broker.settings.cluster_name:
+            raise RestException(404, "Cluster does not exist")
         return row.answer(request.method)
 
     return answer
-
-
-def _check_cluster(broker: Broker, request: Request) -> None:
-    """Raise RestException (404) for another cluster."""
-    if request.path_params.get("cluster", broker.settings.cluster_name) != broker.settings.cluster_name:
-        raise RestException(404, "Cluster does not exist")
 
 
 def _router() -> Routes:
@@ -285,7 +279,7 @@ def _router() -> Routes:
         elif row.path.startswith(_NAMESPACE):
             endpoint = _of_name(row, Depends(namespace_name), names.namespace)
         else:
-            is_refusal = all(isinstance(answer, str) for answer in row.answers.values())
+            is_refusal = all(answer is Outcome.REFUSED for answer in row.answers.values())
             endpoint, needs = _of_service(row), (AuthAction.ANYONE if is_refusal else AuthAction.SUPERUSER,)
         routes.route(row.answers, row.path, *needs, response_model=None, include_in_schema=False)(endpoint)
     return routes
