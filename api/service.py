@@ -9,7 +9,7 @@ from fastapi import HTTPException
 
 from api.broker.opening import open_broker
 from api.http.access import AuthorizationService
-from api.http.context import HttpContext, http_context
+from api.http.context import HttpContext
 from api.settings.settings import Settings
 
 
@@ -21,4 +21,4 @@ def running(settings: Settings) -> Iterator[HttpContext]:
         # Before the broker runs, because a key may be bad.
         access = AuthorizationService.of(settings, environment.metadata.tenancy, environment.clock)
         with broker.running():
-            yield http_context(broker, access)
+            yield HttpContext(broker, access)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
@@ -11,57 +10,32 @@ from api.broker.broker import Broker
 from api.broker.threads import WaitsFor
 from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
+from api.http.metrics import Metrics
 from api.http.owner_proxy import OwnerProxy
 from api.http.single_flight import RunPoller, SingleFlight, TopicsPoller
-from api.observability.metrics import AppendTotals, Metrics, MetricSources
-from storage.log.log_space import LogRoom
 
 
-@dataclass
 class HttpContext:
     """HTTP's state over a broker."""
 
-    broker: Broker
-    access: AuthorizationService
-    proxy: OwnerProxy
-    polls: LongPolls
-    runs: RunPoller
-    topics: TopicsPoller
-    metrics: Metrics
-    readiness: SingleFlight[Any]
-    """The checks of readiness by name: computed once for all requests that wait, since it needs no token."""
-    scrapes: SingleFlight[bytes]
-    """The metrics as text: computed once for all requests that wait, since it needs no token."""
-    failing_checks: dict[str, str] = field(default_factory=dict)
-    """By name of a readiness check, the fault that was logged last."""
-
-
-def http_context(broker: Broker, access: AuthorizationService) -> HttpContext:
-    """Return HTTP's state over a broker."""
-    settings, environment = broker.settings, broker.environment
-    metadata, clock, log = environment.metadata, environment.clock, environment.log
-    control, logs = broker.control, broker.logs
-    sources = MetricSources(
-        leads=lambda: control.leads,
-        last_check=lambda: control.last_check,
-        engine_error=lambda: control.engine_error,
-        clients=lambda: broker.clients,
-        log_room=lambda: log.room.room() if log.room is not None else LogRoom(),
-        appended=lambda: AppendTotals(logs.appended_entries, logs.appended_bytes, len(logs.topics)),
-    )
-    return HttpContext(
-        broker,
-        access,
-        OwnerProxy(
+    def __init__(self, broker: Broker, access: AuthorizationService) -> None:
+        settings, pools = broker.settings, broker.pools
+        metadata, clock, log = broker.environment.metadata, broker.environment.clock, broker.environment.log
+        self.broker = broker
+        self.access = access
+        self.proxy = OwnerProxy(
             settings.forwarding_timeout_ms, ca_file=settings.tls_ca, connections=settings.limits_requests_at_once
-        ),
-        LongPolls(metadata, log, clock, broker.pools, settings.limits_waiting_polls),
-        RunPoller(metadata, clock, broker.pools[WaitsFor.DATABASE]),
-        TopicsPoller(metadata, log, clock, broker.pools[WaitsFor.DATABASE]),
-        Metrics(metadata.metrics, clock, settings.metrics_max_topics, sources, settings.cluster_name),
-        readiness=SingleFlight(broker.pools[WaitsFor.STORE]),
-        scrapes=SingleFlight(broker.pools[WaitsFor.DATABASE]),
-    )
+        )
+        self.polls = LongPolls(metadata, log, clock, pools, settings.limits_waiting_polls)
+        self.runs = RunPoller(metadata, clock, pools[WaitsFor.DATABASE])
+        self.topics = TopicsPoller(metadata, log, clock, pools[WaitsFor.DATABASE])
+        self.metrics = Metrics(broker)
+        self.readiness: SingleFlight[Any] = SingleFlight(pools[WaitsFor.STORE])
+        """The checks of readiness by name: computed once for all requests that wait, since it needs no token."""
+        self.scrapes: SingleFlight[bytes] = SingleFlight(pools[WaitsFor.DATABASE])
+        """The metrics as text: computed once for all requests that wait, since it needs no token."""
+        self.failing_checks: dict[str, str] = {}
+        """By name of a readiness check, the fault that was logged last."""
 
 
 def context_of(request: Request) -> HttpContext:

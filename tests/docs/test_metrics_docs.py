@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.broker.broker import Broker
+from api.broker.serving.connected_clients import ConnectedClients
 from api.components import open_environment
 from api.documents import SchedulerStatus
-from api.observability.metrics import METRICS, AppendTotals, MetricDefinition, Metrics, MetricSources
+from api.http.metrics import METRICS, MetricDefinition, Metrics
 from api.settings.settings import Settings
 from compactor.scheduling.due import TopicsCheckResult
 from tests.clocks import ManualClock
@@ -41,9 +45,15 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     check = TopicsCheckResult(
         at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
     )
-    sources = MetricSources(lambda: True, lambda: check, AppendTotals, lambda: "")
     with open_environment(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as environment:
-        metrics = Metrics(environment.metadata.metrics, ManualClock(), 1, sources)
+        broker = SimpleNamespace(
+            settings=Settings(metrics_max_topics=1),
+            environment=replace(environment, clock=ManualClock()),
+            clients=ConnectedClients(),
+            control=SimpleNamespace(leads=True, last_check=check, engine_error=""),
+            logs=SimpleNamespace(appended_entries=0, appended_bytes=0, topics=()),
+        )
+        metrics = Metrics(cast(Broker, broker))
         metrics.http.labels("GET", "/livez", "200").observe(0.1)
         yield {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.observability.metrics import REFRESH_MS, AppendTotals, Metrics, MetricSources
+from api.broker.broker import Broker
+from api.broker.serving.connected_clients import ConnectedClients
+from api.http.metrics import REFRESH_MS, Metrics
 from api.observability.run_totals import LATE_LOOKS
+from api.settings.settings import Settings
 from compactor.scheduling.due import TopicsCheckResult
 from storage.errors import Unavailable
 from storage.metadata.metrics_queries import RunSummary, TopicCounts
 from storage.metadata.records import RunState
-from storage.metadata.stores import MetricsQueries
 from storage.model import TopicName
 from tests.clocks import ManualClock
 
@@ -54,13 +57,38 @@ class History:
         return [row for row in self.rows if row.run_id > after or row.run_id in again]
 
 
+@dataclass
+class Logs:
+    """Counts of the open logs of a process."""
+
+    appended_entries: int = 0
+    appended_bytes: int = 0
+    topics: tuple[str, ...] = ()
+
+
+@dataclass
+class Control:
+    """State of a control loop."""
+
+    leads: bool = False
+    last_check: TopicsCheckResult | None = None
+    engine_error: str | None = None
+
+
 def metrics(
-    history: History,
-    max_topics: int = 10,
-    sources: MetricSources = MetricSources(),  # noqa: B008
+    history: History, max_topics: int = 10, control: Control | None = None, logs: Logs | None = None
 ) -> tuple[Metrics, ManualClock]:
     clock = ManualClock()
-    return Metrics(cast(MetricsQueries, history), clock, max_topics, sources), clock
+    broker = SimpleNamespace(
+        settings=Settings(metrics_max_topics=max_topics),
+        environment=SimpleNamespace(
+            metadata=SimpleNamespace(metrics=history), clock=clock, log=SimpleNamespace(room=None)
+        ),
+        clients=ConnectedClients(),
+        control=control or Control(),
+        logs=logs or Logs(),
+    )
+    return Metrics(cast(Broker, broker)), clock
 
 
 def values(collected: Metrics) -> dict[str, float]:
@@ -174,14 +202,14 @@ def test_the_database_is_asked_at_most_so_often() -> None:
 
 def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
     history = History([run(1, 1)], topics("a"))
-    created, clock = metrics(history, sources=MetricSources(appended=lambda: AppendTotals(7, 8, 9)))
+    created, clock = metrics(history, logs=Logs(7, 8, ("a", "b")))
     assert values(created)["compactor_up"] == 1
     history.away = True
     clock.advance(REFRESH_MS)
     samples = values(created)
     assert samples["compactor_up"] == 0
     assert "compactor_topics" not in samples
-    assert (samples["compactor_log_appended_entries_total"], samples["compactor_log_open_topics"]) == (7, 9)
+    assert (samples["compactor_log_appended_entries_total"], samples["compactor_log_open_topics"]) == (7, 2)
     history.away = False
     assert values(created)["compactor_up"] == 1, "the next scrape tries again"
 
@@ -205,8 +233,8 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
         uncleanable=2,
         uncleanable_bytes=5,
     )
-    leader = values(metrics(History(), sources=MetricSources(lambda: True, lambda: check))[0])
-    other = values(metrics(History(), sources=MetricSources(lambda: False, lambda: check))[0])
+    leader = values(metrics(History(), control=Control(True, check))[0])
+    other = values(metrics(History(), control=Control(False, check))[0])
     assert (leader["compactor_leader"], other["compactor_leader"]) == (1, 0)
     assert leader["compactor_last_check_seconds"] == 2
     assert leader["compactor_max_dirty_ratio"] == 0.75
@@ -218,7 +246,7 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
 
 @pytest.mark.parametrize(("error", "up"), [(None, None), ("", 1), ("no executors", 0)])
 def test_whether_compactions_can_begin(error: str | None, up: int | None) -> None:
-    samples = values(metrics(History(), sources=MetricSources(engine_error=lambda: error))[0])
+    samples = values(metrics(History(), control=Control(engine_error=error))[0])
     assert samples.get("compactor_engine_up") == up
 
 

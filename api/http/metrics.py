@@ -23,18 +23,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from api.broker.serving.connected_clients import ClientCounts, ConnectedClients
+from api.broker.broker import Broker
+from api.broker.serving.connected_clients import ClientCounts
 from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
-from storage.clock import Clock, is_due
+from storage.clock import is_due
 from storage.errors import CompactorError
 from storage.log.log_space import LogRoom
 from storage.metadata.metrics_queries import TopicCounts
-from storage.metadata.records import CLUSTER
-from storage.metadata.stores import MetricsQueries
 from storage.model import TopicName
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("api.observability.metrics")  # the name that its log lines have always had
 Counts = TypeVar("Counts")
 REFRESH_MS = 2_000
 _TOPIC = ("cluster", "namespace", "topic")
@@ -49,27 +48,6 @@ class MetricDefinition:
     doc: str
     labels: tuple[str, ...] = ()
     kind: str = "gauge"
-
-
-@dataclass(frozen=True)
-class AppendTotals:
-    """Entries and bytes that this process has appended since its start."""
-
-    entries: int = 0
-    bytes: int = 0
-    open_topics: int = 0
-
-
-@dataclass(frozen=True)
-class MetricSources:
-    """The sources of the process's own numbers; a scrape calls them."""
-
-    leads: Callable[[], bool] = lambda: False
-    last_check: Callable[[], TopicsCheckResult | None] = lambda: None
-    appended: Callable[[], AppendTotals] = AppendTotals
-    engine_error: Callable[[], str | None] = lambda: None
-    clients: Callable[[], ConnectedClients] = ConnectedClients
-    log_room: Callable[[], LogRoom] = LogRoom
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -192,16 +170,11 @@ METRICS: Mapping[str, MetricDefinition] = {
 class Metrics(Collector):
     """The registry of a service, the metrics of what SQL and the process know, and what is counted as it happens."""
 
-    def __init__(
-        self, store: MetricsQueries, clock: Clock, max_topics: int, sources: MetricSources, cluster: str = CLUSTER
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._max_topics = max_topics
-        self._sources = sources
-        self._cluster = cluster
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._max_topics = broker.settings.metrics_max_topics
         self._lock = threading.Lock()
-        self._totals = RunTotals(store)
+        self._totals = RunTotals(broker.environment.metadata.metrics)
         self._counts: TopicCounts | None = None
         self._read_at: int | None = None
         self._registry = CollectorRegistry()
@@ -217,7 +190,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this moment."""
         with self._lock:
-            now = self._clock.now_ms()
+            now = self._broker.environment.clock.now_ms()
             up = self._refresh(now)
             yield _plain("compactor_up", int(up))
             if up and self._counts:
@@ -229,7 +202,7 @@ class Metrics(Collector):
         if not is_due(self._read_at, REFRESH_MS, now):
             return True
         try:
-            self._counts = self._store.counts()
+            self._counts = self._broker.environment.metadata.metrics.counts()
             self._totals.refresh()
         except CompactorError as error:
             LOG.warning("no metrics of the database: %s", error)
@@ -266,7 +239,7 @@ class Metrics(Collector):
         yield from self._by_topic(_BY_TOPIC, [(self._totals.names[topic_id], totals) for topic_id, totals in latest])
 
     def _of_clients(self) -> Iterator[Metric]:
-        clients = self._sources.clients()
+        clients = self._broker.clients
         yield _plain("pulsar_active_connections", clients.connections())
         yield from self._by_topic(_BY_CLIENTS, list(islice(clients.counts(), self._max_topics)))
 
@@ -274,27 +247,28 @@ class Metrics(Collector):
         self, values: Mapping[str, Callable[[Counts], float]], topics: Sequence[tuple[TopicName, Counts]]
     ) -> Iterator[Metric]:
         """Yield the metrics of topics. `values`: the value of each by its name."""
+        cluster = self._broker.settings.cluster_name
         for name, value in values.items():
             family = _family(name)
             for topic, counts in topics:
-                family.add_metric((self._cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(counts))
+                family.add_metric((cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(counts))
             yield family
 
     def _of_process(self, now: int) -> Iterator[Metric]:
         yield from self._of_clients()
-        appended = self._sources.appended()
-        yield _plain("compactor_log_appended_entries_total", appended.entries)
-        yield _plain("compactor_log_appended_bytes_total", appended.bytes)
-        yield _plain("compactor_log_open_topics", appended.open_topics)
-        room = self._sources.log_room()
-        yield _plain("compactor_log_free_bytes", room.free_bytes)
-        yield _plain("compactor_log_least_free_bytes", room.least_free_bytes)
-        yield _plain("compactor_log_full", int(room.refusal is not None))
-        error = self._sources.engine_error()
+        logs, room, control = self._broker.logs, self._broker.environment.log.room, self._broker.control
+        yield _plain("compactor_log_appended_entries_total", logs.appended_entries)
+        yield _plain("compactor_log_appended_bytes_total", logs.appended_bytes)
+        yield _plain("compactor_log_open_topics", len(logs.topics))
+        space = LogRoom() if room is None else room.room()
+        yield _plain("compactor_log_free_bytes", space.free_bytes)
+        yield _plain("compactor_log_least_free_bytes", space.least_free_bytes)
+        yield _plain("compactor_log_full", int(space.refusal is not None))
+        error = control.engine_error
         yield _plain("compactor_engine_up", None if error is None else int(not error))
-        leads = self._sources.leads()
+        leads = control.leads
         yield _plain("compactor_leader", int(leads))
-        check = self._sources.last_check() if leads else None
+        check = control.last_check if leads else None
         for name, value in _CHECKED.items():
             yield _plain(name, value(check, now) if check else None)
 
