@@ -16,12 +16,11 @@ from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
 from api.broker.threads import WaitsFor
-from api.dashboard.rendering import HEADERS, TOPIC_PAGE, form_of, page, require, topic_path
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, form_of, require, topic_path
 from api.http.access import AuthAction
 from api.http.dependencies import Broker, broker_of
 from api.http.paths import Topic
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
-from api.http.router import Routes
 from api.observability.redaction import excerpt
 from storage.errors import CompactorError
 from storage.model import TopicName
@@ -57,7 +56,7 @@ class Button:
     waits_for: WaitsFor = WaitsFor.DATABASE
 
 
-def offer(router: Routes, button: Button) -> None:
+def offer(router: PageRoutes, button: Button) -> None:
     """Register the routes of a button: GET for its page, if it has one, and POST."""
     path = f"{TOPIC_PAGE}/{button.path}"
 
@@ -70,23 +69,20 @@ def offer(router: Routes, button: Button) -> None:
                 raise
             return button.show(broker, request, topic, form, refusal_of(request, error))
 
-    @page
+    @router.post(path, operation_id=button.operation)
     async def press(broker: Broker, request: Request, topic: Topic) -> Response:
         form = await form_of(request)
         work = partial(pressed, request=request, broker=broker, topic=topic, form=form)
         return await broker_of(request).pools[button.waits_for].run(work)
 
-    router.post(path, operation_id=button.operation, include_in_schema=False)(press)
     show = button.show
     if show is None:
         return
 
-    @page
+    @router.get(path, operation_id=f"{button.operation}Form")
     def open_form(broker: Broker, request: Request, topic: Topic) -> Response:
         require(request, *button.needs, topic=topic)
         return show(broker, request, topic, {}, Refusal())
-
-    router.get(path, operation_id=f"{button.operation}Form", include_in_schema=False)(open_form)
 
 
 def refusal_of(request: Request, error: CompactorError | RestException) -> Refusal:

@@ -12,19 +12,18 @@ from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Press, Refusal, offer, to_topic
 from api.dashboard.policy_table import policies_of
-from api.dashboard.rendering import rendered
+from api.dashboard.rendering import PageRoutes, rendered
 from api.formats.position_text import parse_trim_place
 from api.http.access import AuthAction, caller_of
 from api.http.dependencies import Broker
 from api.http.problems import public_reason
-from api.http.router import Routes
 from api.reports import trim_document
 from storage.environment import Environment
 from storage.errors import InvalidInput
 from storage.model import TopicName
 from storage.options.resolution import PolicyOrigin
 
-router = Routes(prefix="")
+router = PageRoutes()
 
 
 def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:

@@ -11,24 +11,22 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, form_of, page, rendered, require_own_page, uses_tls
+from api.dashboard.rendering import HEADERS, PageRoutes, form_of, rendered, require_own_page, uses_tls
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.context import Context
-from api.http.router import Routes
 
-router = Routes(prefix="")
+router = PageRoutes()
 _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
 """Name of the cookie without TLS and with TLS."""
 
 
-@router.get(LOGIN, include_in_schema=False)
+@router.get(LOGIN, is_page=False)
 async def show_login(request: Request, next: str = "/") -> Response:
     """Return the form for a token."""
     return rendered(request, "login.html", next=next, reason="")
 
 
-@router.post(LOGIN, include_in_schema=False)
-@page
+@router.post(LOGIN)
 async def log_in(context: Context, request: Request) -> Response:
     """Store a valid token in the cookie, and redirect to the page of `next`."""
     form = await form_of(request)
@@ -42,8 +40,7 @@ async def log_in(context: Context, request: Request) -> Response:
     return answer
 
 
-@router.post(LOGOUT, include_in_schema=False)
-@page
+@router.post(LOGOUT)
 async def log_out(request: Request) -> Response:
     """Delete the cookie."""
     require_own_page(request)

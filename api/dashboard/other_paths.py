@@ -8,22 +8,20 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, page
+from api.dashboard.rendering import HEADERS, PageRoutes
 from api.http.problems import RestException
-from api.http.router import Routes
 
-router = Routes(prefix="")
+router = PageRoutes()
 _SHOWN = 200
 
 
-@router.get("/dashboard", include_in_schema=False)
+@router.get("/dashboard", is_page=False)
 async def redirect_to_topics(request: Request) -> Response:
     """Redirect to the list of topics."""
     return RedirectResponse("/", 303, HEADERS)
 
 
-@router.get("/dashboard/{path:path}", include_in_schema=False)
-@page
+@router.get("/dashboard/{path:path}")
 async def show_no_page(request: Request, path: str) -> Response:
     """Redirect from the root to the list of topics. Raises RestException (404) for any other path."""
     if path:

@@ -26,7 +26,7 @@ from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, messa
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import overview
 from api.dashboard.policy_table import policies_of, setting_rows
-from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, may, page, rendered, require
+from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
 from api.http.access import AuthAction, allowed_on, words_for
@@ -34,12 +34,11 @@ from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import HTTP_WORDS, RestException
-from api.http.router import Routes
 from api.http.run_events import RunId, run_events, topic_of_run
 from api.reports import scheduler_document
 from storage.options.policies import POLICIES
 
-router = Routes(prefix="")
+router = PageRoutes()
 _STATIC = {
     name: ((files("api.dashboard") / "static" / name).read_bytes(), kind)
     for name, kind in (
@@ -50,8 +49,7 @@ _STATIC = {
 }
 
 
-@router.get("/", include_in_schema=False)
-@page
+@router.get("/")
 async def show_topics(
     context: Context, request: Request, q: str = "", state: str = "", sort: str = "name", page: int = 1
 ) -> Response:
@@ -62,8 +60,7 @@ async def show_topics(
     return await context.broker.pools[WaitsFor.DATABASE].run(overview, request, view, sizes)
 
 
-@router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE, include_in_schema=False)
-@page
+@router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE)
 def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None = None) -> Response:
     """Return the page of a topic, with the newest message of `key`; for a partitioned topic, the list of partitions."""
     require(request, *ANY_ROLE, topic=topic)
@@ -88,8 +85,7 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
     )  # fmt: skip
 
 
-@router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE, include_in_schema=False)
-@page
+@router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE)
 def show_messages(
     broker: Broker,
     request: Request,
@@ -114,8 +110,7 @@ def show_messages(
     )
 
 
-@router.get(f"{TOPIC_PAGE}/messages/{{offset}}", waits_for=WaitsFor.STORE, include_in_schema=False)
-@page
+@router.get(f"{TOPIC_PAGE}/messages/{{offset}}", waits_for=WaitsFor.STORE)
 def show_message(
     broker: Broker, request: Request, topic: Topic, offset: Annotated[int, Path(ge=0, le=OFFSETS)]
 ) -> Response:
@@ -124,8 +119,7 @@ def show_message(
     return rendered(request, "message.html", name=topic, view=message_view(broker, topic, offset))
 
 
-@router.get(f"{TOPIC_PAGE}/policies", include_in_schema=False)
-@page
+@router.get(f"{TOPIC_PAGE}/policies")
 def show_policies(broker: Broker, request: Request, topic: Topic, changed: str = "") -> Response:
     """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
@@ -138,15 +132,14 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
 @router.get(
     "/dashboard/runs/{run}/events",
     allowed_on(topic_of_run, AuthAction.COMPACT),
-    include_in_schema=False,
+    is_page=False,
 )
 async def watch_run(context: Context, run: RunId) -> Response:
     """Follow a run: the server-sent events of REST, to the same roles, for a browser with the dashboard's cookie."""
     return await run_events(context, run)
 
 
-@router.get("/dashboard/service", include_in_schema=False)
-@page
+@router.get("/dashboard/service")
 def show_service(broker: Broker, request: Request) -> Response:
     """Return the page of the services, those that are gone, and requested, failing and paused compactions."""
     require(request, AuthAction.SUPERUSER)
@@ -154,15 +147,14 @@ def show_service(broker: Broker, request: Request) -> Response:
     return rendered(request, "service.html", scheduler=state, unserved=broker.ownership.unserved_logs())
 
 
-@router.get("/dashboard/settings", include_in_schema=False)
-@page
+@router.get("/dashboard/settings")
 def show_settings(broker: Broker, request: Request) -> Response:
     """Return the page of this service's settings and their origins, without secrets."""
     require(request, AuthAction.SUPERUSER)
     return rendered(request, "settings.html", rows=setting_rows(broker.settings))
 
 
-@router.get("/dashboard/{name}.{kind}", include_in_schema=False)
+@router.get("/dashboard/{name}.{kind}", is_page=False)
 def show_static(broker: Broker, name: str, kind: str) -> Response:
     """Return a static file: the style sheet, the icon or the script. Raises RestException (404)."""
     content, media_type = _STATIC.get(f"{name}.{kind}", (b"", ""))

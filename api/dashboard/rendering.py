@@ -8,9 +8,9 @@ other hosts.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from urllib.parse import parse_qs, urlencode
 
 from fastapi import FastAPI, Request
@@ -27,6 +27,7 @@ from api.http.limits import hold_body_to
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import segment
 from api.http.problems import RestException
+from api.http.router import Endpoint, Routes
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -69,7 +70,6 @@ _TABS = (
     ("/delete", "Delete", (AuthAction.ADMIN,)),
 )
 """The pages of a topic: the end of the path, the text of the link, and the actions of which a caller needs one."""
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 _IS_PAGE = "is_page"
 
@@ -83,10 +83,23 @@ class Tab:
     is_current: bool
 
 
-def page(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint as a page: its errors are pages, too (`install`)."""
-    vars(endpoint)[_IS_PAGE] = True
-    return endpoint
+class PageRoutes(Routes):
+    """Routes for browsers, which OpenAPI does not describe. Errors of pages are pages, too (`install`)."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="")
+
+    def route(
+        self, methods: str | Collection[str], path: str, *needs: Any, is_page: bool = True, **options: Any
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Add the function as a route. `is_page`: it answers a page."""
+        add = super().route(methods, path, *needs, include_in_schema=False, **options)
+
+        def add_marked(endpoint: Endpoint) -> Endpoint:
+            vars(endpoint)[_IS_PAGE] = is_page
+            return add(endpoint)
+
+        return add_marked
 
 
 def install(app: FastAPI) -> None:
@@ -102,7 +115,7 @@ def install(app: FastAPI) -> None:
 def _as_page(handler: Handler) -> Handler:
     async def answered(request: Request, error: Exception) -> Response:
         answer = await handler(request, error)
-        if not hasattr(request.scope.get("endpoint"), _IS_PAGE) or not isinstance(answer, JSONResponse):
+        if not getattr(request.scope.get("endpoint"), _IS_PAGE, False) or not isinstance(answer, JSONResponse):
             return answer
         if answer.status_code == 401:
             path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once

@@ -10,18 +10,17 @@ from api.broker.positions import CursorPosition
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Refusal, offer, to_topic
-from api.dashboard.rendering import rendered
+from api.dashboard.rendering import PageRoutes, rendered
 from api.formats.position_text import parse_place, parse_start
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import decoded, segment
-from api.http.router import Routes
 from storage.errors import CursorNotFound, InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.stats import CursorStatsRecord
 from storage.model import EARLIEST, LATEST, TopicName
 
-router = Routes(prefix="")
+router = PageRoutes()
 
 
 def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:

@@ -13,18 +13,17 @@ from api.broker.messages import NewMessage
 from api.broker.stats import stats_snapshot
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Refusal, offer, redirect, refusal_of, to_topic
-from api.dashboard.rendering import NEW_TOPIC, form_of, page, rendered, require
+from api.dashboard.rendering import NEW_TOPIC, PageRoutes, form_of, rendered, require
 from api.dashboard.topics_table import partition_rows
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.problems import RestException
-from api.http.router import Routes
 from storage.errors import CompactorError, Conflict, InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import TopicName
 
-router = Routes(prefix="")
+router = PageRoutes()
 PRODUCER = "Dashboard"
 """The producer of the messages that the form sends."""
 _MOST_NAMESPACES = 200
@@ -42,16 +41,14 @@ class Losses:
     is_compacted: bool
 
 
-@router.get(NEW_TOPIC, include_in_schema=False)
-@page
+@router.get(NEW_TOPIC)
 def show_new_topic(broker: Broker, request: Request) -> Response:
     """Return the form of a new topic."""
     require(request, AuthAction.ANYONE)
     return _new_topic(request, {}, Refusal())
 
 
-@router.post(NEW_TOPIC, operation_id="createTopicNow", include_in_schema=False)
-@page
+@router.post(NEW_TOPIC, operation_id="createTopicNow")
 async def create_topic(broker: Broker, request: Request) -> Response:
     """Create a topic, with or without partitions, and redirect to its page."""
     require(request, AuthAction.ANYONE)
