@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from api.broker import policies
 from api.broker.policies import PolicyScope
+from api.formats.option_text import value_text
 from api.reports import policies_document
 from api.settings.settings import SETTINGS, Settings
 from api.settings.shown import described
@@ -46,7 +47,7 @@ def setting_rows(settings: Settings) -> Sequence[PolicyRow]:
 def _row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
     """Return the row of an option: `option`, its effective `value` as text, `origin`, `default` as text, its `choices`,
     and whether the value `differs` from the default. `value` and `default`: as JSON, and as Python has them."""
-    text, default_text = text_of(value), text_of(option.kind.to_json(default))
+    text, default_text = value_text(value), value_text(option.kind.to_json(default))
     return {
         "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
         "differs": text != default_text,
@@ -55,18 +56,6 @@ def _row(option: Option, value: object, origin: str, default: object) -> PolicyR
 
 def _sorted(rows: Any) -> Sequence[PolicyRow]:
     return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))
-
-
-def text_of(value: object) -> str:
-    """Return a value of JSON as the text that a policy or setting takes; `none` and `nothing` for null and no words."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return str(value).lower()
-        case list():
-            return ",".join(map(str, value)) or "nothing"
-    return str(value)
 
 
 def choices(kind: ValueKind) -> tuple[str, ...]:

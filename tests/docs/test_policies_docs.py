@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from api.cli.kit.reports import policy_value as cell
+from api.formats.option_text import value_text as cell
 from storage.options.kinds import ALWAYS_MS, NO_LIMIT
 from storage.options.policies import NO_RUN, POLICIES, WIDER, Policy, to_json
 from storage.options.resolution import PolicyOrigin

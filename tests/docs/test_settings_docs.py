@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.local.config_command import value_text
+from api.formats.option_text import value_text
 from api.settings.setting import Setting
 from api.settings.settings import SETTINGS, Settings
 from api.settings.sources import read_file
@@ -21,7 +21,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text(
 
 def line(setting: Setting) -> str:
     """The setting as the table has it."""
-    default = value_text(setting.displayed(setting.default))
+    default = value_text(setting.displayed(setting.default), empty="")
     cell = f"`{default}`" if default else ""
     names = ", ".join(f"`{alias.name}`" for alias in setting.aliases)
     return f"| `{setting.name}` | `{setting.variable}` | {cell} | {setting.kind.allowed} | {setting.doc} | {names} |"

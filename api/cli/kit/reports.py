@@ -11,6 +11,7 @@ from api.cli.kit.output import as_text, show, show_table
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import counted, size
 from api.cli.kit.terminal import plain, put
+from api.formats.option_text import value_text
 
 _RUN_COLUMNS = ("run", "topic", "state", "phase", "tasks", "started_at", "last_sign", "compacted_ledger", "error")
 TRIM_COLUMNS = ("ledger", "first_offset", "last_offset", "messages", "logical_bytes", "why")
@@ -126,19 +127,10 @@ def _hold(held: Mapping[str, Any]) -> str:
 def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
     """Print policies with their values and origins."""
     rows = [
-        {"policy": name, "value": policy_value(policy["value"]), "from": origin(policy)}
+        {"policy": name, "value": value_text(policy["value"]), "from": origin(policy)}
         for name, policy in policies.items()
     ]
     show_table(rows, ("policy", "value", "from"))
-
-
-def policy_value(value: object) -> str:
-    """Return a value in the form that `--set` takes."""
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)
 
 
 def origin(policy: Mapping[str, Any]) -> str:

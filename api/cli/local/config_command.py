@@ -10,6 +10,7 @@ import typer
 from api.cli.kit.output import show, show_table
 from api.cli.kit.shared_arguments import Output, OutputFormat
 from api.cli.kit.stderr import say
+from api.formats.option_text import value_text
 from api.settings.shown import described
 
 
@@ -28,16 +29,7 @@ def show_settings(
         show(settings if origin else {name: setting["value"] for name, setting in settings.items()}, output)
         return
     rows = [
-        {"setting": name, "value": value_text(setting["value"]), "from": setting["origin"]}
+        {"setting": name, "value": value_text(setting["value"], empty=""), "from": setting["origin"]}
         for name, setting in settings.items()
     ]
     show_table(rows, ("setting", "value", "from") if origin else ("setting", "value"))
-
-
-def value_text(value: object) -> str:
-    """Return the text of a setting's value in a table."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)

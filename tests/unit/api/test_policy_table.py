@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.policy_table import choices, setting_rows, text_of
+from api.dashboard.policy_table import choices, setting_rows
+from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
 from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, ValueKind
 from storage.options.policies import POLICIES, Policy
@@ -27,9 +28,9 @@ def test_a_kind_with_few_values_has_choices(kind: ValueKind, expected: tuple[str
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)
 def test_the_text_of_a_value_is_read_as_that_value(policy: Policy) -> None:
     kind = policy.kind
-    for text in (*choices(kind), text_of(kind.to_json(policy.default))):
+    for text in (*choices(kind), value_text(kind.to_json(policy.default))):
         value = kind.parse(policy.name, text)
-        assert text_of(kind.to_json(value)) == text
+        assert value_text(kind.to_json(value)) == text
 
 
 def test_settings_that_are_set_come_first_and_are_marked() -> None:
