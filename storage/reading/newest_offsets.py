@@ -1,15 +1,16 @@
-"""The newest messages of several keys, by their offsets: the answers of `key_lookup.py`, without reading a row.
+"""The newest messages of several keys, by their offsets, without reading a row; `key_lookup.py` reads the row of one.
 
-The search order is that of a point read: extents after the horizon, newest first, then the levels of the compacted
-index. Each index is probed once for all keys that are still open, so 25 keys cost as many ranged reads as one, or a few
-more where an index has many fences. An unsealed segment is read once, from the offset `first` on.
+The search goes through the extents after the horizon, newest first, then through the levels of the compacted index.
+Each index is probed once for all keys that are still open, so 25 keys cost as many ranged reads as one, or a few more
+where an index has many fences. An unsealed segment is read once, from the offset `first` on. A ledger that a trim cut
+in two is read where event time orders, and its record of a key names a trimmed message.
 
 `first` is the offset of the first message in question: no extent before it is searched, since a later message of its
 key would have been met. In event-time order (P9) it is not used, as any message may be the winner. A chunked message
 (P10) counts at its last chunk.
 
 A caller that must answer soon ends the search with `is_over`; keys whose newest message is not known then are missing
-from the answer, and no answer is ever wrong. The same holds for a key whose event-time winner was trimmed.
+from the answer, and no answer is ever wrong.
 
 Errors: ObjectMissing, ObjectDamaged; SegmentNotLocal.
 """
@@ -60,14 +61,14 @@ def newest_offsets(
 
     `now`: the time against which lateness is checked in event-time order. `is_over`: called before each read.
     """
-    return _Search(store, reader, hasher, keys, first, now, is_over).newest() if keys else {}
+    return KeySearch(store, reader, hasher, keys, first, now, is_over).newest() if keys else {}
 
 
 class _Over(Exception):
     """The end of a search before its last read."""
 
 
-class _Search:
+class KeySearch:
     """A search for some keys in one snapshot. The arrays have an element for each key, in the order of hashes."""
 
     def __init__(
@@ -78,13 +79,14 @@ class _Search:
         keys: Sequence[bytes],
         first: int,
         now: int,
-        is_over: Callable[[], bool],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store, self._reader, self._hasher, self._now, self._is_over = store, reader, hasher, now, is_over
         compacted = reader.snapshot.compacted
-        self._manifest: Manifest | None = None if compacted is None else reader.manifest(compacted)
-        self._horizon = -1 if compacted is None else compacted.horizon.offset
-        self._by_event = self._manifest is not None and bool(self._manifest.policies.get("event_time_order"))
+        self.manifest: Manifest | None = None if compacted is None else reader.manifest(compacted)
+        self.horizon = -1 if compacted is None else compacted.horizon.offset
+        """The offset after which raw counts; the compacted ledger has the rest."""
+        self._by_event = self.manifest is not None and bool(self.manifest.policies.get("event_time_order"))
         self._first = 0 if self._by_event else first
         hi, lo = hasher(pa.array(keys, pa.binary()))
         order = np.lexsort((lo, hi))
@@ -93,20 +95,31 @@ class _Search:
         self._time = np.full(len(keys), NO_EVENT_TIME, dtype=np.int64)
         self._offset = np.full(len(keys), -1, dtype=np.int64)
         self._deletes = np.zeros(len(keys), dtype=np.bool_)
-        self._unknown = np.zeros(len(keys), dtype=np.bool_)
+        self._removed = np.zeros(len(keys), dtype=np.bool_)
         self._chunks: list[Chunks] = []
+        self._searched: set[int] = set()
+        """Ids of the extents whose chunks are all in `_chunks`."""
+        self.tail_messages = assemble(chunk_table.none())
+        """The chunked messages that end after the horizon, for keys that have chunks there."""
 
     def newest(self) -> Mapping[bytes, NewestOffset | None]:
+        """Search; return the newest message of each key, but for keys whose newest message is not known."""
+        unknown = np.zeros(len(self._keys), dtype=np.bool_)
         try:
             self._search_raw()
             with naming_compacted(self._reader.snapshot):
                 self._search_compacted()
             self._add_chunked()
         except _Over:
-            self._unknown |= True if self._by_event else self._offset < 0
+            unknown |= True if self._by_event else self._offset < 0
             for chunks in self._chunks:
-                self._unknown |= np.isin(self._hi, chunks["key_hi"])
-        return {key: self._answer(place) for key, place in self._place.items() if not self._unknown[place]}
+                unknown |= np.isin(self._hi, chunks["key_hi"])
+        return {key: self._answer(place) for key, place in self._place.items() if not unknown[place]}
+
+    def row_of(self, key: bytes) -> int | None:
+        """Return the offset of the last row of the key's newest message, after the search; None: it has no row."""
+        place = self._place[key]
+        return int(self._offset[place]) if self._offset[place] >= 0 and not self._removed[place] else None
 
     def _answer(self, place: int) -> NewestOffset | None:
         offset = int(self._offset[place])
@@ -120,11 +133,12 @@ class _Search:
         if self._is_over():
             raise _Over
 
-    def _note(self, place: int, time: int, offset: int, deletes: bool) -> None:
-        """Note a message of a key; the newest one stays."""
+    def _note(self, place: int, time: int, offset: int, deletes: bool, removed: bool = False) -> None:
+        """Note a message of a key; the newest one stays. `removed`: compaction has removed its row."""
         time = time if self._by_event else int(NO_EVENT_TIME)
         if (time, offset) > (int(self._time[place]), int(self._offset[place])):
-            self._time[place], self._offset[place], self._deletes[place] = time, offset, deletes
+            self._time[place], self._offset[place] = time, offset
+            self._deletes[place], self._removed[place] = deletes, removed
 
     def _search_raw(self) -> None:
         for extent in self._tail():
@@ -132,13 +146,15 @@ class _Search:
                 return
             self._check()
             if isinstance(extent, SegmentRecord):
-                self._search_segment(extent)
+                self._scan(self._reader.segment(extent, self._first))
+                if self._first <= extent.first_offset:
+                    self._searched.add(extent.ledger_id)
             else:
                 self._search_ledger(extent)
 
     def _tail(self) -> Iterator[LedgerRecord | SegmentRecord]:
         """Yield the extents after the horizon that end at the first offset or after it, the newest first."""
-        start = max(self._horizon + 1, self._reader.snapshot.topic.start_offset, self._first)
+        start = max(self.horizon + 1, self._reader.snapshot.topic.start_offset, self._first)
         for extent in reversed(self._reader.extents):
             if extent.content is not None and extent.content.last_offset < start:
                 return
@@ -146,13 +162,16 @@ class _Search:
 
     def _search_ledger(self, ledger: LedgerRecord) -> None:
         start = self._reader.snapshot.topic.start_offset
+        first, is_cut = max(self.horizon + 1, start), False
         for place, time, flagged in self._records(ledger.index, self._open()):
             offset = flagged & int(OFFSET_MASK)
-            if offset >= max(self._horizon + 1, start):
+            if offset >= first:
                 self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
-            elif self._by_event and offset < start:
-                self._unknown[place] = True
+            is_cut |= self._by_event and offset < start  # the trimmed winner hides nothing
+        if is_cut:
+            self._scan(self._reader.ledger(ledger, first))
         self._keep_chunks(read_ledger_chunks(self._store, ledger.index))
+        self._searched.add(ledger.ledger_id)
 
     def _records(self, location: IndexLocation, places: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Yield place, event time and flagged offset of the keys that an index has."""
@@ -166,9 +185,9 @@ class _Search:
                 flagged = records.offset if records.event_offset is None else records.event_offset
                 yield place, int(time), int(flagged[position])
 
-    def _search_segment(self, segment: SegmentRecord) -> None:
+    def _scan(self, tables: Iterator[pa.Table]) -> None:
         names = pa.array(self._keys, pa.binary())
-        for table in self._reader.segment(segment, self._first):
+        for table in tables:
             self._check()
             kinds = pc.is_in(table.column("slot"), value_set=_OF_A_KEY)
             own = table.filter(pc.and_kleene(pc.is_in(table.column("key"), value_set=names), kinds))
@@ -180,11 +199,11 @@ class _Search:
                 self._note(self._place[key], NO_EVENT_TIME if time is None else time, offset, deletes)
 
     def _search_compacted(self) -> None:
-        if self._manifest is None or self._horizon < self._first:
+        if self.manifest is None or self.horizon < self._first:
             return
         pending = self._open()
-        lateness = self._manifest.policies.get("event_time_max_lateness_ms")
-        for location in chain.from_iterable(self._manifest.index):
+        lateness = self.manifest.policies.get("event_time_max_lateness_ms")
+        for location in chain.from_iterable(self.manifest.index):
             if not len(pending):
                 return
             self._check()
@@ -193,12 +212,13 @@ class _Search:
                 hidden.append(place)  # by the newest level that has the key, even if its marker counts no more
                 is_late = lateness is not None and time <= self._now - lateness
                 if not (self._by_event and is_late and flagged & int(MARKER)):
-                    self._note(place, time, flagged & int(OFFSET_MASK), bool(flagged & int(TOMBSTONE)))
+                    deletes, removed = bool(flagged & int(TOMBSTONE)), bool(flagged & int(MARKER))
+                    self._note(place, time, flagged & int(OFFSET_MASK), deletes, removed)
             pending = np.setdiff1d(pending, hidden)
 
     def _keep_chunks(self, chunks: Chunks) -> None:
         """Keep the chunks of the keys."""
-        start = max(self._horizon + 1, self._reader.snapshot.topic.start_offset)
+        start = max(self.horizon + 1, self._reader.snapshot.topic.start_offset)
         own = chunk_table.keyed(chunks) & np.isin(chunks["key_hi"], self._hi)
         own &= offsets(chunks).astype(np.int64) >= start
         if own.any():
@@ -212,27 +232,27 @@ class _Search:
         oldest = int(offsets(searched).min())
         self._first = 0
         for extent in self._tail():
-            if extent.first_offset < oldest:
+            if extent.first_offset < oldest and extent.ledger_id not in self._searched:
                 self._check()
                 if isinstance(extent, LedgerRecord):
                     self._keep_chunks(read_ledger_chunks(self._store, extent.index))
                 else:
                     for table in self._reader.segment(extent):
                         self._keep_chunks(chunk_records(table, self._hasher))
-        if self._manifest is not None:
+        if self.manifest is not None:
             with naming_compacted(self._reader.snapshot):
                 for prefix in np.unique(searched["key_hi"] >> np.uint64(64 - MAX_RANGE_BITS)).tolist():
                     self._check()
                     hash_range = HashRange(prefix, MAX_RANGE_BITS)
-                    self._chunks += chunk_table.read_tables(self._store, self._manifest.chunks, hash_range)
-        assembled = assemble(np.unique(np.concatenate(self._chunks)))
-        records = assembled.records(assembled.keyed)
+                    self._chunks += chunk_table.read_tables(self._store, self.manifest.chunks, hash_range)
+        self.tail_messages = assemble(np.unique(np.concatenate(self._chunks)))
+        records = self.tail_messages.records(self.tail_messages.keyed)
         for hi, lo, flagged, time in zip(
             records.hi.tolist(), records.lo.tolist(), records.offset.tolist(), _times(records), strict=True
         ):
             offset = flagged & int(OFFSET_MASK)
             for place in np.flatnonzero((self._hi == np.uint64(hi)) & (self._lo == np.uint64(lo))).tolist():
-                if offset > self._horizon:
+                if offset > self.horizon:
                     self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
 
 
