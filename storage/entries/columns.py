@@ -30,12 +30,12 @@ class EntryFields:
 
     entry_id: int
     offset: int
-    batched: bool
-    batch_size: int
     publish_time: int
     producer: str | None
-    codec: int
-    metadata: bytes | None
+    batched: bool
+    batch_size: int
+    codec: int = 0
+    metadata: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _add_batch(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadat
     count = entry.header.messages
     messages = split_batch(data, count, sequence_id, event_time, metadata)
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, batched=True, batch_size=count, codec=codec, rest=rest), messages)
+    columns.add(_entry_rows(entry, batched=True, batch_size=count, codec=codec, metadata=rest), messages)
 
 
 def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
@@ -122,7 +122,7 @@ def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetad
     if entry.header.encrypted and is_null and stored:
         metadata.encrypted_null_value = stored
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, codec=codec, rest=rest), messages, chunk)
+    columns.add(_entry_rows(entry, codec=codec, metadata=rest), messages, chunk)
 
 
 def _add_marker(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
@@ -145,7 +145,7 @@ def _add_one_and_fillers(
     messages.payloads[0] = payload
     messages.slots.append((0, slot))
     messages.slots += [(row, RowType.COMPACTED_OUT) for row in range(1, count)]
-    columns.add(_entry_rows(entry, batch_size=count if count > 1 else 0, rest=rest), messages)
+    columns.add(_entry_rows(entry, batch_size=count if count > 1 else 0, metadata=rest), messages)
 
 
 def _entry_rows(
@@ -154,19 +154,12 @@ def _entry_rows(
     batched: bool = False,
     batch_size: int = 0,
     codec: CompressionType = CompressionType.NONE,
-    rest: bytes | None = None,
+    metadata: bytes | None = None,
 ) -> EntryFields:
     """Return the common fields of an entry's rows."""
-    return EntryFields(
-        entry_id=entry.entry_id,
-        offset=entry.offset,
-        batched=batched,
-        batch_size=batch_size,
-        publish_time=entry.header.publish_time,
-        producer=entry.header.producer,
-        codec=int(codec),
-        metadata=rest,
-    )
+    header = entry.header
+    fields = (header.publish_time, header.producer, batched, batch_size, int(codec), metadata)
+    return EntryFields(entry.entry_id, entry.offset, *fields)
 
 
 def _codec(metadata: MessageMetadata) -> CompressionType:

@@ -55,14 +55,6 @@ class ScannedSequences:
     end: int
 
 
-def sequence_of_entry(entry: bytes, at_least: int = 0) -> SequenceId:
-    """Return the sequence id of an entry, whose checksum was verified before. Raises InvalidRecord.
-
-    `at_least`: the sequence id of the command that carried it.
-    """
-    return sequence_of(parse(entry, checked=True)[0], at_least)
-
-
 def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
     """Return the sequence id of the entry with such metadata."""
     number = max(at_least, signed(metadata.sequence_id), highest_of(metadata))
@@ -123,7 +115,7 @@ def _of_rows(table: pa.Table) -> Iterator[tuple[int, str, SequenceId]]:
 
 def _of_row(row: dict[str, Any]) -> SequenceId:
     if row["slot"] == RowType.WHOLE_ENTRY:
-        return sequence_of_entry(row["payload"] or b"")
+        return sequence_of(parse(row["payload"] or b"", checked=True)[0])
     rest = MessageMetadata()
     rest.MergeFromString(row["metadata"] or b"")
     number = max(row["sequence_id"] or 0, highest_of(rest), 0)

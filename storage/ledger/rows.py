@@ -9,6 +9,7 @@ Column by column in docs/format.md, whose table a test compares with the schema.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -122,6 +123,38 @@ def message_id(table: pa.Table | pa.RecordBatch, row: int, partition: int = -1) 
     """Return the id of a row of `table` (SCHEMA, or its id columns)."""
     ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
     return MessageId(ledger, entry, partition, index)
+
+
+class TableCutter:
+    """A cutter of tables into pieces of at most `max_rows` rows and `max_bytes` bytes, and of one row at least."""
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._pending: list[pa.Table] = []
+        self._rows = self._bytes = 0
+
+    def add(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+        """Add rows, of `sizes` bytes each; yield the pieces that are full."""
+        first = 0
+        while first < len(table):
+            filled = np.cumsum(sizes[first : first + self._max_rows - self._rows])
+            take = int(np.searchsorted(filled, self._max_bytes - self._bytes, "right"))
+            if take == 0 and not self._pending:
+                take = 1
+            if take:
+                self._pending.append(table.slice(first, take))
+                self._rows += take
+                self._bytes += int(filled[take - 1])
+                first += take
+            if first < len(table) or self._rows >= self._max_rows:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[pa.Table]:
+        """Yield the rows that no piece has yet, if there are any."""
+        if self._pending:
+            piece = pa.concat_tables(self._pending)
+            self._pending, self._rows, self._bytes = [], 0, 0
+            yield piece
 
 
 def logical_sizes(rows: pa.Table) -> npt.NDArray[np.int64]:

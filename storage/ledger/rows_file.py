@@ -47,7 +47,6 @@ class RowGroup:
     start: int
     end: int
     crc32c: int
-    first_row: int
     rows: int
     first_offset: int
     last_offset: int
@@ -65,9 +64,7 @@ class RowsWriter:
         self._store = store
         self._name = name
         self._checksums: list[int] = []
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
-        self._pending_bytes = 0
+        self._cutter = rows.TableCutter(rows.GROUP_ROWS, rows.GROUP_BYTES)
         self._parquet: Any = None
         self.result: RowsObject | None = None
 
@@ -80,32 +77,16 @@ class RowsWriter:
 
     def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
         """Append rows; `sizes`: logical bytes of each. Row groups are cut by rows and by bytes."""
-        first = 0
-        while first < len(table):
-            room = rows.GROUP_BYTES - self._pending_bytes
-            filled = np.cumsum(sizes[first : first + rows.GROUP_ROWS - self._pending_rows])
-            take = int(np.searchsorted(filled, room, "right"))
-            if take == 0 and not self._pending:
-                take = 1
-            if take:
-                self._pending.append(table.slice(first, take))
-                self._pending_rows += take
-                self._pending_bytes += int(filled[take - 1])
-                first += take
-            if first < len(table) or self._pending_rows >= rows.GROUP_ROWS:
-                self._flush()
+        self._write_groups(self._cutter.add(table, sizes))
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        group = pa.concat_tables(self._pending)
-        if self._parquet is None:
-            self._parquet = self._open(group)
-        self._restart_checksum()
-        self._parquet.write_table(group, row_group_size=len(group))
-        self._buffered.flush()
-        self._checksums.append(self._sink.checksum)
-        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+    def _write_groups(self, groups: Iterable[pa.Table]) -> None:
+        for group in groups:
+            if self._parquet is None:
+                self._parquet = self._open(group)
+            self._restart_checksum()
+            self._parquet.write_table(group, row_group_size=len(group))
+            self._buffered.flush()
+            self._checksums.append(self._sink.checksum)
 
     def _open(self, group: pa.Table) -> Any:
         mean_payload = group.column("payload").nbytes / max(1, len(group))
@@ -119,7 +100,7 @@ class RowsWriter:
             self._object.__exit__(kind, error, trace)
             return
         try:
-            self._flush()
+            self._write_groups(self._cutter.rest())
             if self._parquet is None:
                 self._parquet = self._open(rows.SCHEMA.empty_table())
             checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
@@ -180,7 +161,7 @@ class RowsReader:
         described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
         starts = [_group_start(group) for group in described]
         ends = [*starts[1:], self._footer_start] if starts else []
-        groups, first_row = [], 0
+        groups = []
         for group, start, end, checksum in zip(described, starts, ends, checksums, strict=True):
             offset, ledger, entry = (group.column(i).statistics for i in range(3))
             groups.append(
@@ -188,7 +169,6 @@ class RowsReader:
                     start,
                     end,
                     checksum,
-                    first_row,
                     group.num_rows,
                     offset.min,
                     offset.max,
@@ -196,7 +176,6 @@ class RowsReader:
                     entry.max if ledger.min == ledger.max else None,
                 )
             )
-            first_row += group.num_rows
         return tuple(groups)
 
     def read(self, number: int, columns: list[str] | None = None) -> pa.Table:

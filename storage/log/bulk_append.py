@@ -28,7 +28,7 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.lease import OnHeld, afterwards, writer_lease
 from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import with_data_from
+from storage.log.orphan_segments import with_data_in
 from storage.log.segment import ahead_of_time
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
@@ -119,7 +119,7 @@ class BulkAppend:
         follow them."""
         metadata, log = self.environment.metadata, self.environment.log
         keep_lost_ids(metadata, log)
-        if metadata.segments.find_open(self.topic.id) is not None or with_data_from(log.of_topic(self.topic.uid), 0):
+        if metadata.segments.find_open(self.topic.id) is not None or with_data_in(log.of_topic(self.topic.uid)):
             roll_open_segment(self.environment, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
@@ -152,8 +152,8 @@ def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
     """Cut a stream of tables (INPUT_SCHEMA) into ledgers: `ledger_bytes` logical bytes at most, at least a message."""
-    pending: list[pa.Table] = []
-    pending_bytes = pending_rows = counted = 0
+    cutter = rows.TableCutter(rows.LEDGER_ROWS, ledger_bytes)
+    counted = 0
     for table in tables:
         sizes = rows.logical_sizes(table)
         if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
@@ -162,22 +162,8 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
                 f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
             )
         counted += len(table)
-        first = 0
-        while first < len(table):
-            filled = np.cumsum(sizes[first : first + rows.LEDGER_ROWS - pending_rows])
-            take = int(np.searchsorted(filled, ledger_bytes - pending_bytes, "right"))
-            if take == 0 and not pending:
-                take = 1
-            if take:
-                pending.append(table.slice(first, take))
-                pending_bytes += int(filled[take - 1])
-                pending_rows += take
-                first += take
-            if first < len(table):
-                yield pa.concat_tables(pending)
-                pending, pending_bytes, pending_rows = [], 0, 0
-    if pending:
-        yield pa.concat_tables(pending)
+        yield from cutter.add(table, sizes)
+    yield from cutter.rest()
 
 
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:

@@ -16,7 +16,6 @@ sealing the segment (log_manager.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,16 +35,11 @@ _Place = tuple[int, int]
 """Entry id and offset of an entry, or of the next one after the last."""
 
 
-@dataclass(frozen=True)
-class DamagedSegmentRows:
-    """All rows of a segment (rows.SCHEMA), and the number of its lost offsets."""
+def readable_rows(segment: LocalSegment, content: SegmentContent) -> tuple[pa.Table, int]:
+    """Return all rows of a rolled segment whose file may be damaged, or missing, and the number of lost offsets.
 
-    table: pa.Table
-    lost: int
-
-
-def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegmentRows:
-    """Return the rows of a rolled segment whose file may be damaged, or missing; `content`: its content, by its row."""
+    `content`: the content of the segment, by its row.
+    """
     header = segment.header
     end = content.entries, content.last_offset + 1
     tables, lost = [], 0
@@ -61,7 +55,7 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> DamagedSegm
         last = max(1, content.last_message_id.batch_index + 1)
         tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
         lost += end[1] - position[1]
-    return DamagedSegmentRows(pa.concat_tables(tables), lost)
+    return pa.concat_tables(tables), lost
 
 
 def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
@@ -153,16 +147,7 @@ def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last
     columns = RowColumns()
     offset = start[1]
     for number, count in enumerate(counts):
-        rows = EntryFields(
-            entry_id=start[0] + number,
-            offset=offset,
-            batched=count > 1,
-            batch_size=count if count > 1 else 0,
-            publish_time=publish_time,
-            producer=None,
-            codec=0,
-            metadata=None,
-        )
+        rows = EntryFields(start[0] + number, offset, publish_time, None, count > 1, count if count > 1 else 0)
         none: list[bytes | None] = [None] * count
         slots = [(row, int(RowType.COMPACTED_OUT)) for row in range(count)]
         columns.add(rows, Messages(keys=none, payloads=none, sequence_ids=[0] * count, slots=slots))

@@ -36,7 +36,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.damaged import readable_rows
 from storage.log.lease import afterwards, writer_lease
-from storage.log.orphan_segments import with_data_from
+from storage.log.orphan_segments import with_data_in
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -203,7 +203,7 @@ class LogManager:
 
         Then the database was restored from a backup.
         """
-        files = with_data_from(self.environment.log.of_topic(topic.uid), 0)
+        files = with_data_in(self.environment.log.of_topic(topic.uid))
         if not files:
             return False
         try:
@@ -366,8 +366,7 @@ class LogManager:
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        readable = readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
-        return readable.table, readable.lost
+        return readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, ErrorText] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; return their number (sweep.py).

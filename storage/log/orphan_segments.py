@@ -58,9 +58,9 @@ def holds_data(size: int) -> bool:
     return size > HEADER_BYTES
 
 
-def with_data_from(folder: Path, offset: int) -> list[int]:
-    """Return the first offsets, in order, of the files that hold data and begin at an offset or after it."""
-    return [first for first, size in segments_in(folder).items() if first >= offset and holds_data(size)]
+def with_data_in(folder: Path) -> list[int]:
+    """Return the first offsets, in order, of the files that hold data."""
+    return [first for first, size in segments_in(folder).items() if holds_data(size)]
 
 
 def header_in(files: SegmentPaths) -> SegmentHeader | str:

@@ -21,7 +21,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile, BeforeWrite
 from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import header_in, set_aside, with_data_from
+from storage.log.orphan_segments import header_in, set_aside, with_data_in
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, naming_file
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
@@ -68,7 +68,7 @@ class SegmentLifecycle:
 
     def _adopt_files(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
-        while files := with_data_from(folder, 0):
+        while files := with_data_in(folder):
             end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
             if not files:

@@ -35,7 +35,7 @@ def test_a_batch_tells_its_size_and_the_place_in_it() -> None:
     payload = batch_payload([single(b"1", partition_key=b"a"), single(b"", partition_key=b"a")])
     first, second = messages(entry(metadata(num_messages_in_batch=2), payload))
     assert [(item.batch_size, item.message_id.batch_index) for item in (first, second)] == [(2, 0), (2, 1)]
-    assert [item.is_tombstone for item in (first, second)] == [False, True]
+    assert [item.payload_size for item in (first, second)] == [1, 0]
 
 
 def test_an_encrypted_message_names_its_keys() -> None:
@@ -48,4 +48,3 @@ def test_an_encrypted_message_names_its_keys() -> None:
 def test_a_chunk_is_a_message_by_itself() -> None:
     (message,) = messages(plain(uuid="u", chunk_id=1, num_chunks_from_msg=3, total_chunk_msg_size=30))
     assert (message.kind, message.chunk_uuid, message.chunk_index, message.chunk_count) == (RowType.CHUNK, "u", 1, 3)
-    assert not message.is_tombstone

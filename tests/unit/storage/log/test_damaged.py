@@ -184,9 +184,9 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
-    readable = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
-    assert readable.table.column("offset").to_pylist() == [*range(OFFSETS[10])]
-    assert readable.table.column("entry_id").to_pylist()[-1] == 9
+    table, _ = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
+    assert table.column("offset").to_pylist() == [*range(OFFSETS[10])]
+    assert table.column("entry_id").to_pylist()[-1] == 9
 
 
 @pytest.mark.parametrize("seed", range(30))
