@@ -37,13 +37,9 @@ class Jvm:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.is_ended = False
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
+        self.process: subprocess.Popen[bytes] | None = None
         """The process of the JVM; None: it was not launched."""
-        return self._process
+        self.is_ended = False
 
     def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
         """Launch the JVM with `submit`, Spark's script. Return port and secret of its gateway. Raises StartFailed."""
@@ -57,7 +53,7 @@ class Jvm:
             with self._lock, _deferred_signals():
                 if self.is_ended:
                     raise StartFailed("the start was cancelled")
-                self._process = process = subprocess.Popen(  # noqa: S603
+                self.process = process = subprocess.Popen(  # noqa: S603
                     command, stdin=subprocess.PIPE, stderr=log, start_new_session=True, env=environment
                 )
             try:
@@ -74,7 +70,7 @@ class Jvm:
         """Kill the JVM, or prevent its launch. Idempotent."""
         with self._lock:
             self.is_ended = True
-            process = self._process
+            process = self.process
         if process is None:
             return
         if process.poll() is None:

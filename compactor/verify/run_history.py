@@ -120,9 +120,7 @@ class RunHistory:
 
     def may_expire(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run may have removed it (T2, C2)."""
-        if not self.complete:
-            return np.full(len(offsets), ALWAYS)
-        return _always_below_start(self.runs, offsets, _largest(self.runs, offsets, _values_to))
+        return self._may_remove(offsets, _values_to)
 
     def chunks_dropped(self, first: int, end: int = ALWAYS) -> int:
         """Return the publish time up to which a run may have dropped the chunk at `first` as incomplete (P10).
@@ -136,17 +134,15 @@ class RunHistory:
 
     def must_expire(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run has certainly removed it (T2, C2)."""
-        return _always_below_start(self._certain, offsets, _largest(self._certain, offsets, _values_to))
+        return _removed_to(self._certain, offsets, _values_to)
 
     def may_go(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run may have removed it (C2)."""
-        if not self.complete:
-            return np.full(len(offsets), ALWAYS)
-        return _always_below_start(self.runs, offsets, _largest(self.runs, offsets, _rows_to))
+        return self._may_remove(offsets, _rows_to)
 
     def must_go(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run has certainly removed it (C2)."""
-        return _always_below_start(self._certain, offsets, _largest(self._certain, offsets, _rows_to))
+        return _removed_to(self._certain, offsets, _rows_to)
 
     def must_drop(self, offsets: I64) -> I64:
         """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed it (T1)."""
@@ -173,6 +169,9 @@ class RunHistory:
         first = np.searchsorted([run.horizon for run in self._certain], offsets, "left")
         return np.array([*map(value, self._certain), otherwise], dtype=np.int64)[first]
 
+    def _may_remove(self, offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+        return _removed_to(self.runs, offsets, limit) if self.complete else np.full(len(offsets), ALWAYS)
+
     @property
     def _certain(self) -> tuple[PublishedRun, ...]:
         return tuple(run for run in self.runs if run.certain) if self.complete else self.runs[-1:]
@@ -187,8 +186,9 @@ def _largest(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[Publis
     return largest
 
 
-def _always_below_start(runs: Sequence[PublishedRun], offsets: I64, limits: I64) -> I64:
-    """Return the limits, ALWAYS where the topic's start of a run (C2) was above an offset that the run read."""
+def _removed_to(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+    """Return the largest limits, ALWAYS where the topic's start of a run (C2) was above an offset that the run read."""
+    limits = _largest(runs, offsets, limit)
     for run in runs:
         limits = np.where(offsets < min(run.policies.start_offset, run.horizon + 1), ALWAYS, limits)
     return limits
