@@ -63,7 +63,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
     tables = _surviving_rows(store, plan, task, content)
     first = next(tables, None)
     if first is None:  # slices inside sources may have no survivors; an object without rows is not written
-        return PartTaskResult(task.number, bytes_read=content.bytes_read)
+        return PartTaskResult(bytes_read=content.bytes_read)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
@@ -75,7 +75,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
             writer.write(table, sizes)
     failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartTaskResult(task.number, content.part(writer.result), content.kept, content.bytes_read)
+    return PartTaskResult(content.part(writer.result), content.kept, content.bytes_read)
 
 
 def _surviving_rows(
@@ -197,7 +197,7 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> 
     store.put(name, data)
     failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
     last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
-    return DeletedRowsTaskResult(task.number, dict(zip(sources, locations, strict=True)), kept, last)
+    return DeletedRowsTaskResult(dict(zip(sources, locations, strict=True)), kept, last)
 
 
 def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:

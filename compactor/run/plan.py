@@ -296,7 +296,6 @@ class SourceTotals:
 class PartTaskResult:
     """Result of a task that writes a part. `part` None: no row of its slices survived. `bytes_read`: of row groups."""
 
-    number: int
     part: Part | None = None
     kept: Mapping[int, SourceTotals] = field(default_factory=dict)
     bytes_read: int = 0
@@ -309,7 +308,6 @@ class DeletedRowsTaskResult:
     `last_alive`: last live message of the last part, if `find_last`.
     """
 
-    number: int
     deleted: Mapping[int, DeletedRows]
     kept: Mapping[int, SourceTotals]
     last_alive: MessageId | None = None

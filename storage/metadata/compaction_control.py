@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict, ErrorText
 from storage.metadata import compaction_control_rows, cursors, runs, services, topics
 from storage.metadata.leases import shown_time
-from storage.metadata.liveness import beating, is_alive
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CompactionActivity,
@@ -62,13 +62,6 @@ def requests(connection: Connection, context: Context) -> list[tuple[TopicRecord
     controls = compaction_control_rows.requested(connection, context.now, context.run_dead_ms)
     records = topics.by_ids(connection, controls)
     return [(records[topic_id], control) for topic_id, control in controls.items()]
-
-
-def running(connection: Connection, context: Context) -> int:
-    """Return the number of runs of all topics that are alive."""
-    alive = beating(context.run_dead_ms, context.now).where(runs_table.c.heartbeat_at)
-    statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
-    return int(connection.execute(statement).scalar_one())
 
 
 def retries(connection: Connection, context: Context, most_ms: int) -> list[TopicRecord]:

@@ -32,16 +32,12 @@ RUNS_SEEN = 1000
 
 @dataclass(frozen=True)
 class LedgerSums:
-    """Sums over the sealed ledgers that are not trimmed. `newest_at`: 0 without ledgers."""
+    """Sums over the sealed ledgers that are not trimmed."""
 
-    ledgers: int
-    messages: int
     entries: int
     logical_bytes: int
     first_offset: int | None
-    last_offset: int | None
     max_publish_time: int
-    newest_at: int
 
 
 @dataclass(frozen=True)
@@ -127,12 +123,9 @@ def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[
 def _sums_statement(marks: int) -> Select[Any]:
     """Return the statement for a number of marks. Cached: building it costs as much as executing it."""
     columns: list[Any] = [
-        func.count().label("ledgers"),
-        *(queries.total(ledgers.c[name]).label(name) for name in ("messages", "entries", "logical_bytes")),
+        *(queries.total(ledgers.c[name]).label(name) for name in ("entries", "logical_bytes")),
         func.min(ledgers.c.first_offset).label("first_offset"),
-        func.max(ledgers.c.last_offset).label("last_offset"),
         func.coalesce(func.max(ledgers.c.max_publish_time), 0).label("max_publish_time"),
-        func.coalesce(func.max(ledgers.c.created_at), 0).label("newest_at"),
     ]
     for number in range(marks):
         mark = bindparam(f"mark_{number}", type_=BigInteger)

@@ -288,7 +288,6 @@ class CompactionControlStore(Store):
     all = reads(compaction_control.all_topics)
     activity = snapshots(compaction_control.activity)
     requests = snapshots(compaction_control.requests)
-    running = reads(compaction_control.running)
     retries = snapshots(compaction_control.retries)
     check_idle = snapshots(compaction_control.check_idle)
     request = writes(compaction_control.request)

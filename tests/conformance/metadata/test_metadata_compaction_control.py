@@ -374,17 +374,6 @@ def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore
     assert store.compaction_control.requests() == []
 
 
-def test_live_runs_are_counted(
-    store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock
-) -> None:
-    claim(store, topic)
-    clock.advance(RUN_DEAD_MS - 1)
-    claim(store, other)
-    assert store.compaction_control.running() == 2
-    clock.advance(1)
-    assert store.compaction_control.running() == 1
-
-
 def test_a_topic_that_is_deleted_takes_its_control_along(store: MetadataStore, topic: TopicRecord) -> None:
     store.compaction_control.request(topic.id, "manual", "ann")
     store.tenancy.delete_topic(topic.id, force=True)

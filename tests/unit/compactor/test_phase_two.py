@@ -192,7 +192,7 @@ def test_slices_in_which_nothing_survives_make_no_part(object_store: ObjectStore
     plan, (part,) = one_run(object_store, keyed(b"a", b"b", b"a"))
     (whole,) = part.slices
     none = PartTask(0, (replace(whole, first_offset=0, last_offset=0),))
-    assert part_of(plan, (none,)) == PartTaskResult(0)
+    assert part_of(plan, (none,)) == PartTaskResult()
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id) + "part-")) == []
 
 

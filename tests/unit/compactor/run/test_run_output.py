@@ -99,7 +99,7 @@ def test_a_promise_that_was_not_kept_names_its_source(
 
 def test_parts_must_ascend(output: RunOutput) -> None:
     (part,) = output.parts
-    twin = PartTaskResult(1, part.part)
+    twin = PartTaskResult(part.part)
     with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
         replace(output, parts=[part, twin]).check()
 
