@@ -20,7 +20,7 @@ import pyarrow as pa
 from storage.entries.chunk_assembler import messages
 from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan
 from storage.environment import Environment
-from storage.errors import DataLoss, ObjectMissing, StateMayBeStale
+from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.seek import seek_position_of
@@ -41,7 +41,7 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited, rows_before
 from storage.reading.raw_reader import RawReader
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under, read_snapshot
 
 Value = TypeVar("Value")
 
@@ -255,14 +255,8 @@ class Topic:
         If an object is lost, and the topic has changed since the snapshot, read again: the object was sealed, trimmed
         or collected.
         """
-        while True:
-            reader = self.snapshot_reader()
-            try:
-                return read(reader)
-            except DataLoss:
-                current = self.snapshot()
-                if (current.extents, current.compacted) == (reader.extents, reader.snapshot.compacted):
-                    raise
+        store, retention = self._environment.store, self._retention_filter
+        return read_snapshot(store, self.snapshot, self._unsealed, retention, read)
 
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """Return the newest message of one key, compacted part and tail together, which may be a tombstone (T4).

@@ -1,11 +1,11 @@
 """The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
 
-Search order: raw after the horizon, newest first, then the levels of the compacted index, newest first. An unsealed
-segment has no index: it is read to its end, on this machine's disk. Every other read is one ranged read of the fence of
-the key's hash. The first record decides: a marker names no message; any other record names an offset, and then the
-footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the message with
-the largest event time wins, among equal ones the later offset (P9): all of them are read, each in two reads. A topic
-that was never compacted has offset order.
+Search order (newest_offsets.py): raw after the horizon, newest first, then the levels of the compacted index, newest
+first. An unsealed segment has no index: it is read to its end, on this machine's disk. Every other read is one ranged
+read of the fence of the key's hash. The first record decides: a marker names no message; any other record names an
+offset, and then the footer and one row group are read. With event-time order (the frozen policy of the compacted
+ledger) the message with the largest event time wins, among equal ones the later offset (P9): all of them are read, each
+in two reads. A topic that was never compacted has offset order.
 
 So a point read is at most 3 + 2 × levels ranged reads, where each ledger after the horizon counts as a level, whatever
 the topic's size, and the manifest is the only object that is read whole. Only a ledger that a trim cut in two may be
@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.entries.chunk_assembler import joined, row_messages
-from storage.errors import DataLoss, ObjectDamaged
+from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import assemble, offsets
 from storage.ledger.hashing import KeyHasher
@@ -43,7 +43,7 @@ from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import Message, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.reading.newest_offsets import KeySearch
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted, read_snapshot
 
 _Place = RowsObject | SegmentRecord
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
@@ -65,16 +65,9 @@ def point_read(
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """
-    view = snapshot()
-    while True:
-        try:
-            reader = SnapshotReader(store, view, unsealed, retention(view))
-            return _PointRead(store, reader, hasher, key, now).newest()
-        except DataLoss:
-            newer = snapshot()
-            if (newer.compacted, newer.extents) == (view.compacted, view.extents):
-                raise
-            view = newer
+    return read_snapshot(
+        store, snapshot, unsealed, retention, lambda reader: _PointRead(store, reader, hasher, key, now).newest()
+    )
 
 
 class _PointRead:

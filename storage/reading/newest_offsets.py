@@ -84,7 +84,7 @@ class KeySearch:
         self._store, self._reader, self._hasher, self._now, self._is_over = store, reader, hasher, now, is_over
         compacted = reader.snapshot.compacted
         self.manifest: Manifest | None = None if compacted is None else reader.manifest(compacted)
-        self.horizon = -1 if compacted is None else compacted.horizon.offset
+        self.horizon = -1 if self.manifest is None else self.manifest.horizon.offset
         """The offset after which raw counts; the compacted ledger has the rest."""
         self._by_event = self.manifest is not None and bool(self.manifest.policies.get("event_time_order"))
         self._first = 0 if self._by_event else first

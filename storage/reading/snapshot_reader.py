@@ -21,10 +21,11 @@ hidden while the policies stay: the start only grows, and messages only get olde
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +45,8 @@ from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
 from storage.positions import StartOffset, StartPosition, StartTime
+
+Value = TypeVar("Value")
 
 BOTH = frozenset({"compact", "delete"})
 _COMPACTED_REMEDY = Advice(AdviceKind.READ_RAW)
@@ -389,6 +392,25 @@ def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> b
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
     return last is None or not seek_position_of(start).is_after(last)
+
+
+def read_snapshot(
+    store: ObjectStore,
+    take_snapshot: Callable[[], TopicSnapshot],
+    unsealed: SegmentTableReader,
+    retention: Callable[[TopicSnapshot], RetentionFilter | None],
+    read: Callable[[SnapshotReader], Value],
+) -> Value:
+    """Read the topic as it is now; read it again if an object is lost and other ledgers or segments are there now."""
+    snapshot = take_snapshot()
+    while True:
+        try:
+            return read(SnapshotReader(store, snapshot, unsealed, retention(snapshot)))
+        except DataLoss:
+            newer = take_snapshot()
+            if (newer.compacted, newer.extents) == (snapshot.compacted, snapshot.extents):
+                raise
+            snapshot = newer
 
 
 @contextmanager
