@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -104,28 +104,24 @@ class LeaseRenewer:
         self._rolls.shutdown()
         self._fences.shutdown()
 
-    @contextmanager
-    def renewing(self, lease: Lease, on_fenced: Callable[[], object]) -> Iterator[None]:
+    def renewing(self, lease: Lease, on_fenced: Callable[[], object]) -> AbstractContextManager[None]:
         """Renew the lease inside the context; call `on_fenced`, once, if it is lost. Raises Unavailable at the end."""
-        with self._watching(_HeldLease(on_fenced, lease)):
-            yield
+        return self._watching(_HeldLease(on_fenced, lease))
 
-    @contextmanager
     def polling(
         self,
         topic_id: int,
         is_old: Callable[[], bool],
         roll: Callable[[], object],
         on_fenced: Callable[[], object],
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Call `roll` inside the context if the log is old, or a roll was requested; `is_old` must not wait.
 
         `on_fenced` is called, once, if the topic is deleted, or if `roll` discovers that the topic or the lease is
         lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable at
         the end.
         """
-        with self._watching(_OpenLog(on_fenced, topic_id, is_old, roll)):
-            yield
+        return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll))
 
     def poll(self) -> list[Future[None]]:
         """Poll for all open logs once; return the work that begins. Raises Unavailable, Misconfigured."""
