@@ -202,11 +202,7 @@ def _type(schema: Any) -> str:
 
 
 def _is_named_as(reader: Any, writer: Any) -> bool:
-    return bool(reader.name == writer.name) or _is_alias(reader, writer)
-
-
-def _is_alias(reader: Any, writer: Any) -> bool:
-    return writer.fullname in _aliases(reader) or writer.name in _aliases(reader)
+    return bool(reader.name == writer.name) or not {writer.fullname, writer.name}.isdisjoint(_aliases(reader))
 
 
 def _aliases(item: Any) -> list[str]:

@@ -104,6 +104,13 @@ def text(data: bytes, limit: int = 200) -> str:
     return decoded if len(decoded) <= limit else decoded[:limit] + "…"
 
 
+def chart_slice(index: int, height: int, text: str) -> Markup:
+    """Draw an invisible slice of a chart, one unit wide, with a text that a browser shows for it."""
+    return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
+        index, height, text
+    )
+
+
 FILTERS: Mapping[str, Callable[..., object]] = {
     function.__name__: function
     for function in (size, count, share, time, milliseconds, ago, breakable, duration, rate, text)

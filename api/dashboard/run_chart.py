@@ -19,7 +19,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from api.dashboard.formats import count, duration, size, time
+from api.dashboard.formats import chart_slice, count, duration, size, time
 
 Run = Mapping[str, Any]
 """The document of a run."""
@@ -171,7 +171,7 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
     pieces = [
         *(_mark(index, run) for index, run in enumerate(runs) if run["state"] in MARKED),
         *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
-        *(_slice(index, text) for index, text in enumerate(texts)),
+        *(chart_slice(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
     ]
     svg = Markup(
         '<svg class="panel" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
@@ -195,12 +195,6 @@ def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int) -> Iterator[
                 height = max(amount / highest * _HIGHEST, _LEAST_HEIGHT)
                 yield item.kind, f"M{left:.2f} {bottom:.1f}v{-height:.1f}h{width:.2f}v{height:.1f}z"
                 bottom -= height
-
-
-def _slice(index: int, text: str) -> Markup:
-    return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
-        index, _HEIGHT + _STRIP, text
-    )
 
 
 def _mark(index: int, run: Run) -> Markup:

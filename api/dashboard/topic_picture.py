@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from api.dashboard.formats import count
+from api.dashboard.formats import chart_slice, count
 
 SLICES = 200
 _HEIGHT = 100
@@ -96,7 +96,7 @@ def draw(extents: Sequence[Extent], marks: Sequence[Mark], end: int) -> Picture:
         _columns(SEALED, divided, lambda _: _HEIGHT),
         _columns(UNSEALED, divided, lambda item: _HEIGHT - item.height(SEALED)),
         *(_line(mark, (mark.offset - first) / (end - first) * len(divided)) for mark in marks),
-        *(_slice(index, item) for index, item in enumerate(divided)),
+        *(chart_slice(index, _BOTTOM, item.text) for index, item in enumerate(divided)),
     ]
     svg = Markup(
         '<svg class="picture" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
@@ -134,12 +134,6 @@ def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], floa
 
 def _line(mark: Mark, x: float) -> Markup:
     return Markup('<line x1="{0:.2f}" x2="{0:.2f}" y1="0" y2="{1}" class="{2}"/>').format(x, _BOTTOM, mark.kind)
-
-
-def _slice(index: int, item: Slice) -> Markup:
-    return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
-        index, _BOTTOM, item.text
-    )
 
 
 def _summary(extents: Sequence[Extent], first: int, end: int) -> str:

@@ -41,9 +41,8 @@ def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = 
 @router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Grant a role exactly these actions in the namespace."""
-    check_actions(actions)
     with reported_as("Namespace does not exist"):
-        broker.environment.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+        _grant(broker, namespace, role, actions)
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
@@ -64,9 +63,8 @@ def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> di
 @router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Actions) -> None:
     """Grant a role exactly these actions with the topic, besides those that its namespace grants."""
-    check_actions(actions)
     with reported_as(f"Topic {topic} not found"):
-        broker.environment.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+        _grant(broker, str(topic), role, actions)
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
@@ -89,9 +87,8 @@ def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str
 @router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Grant a role exactly these actions in all namespaces of the tenant. Pulsar has no such call."""
-    check_actions(actions)
     with reported_as(NO_TENANT):
-        broker.environment.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+        _grant(broker, tenant, role, actions)
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
@@ -109,8 +106,12 @@ def check_role(role: str) -> str:
     return name
 
 
-def check_actions(actions: Sequence[str]) -> None:
-    """Raise RestException (400) for a word that is no action."""
+def _grant(broker: Broker, place: str, role: str, actions: Sequence[str]) -> None:
+    """Grant a role exactly these actions in a tenant, a namespace or a topic.
+
+    Raise NotFound, RestException: 400 for a word that is no action, 412 for a role that no token can name.
+    """
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
         raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")
+    broker.environment.metadata.tenancy.permit(place, check_role(role), sorted(set(actions)))
