@@ -34,7 +34,7 @@ from tests.budgets import IN_CI
 from tests.servers.light_java import LIGHT_JAVA
 from tests.workbench import Workbench, hashing_alike
 
-pytest_plugins = ["tests.costs"]
+pytest_plugins = ["tests.costs", "tests.distribution"]
 
 
 settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
