@@ -21,8 +21,8 @@ import contextvars
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -86,14 +86,14 @@ class LimitedWorkers:
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         async with self._turn() as turn:
-            return await self._workers.run(turn.use, work, *arguments)
+            return await self._workers.run(_in_turn, turn, work, *arguments)
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         async with self._turn() as turn:
-            return await self._workers.run_to_end(turn.use, work, *arguments)
+            return await self._workers.run_to_end(_in_turn, turn, work, *arguments)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[_Turn]:
+    async def _turn(self) -> AsyncIterator[_SharedUse]:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._turns.acquire()
@@ -101,46 +101,57 @@ class LimitedWorkers:
             raise Unavailable(
                 f"{self._callers} have not ended within {self._seconds:g} s", "try again", is_public=True
             ) from error
-        turn = _Turn(self._turns, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+
+        def give_back() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._turns.release)
+
+        turn = _SharedUse(give_back)
         try:
             yield turn
         finally:
-            turn.leave()
+            turn.end()
 
 
-class _Turn:
-    """The turn of one call. It ends with its thread, also where the caller stopped waiting before."""
+def _in_turn(turn: _SharedUse, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Return or raise what `work` does, in a thread. Raises Unavailable if the caller left before the start."""
+    with turn.in_thread() as is_open:
+        if not is_open:
+            raise Unavailable("the call began after its deadline", "try again", is_public=True)
+        return work(*arguments)
 
-    def __init__(self, turns: asyncio.Semaphore, loop: asyncio.AbstractEventLoop) -> None:
-        self._turns = turns
-        self._loop = loop
+
+class _SharedUse:
+    """A resource of a task that a thread may use: it is released by the task, or, during its use, by the thread."""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
         self._lock = threading.Lock()
         self._is_used = False
-        self._is_left = False
+        self._is_ended = False
 
-    def use(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Return or raise what `work` does, in a thread. Raises Unavailable if the caller left before the start."""
+    @contextmanager
+    def in_thread(self) -> Iterator[bool]:
+        """Use the resource in a thread. Yield False if the task has released it."""
         with self._lock:
-            if self._is_left:
-                raise Unavailable("the call began after its deadline", "try again", is_public=True)
-            self._is_used = True
+            is_open = self._is_used = not self._is_ended
         try:
-            return work(*arguments)
+            yield is_open
         finally:
             with self._lock:
                 self._is_used = False
-                is_left = self._is_left
-            if is_left:
-                with suppress(RuntimeError):  # the loop has ended
-                    self._loop.call_soon_threadsafe(self._turns.release)
+                must_release = is_open and self._is_ended
+            if must_release:
+                self._release()
 
-    def leave(self) -> None:
-        """Give the turn back, or let the thread that uses it do so."""
+    def end(self) -> None:
+        """Release the resource, or let the thread that uses it do so."""
         with self._lock:
-            self._is_left = True
+            self._is_ended = True
             if self._is_used:
                 return
-        self._turns.release()
+        self._release()
 
 
 @dataclass(eq=False)
@@ -157,39 +168,6 @@ class _Job(Generic[Answer]):
     future: asyncio.Future[Answer]
     is_required: bool = False
     is_abandoned: bool = False
-
-
-class _Steps(Generic[Answer]):
-    """The steps of a generator, which cannot be closed during a step: then the thread that runs the step closes it."""
-
-    def __init__(self, generator: Generator[Answer, None, None]) -> None:
-        self._generator = generator
-        self._lock = threading.Lock()
-        self._is_running = False
-        self._is_closed = False
-
-    def take(self, end: object) -> Answer | object:
-        """Return the next item, or `end` after the last one."""
-        with self._lock:
-            if self._is_closed:
-                return end
-            self._is_running = True
-        try:
-            return next(self._generator, end)
-        finally:
-            with self._lock:
-                self._is_running = False
-                is_closed = self._is_closed
-            if is_closed:
-                self._generator.close()
-
-    def close(self) -> None:
-        """Close the generator, or let the running step close it."""
-        with self._lock:
-            self._is_closed = True
-            if self._is_running:
-                return
-        self._generator.close()
 
 
 class Pool:
@@ -247,12 +225,17 @@ class Pool:
 
         A thread also closes the generator, even if the client disconnects or a step misses its deadline.
         """
-        steps, end = _Steps(generator), object()
+        steps, end = _SharedUse(generator.close), object()
+
+        def take() -> Answer | object:
+            with steps.in_thread() as is_open:
+                return next(generator, end) if is_open else end
+
         try:
-            while (item := await self.run(steps.take, end)) is not end:
+            while (item := await self.run(take)) is not end:
                 yield cast(Answer, item)
         finally:  # nothing waits for it: the client may have disconnected
-            self._enqueue(_job(steps.close, is_required=True, is_abandoned=True))
+            self._enqueue(_job(steps.end, is_required=True, is_abandoned=True))
 
     def close(self) -> None:
         """Start no more calls. Threads that hang end with the process."""
