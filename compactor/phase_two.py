@@ -37,8 +37,9 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
+from storage.ledger.chunk_table import Mask
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
-from storage.ledger.key_index import TOMBSTONE
+from storage.ledger.key_index import I64, TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
 from storage.ledger.sealing import flagged_offsets, keyed_rows
@@ -46,8 +47,6 @@ from storage.model import LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import ByteRange, read_ranges
 
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Selection = Iterator[tuple[int, I64]]
 """Numbers of row groups, ascending, and the positions of the selected rows in each."""
 

@@ -43,7 +43,7 @@ from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import beating
-from storage.metadata.policy_store import namespace_scope
+from storage.metadata.policy_store import scope_around
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo
@@ -240,8 +240,7 @@ class GarbageCollector:
     def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         """Delete the objects of a deleted topic after its delay."""
         failpoint(Failpoint.GC_LISTED)
-        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies = self.environment.metadata.policies.resolved_around(scope).policies
+        policies = self.environment.metadata.policies.resolved_around(scope_around(deleted.name)).policies
         due = deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, name) for info, name in parsed if name is not None]

@@ -24,11 +24,9 @@ from compactor.run.plan import RunPlan
 from compactor.run.resolve import RangeResolution
 from storage.checksums import crc32c
 from storage.ledger import chunk_table, key_index, names
-from storage.ledger.chunk_table import PENDING, ChunkAssembly, Chunks, ChunkTable, assemble, inside, offsets
+from storage.ledger.chunk_table import PENDING, ChunkAssembly, Chunks, ChunkTable, Mask, assemble, inside, offsets
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, U64, HashRange, IndexRecords, concatenated
 from storage.objects.interface import ObjectStore
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ bitmap, because only the newest row of a key counts, and phase one knows which r
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
@@ -22,15 +21,14 @@ from pyroaring import BitMap, BitMap64
 from compactor.phase_one import bitmap_of, least, task_store, write_index
 from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
 from storage.ledger import chunk_table, key_index, names
+from storage.ledger.chunk_table import Mask
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
-from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
+from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import flagged_offsets, keyed_rows, ledger_records, unkeyed_rows
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
-
-Mask = npt.NDArray[np.bool_]
 
 
 def run_scan(plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
@@ -206,11 +204,11 @@ def _removed(table: pa.Table, scan: ScanTask) -> Mask:
     return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)
 
 
-def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
+def _numbers(table: pa.Table, column: str) -> I64:
     return np.asarray(table.column(column).fill_null(0).to_numpy(), dtype=np.int64)
 
 
-def _up_to(times: npt.NDArray[np.int64], limit: int | None) -> Mask:
+def _up_to(times: I64, limit: int | None) -> Mask:
     return np.zeros(len(times), dtype=np.bool_) if limit is None else times <= limit
 
 

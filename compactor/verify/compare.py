@@ -14,12 +14,11 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint
-from compactor.verify.plan import Mask
-from compactor.verify.run_history import I64
 from storage.ledger import rows
+from storage.ledger.chunk_table import Mask
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
+from storage.ledger.key_index import I64, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsReader
 from storage.model import MessageId, RowsObject

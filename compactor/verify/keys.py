@@ -48,11 +48,12 @@ from compactor.verify.compare import (
     summed,
 )
 from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings, TaskFindings
-from compactor.verify.plan import Mask, VerifyPlan, WinnerOrder
-from compactor.verify.run_history import ALWAYS, I64
+from compactor.verify.plan import VerifyPlan, WinnerOrder
+from compactor.verify.run_history import ALWAYS
 from compactor.verify.unkeyed import RangeChunksCheck, assembled, certain_of, records_of_messages
 from storage.ledger import chunk_table, key_index
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
+from storage.ledger.chunk_table import Mask
+from storage.ledger.key_index import I64, MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 

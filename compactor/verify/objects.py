@@ -40,11 +40,11 @@ from compactor.verify.compare import (
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
-from compactor.verify.run_history import EXPIRED, I64, NEVER, OVERDUE, RETAINED
+from compactor.verify.run_history import EXPIRED, NEVER, OVERDUE, RETAINED
 from compactor.verify.unkeyed import chunk_fingerprint
 from storage.ledger import chunk_table, key_index, rows
 from storage.ledger.deletion_bitmap import read_deleted
-from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
+from storage.ledger.key_index import I64, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
 from storage.ledger.manifest import Part
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore

@@ -16,17 +16,16 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from compactor.verify.run_history import I64, RunHistory
+from compactor.verify.run_history import RunHistory
 from storage.errors import ObjectDamaged
+from storage.ledger.chunk_table import Mask
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import HashRange, IndexDirectory
+from storage.ledger.key_index import I64, HashRange, IndexDirectory
 from storage.ledger.manifest import Manifest
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import StoreLocation
 
-Mask = npt.NDArray[np.bool_]
 CHUNK_TABLES = "chunk tables"
 """Name of the fingerprint of all live chunks."""
 

@@ -24,13 +24,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from compactor.run.plan import RunPolicies
+from storage.ledger.key_index import I64
 from storage.ledger.manifest import Manifest
 from storage.metadata.records import RunRecord, RunState
 
-I64 = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).min
 """The limit that no time is at or below."""
 ALWAYS = np.iinfo(np.int64).max

@@ -39,11 +39,11 @@ from compactor.verify.compare import (
     unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint, TaskFindings
-from compactor.verify.plan import CHUNK_TABLES, Mask, VerifyPlan
-from compactor.verify.run_history import EXPIRED, I64, OVERDUE, RETAINED
+from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
+from compactor.verify.run_history import EXPIRED, OVERDUE, RETAINED
 from storage.ledger import chunk_table, key_index
-from storage.ledger.chunk_table import EMPTY, Chunks
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
+from storage.ledger.chunk_table import EMPTY, Chunks, Mask
+from storage.ledger.key_index import I64, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
 from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
 

@@ -28,12 +28,10 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, rows
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, IndexDirectory, IndexRecords
+from storage.ledger.key_index import I64, NO_EVENT_TIME, OFFSET_MASK, U64, HashRange, IndexDirectory, IndexRecords
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Chunks = npt.NDArray[np.void]
 """Records of RECORD, shape (n,)."""

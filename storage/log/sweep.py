@@ -23,7 +23,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import sync_folder
 from storage.log.orphan_segments import files_set_aside, holds_data, segments_in, set_aside
 from storage.log.segment import SegmentPaths
-from storage.metadata.policy_store import namespace_scope
+from storage.metadata.policy_store import scope_around
 from storage.metadata.records import TopicRecord
 
 
@@ -77,8 +77,7 @@ class LogSweep:
         deleted = self.environment.metadata.tenancy.deleted_topic(folder.name)
         if deleted is None:
             return 0
-        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies = self.environment.metadata.policies.resolved_around(scope).policies
+        policies = self.environment.metadata.policies.resolved_around(scope_around(deleted.name)).policies
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0
