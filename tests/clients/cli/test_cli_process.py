@@ -140,7 +140,9 @@ def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.
     steps: list[str] = []
 
     class Started(Jvm):
-        process = property(lambda _: object())  # type: ignore[assignment]
+        def __init__(self) -> None:
+            super().__init__()
+            self.process = mock.Mock(spec=subprocess.Popen)
 
         def launch(self, *_: object) -> NoReturn:
             raise KeyboardInterrupt
