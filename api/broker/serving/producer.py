@@ -196,7 +196,7 @@ class ProducerRegistry:
         """Fail the producers that wait for their turn: some now, the others in later turns of the event loop."""
         turns = list(self._waiting.values())
         self._waiting.clear()
-        call_in_turns((partial(turn.set_exception, error) for turn in turns), PRODUCERS_AT_ONCE)
+        call_in_turns((partial(_fail, turn, error) for turn in turns), PRODUCERS_AT_ONCE)
 
     def _check_epoch(self, epoch: int) -> None:
         """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""
@@ -214,3 +214,8 @@ class ProducerRegistry:
             # Above those that a service of an older schema gave by its clock and did not store.
             producer.topic_epoch = max(self._highest_epoch + 1, self._clock.now_ms())
         self._highest_epoch = max(self._highest_epoch, producer.topic_epoch)
+
+
+def _fail(turn: asyncio.Future[None], error: CompactorError) -> None:
+    if not turn.done():  # its client may have left meanwhile
+        turn.set_exception(error)

@@ -355,6 +355,23 @@ def test_many_producers_learn_in_turns_of_the_loop_that_another_takes_the_topic_
     run(test)
 
 
+def test_a_producer_that_leaves_while_others_are_informed_stops_nothing(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "PRODUCERS_AT_ONCE", 1)
+
+    async def test(topic: PersistentTopic) -> None:
+        turns = [turn for number in range(5) if (turn := add(topic, f"p{number}", WAITING)[1]) is not None]
+        add(topic, "last", FENCING)
+        turns[1].cancel()  # as the task that awaits it does when its connection ends
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [turn.cancelled() for turn in turns] == [False, True, False, False]
+        assert all(isinstance(turn.exception(), ProducerFenced) for turn in turns if not turn.cancelled())
+
+    run(test)
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_many_producers_are_disconnected_in_turns_of_the_loop(
     run: Any, monkeypatch: pytest.MonkeyPatch, closes: bool
