@@ -54,6 +54,11 @@ class StoredMessage:
     encryption_keys: tuple[str, ...] = ()
 
     @property
+    def is_tombstone(self) -> bool:
+        """True if this message deletes its key."""
+        return self.kind is RowType.MESSAGE and self.key is not None and not self.payload_size
+
+    @property
     def is_cut(self) -> bool:
         """True if `payload` lacks bytes."""
         return self.payload_size > len(self.payload or b"")
