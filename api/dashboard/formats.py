@@ -78,16 +78,32 @@ def breakable(value: object) -> Markup:
     return Markup("<wbr>").join(_BREAKS.split(str(value)))
 
 
+def shortened(name: str, limit: int = 24) -> str:
+    """Return a name, cut after `limit` characters."""
+    return name if len(name) <= limit else name[:limit] + "…"
+
+
 def duration(value: int | None) -> str:
     """Format a duration in milliseconds."""
     if value is None:
         return NONE
+    if value < 1:
+        return "under 1 ms"
     if value < 1_000:
         return f"{value} ms"
     if value < 10_000:
         return f"{value / 1000:.1f} s"
     seconds = value // 1000
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min {seconds % 60} s"
+
+
+def time_span(milliseconds: int) -> str:
+    """Return a duration in the largest unit that divides it, as in "7 days"."""
+    for unit in ("day", "hour", "minute", "second"):
+        number, rest = divmod(milliseconds, 1000 * _SECONDS[unit])
+        if number and not rest:
+            return f"{number:,} {unit}{'' if number == 1 else 's'}"
+    return duration(milliseconds)
 
 
 def rate(value: float) -> str:

@@ -7,13 +7,14 @@ from typing import Any, TypeAlias
 
 from api.broker import policies
 from api.broker.policies import PolicyScope
+from api.dashboard.formats import size, time_span
 from api.formats.option_text import value_text
 from api.reports import policies_document
 from api.settings.settings import SETTINGS, Settings
 from api.settings.shown import described
 from storage.environment import Environment
 from storage.model import TopicName
-from storage.options.kinds import Boolean, Choice, CleanupPolicy, Optional, ValueKind
+from storage.options.kinds import Boolean, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
 from storage.options.option import Option
 from storage.options.policies import POLICIES
 from storage.options.resolution import PolicyOrigin, PolicyResolution
@@ -45,17 +46,41 @@ def setting_rows(settings: Settings) -> Sequence[PolicyRow]:
 
 
 def _row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
-    """Return the row of an option: `option`, its effective `value` as text, `origin`, `default` as text, its `choices`,
-    and whether the value `differs` from the default. `value` and `default`: as JSON, and as Python has them."""
+    """Return the row of an option: `option`, its effective `value` as text and `meant` in larger units, `origin`,
+    `default` as text, its `choices`, and whether the value `differs` from the default. `value` and `default`: as JSON,
+    and as Python has them."""
     text, default_text = value_text(value), value_text(option.kind.to_json(default))
     return {
         "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
-        "differs": text != default_text,
+        "differs": text != default_text, "meant": meant(option.kind, value),
     }  # fmt: skip
 
 
 def _sorted(rows: Any) -> Sequence[PolicyRow]:
     return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))
+
+
+def meant(kind: ValueKind, value: object) -> str:
+    """Return a duration in milliseconds or a size in bytes in larger units; empty: the value is as plain."""
+    kind = kind.kind if isinstance(kind, Optional) else kind
+    if not isinstance(value, int) or value < 1000:
+        return ""
+    match kind:
+        case Duration():
+            return time_span(value)
+        case Size():
+            return size(value)
+    return ""
+
+
+def by_prefix(rows: Sequence[PolicyRow]) -> Sequence[tuple[str, Sequence[PolicyRow]]]:
+    """Return the rows by the first word of their names, those that are alone with it together at the end."""
+    groups: dict[str, list[PolicyRow]] = {}
+    for row in rows:
+        groups.setdefault(row["option"].name.partition(".")[0], []).append(row)
+    others = [row for group in groups.values() if len(group) == 1 for row in group]
+    several = [(prefix, group) for prefix, group in groups.items() if len(group) > 1]
+    return [*several, ("others", others)] if others else several
 
 
 def choices(kind: ValueKind) -> tuple[str, ...]:

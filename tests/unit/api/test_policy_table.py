@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.policy_table import choices, setting_rows
+from api.dashboard.policy_table import by_prefix, choices, meant, setting_rows
 from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
-from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, ValueKind
+from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
 from storage.options.policies import POLICIES, Policy
 
 
@@ -37,3 +37,25 @@ def test_settings_that_are_set_come_first_and_are_marked() -> None:
     rows = setting_rows(Settings(port=9, policies={"retention.hours": 1}))
     assert len(rows) == len(SETTINGS) + 1
     assert {row["option"].name for row in rows if row["differs"]} == {"port", "retention.hours"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (Duration(), 604_800_000, "7 days"),
+        (Optional(Duration()), 86_400_000, "1 day"),
+        (Optional(Duration()), None, ""),
+        (Duration(), 0, ""),
+        (Size(), 5_242_880, "5.0 MiB"),
+        (Size(), -1, ""),
+        (BOOLEAN, True, ""),
+    ],
+)
+def test_a_duration_and_a_size_are_shown_in_larger_units(kind: ValueKind, value: object, words: str) -> None:
+    assert meant(kind, value) == words
+
+
+def test_policies_are_grouped_by_the_first_word_of_their_names() -> None:
+    rows = [{"option": POLICIES[name]} for name in ("cleanup.policy", "flush.ms", "retention.bytes", "retention.ms")]
+    names = [(prefix, [row["option"].name for row in group]) for prefix, group in by_prefix(rows)]
+    assert names == [("retention", ["retention.bytes", "retention.ms"]), ("others", ["cleanup.policy", "flush.ms"])]
