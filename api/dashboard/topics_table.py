@@ -119,6 +119,15 @@ class Column:
 
 COLUMNS = (
     Column("name", "Topic", lambda row: str(row.name), descends=False),
+    Column(
+        "state",
+        "State",
+        lambda row: min(map(STATES.index, row.states), default=None),
+        descends=False,
+        meaning="Due: a policy asks for a compaction, and the leader has not begun it. Requested: it waits for a "
+        "worker. Failing: the last try failed, and the next one follows by itself. Paused: none begins until it is "
+        "resumed.",
+    ),
     Column("messages", "Messages", lambda row: row.messages, count),
     Column("raw", "Raw", lambda row: row.raw_bytes, size),
     Column("compacted", "Compacted", lambda row: row.summary.compacted_bytes, size),
@@ -128,7 +137,7 @@ COLUMNS = (
         lambda row: row.saved,
         share,
         meaning="The share of the raw bytes that a compacted read leaves out. It reads the compacted ledger, then what "
-        "is behind the horizon.",
+        "is behind the horizon. The total counts all topics, also those that were never compacted.",
     ),
     Column(
         "backlog",
@@ -144,7 +153,8 @@ COLUMNS = (
         lambda row: row.cleanable,
         share,
         meaning="Kafka's cleanable ratio: sealed bytes behind the horizon, as a share of these and the compacted "
-        "ledger. 100 %: nothing is compacted yet. min.cleanable.dirty.ratio can make a topic due by it.",
+        "ledger. 100 %: nothing is compacted yet. It makes a topic due only where cleanup.policy has compact, or where "
+        "the topic or its namespace sets min.cleanable.dirty.ratio: its default alone does not.",
     ),
     Column(
         "threshold",
@@ -155,15 +165,6 @@ COLUMNS = (
         "topic is due.",
     ),
     Column("at", "Last compaction", lambda row: row.summary.compacted_at),
-    Column(
-        "state",
-        "State",
-        lambda row: min(map(STATES.index, row.states), default=None),
-        descends=False,
-        meaning="Due: a policy asks for a compaction, and the leader has not begun it. Requested: it waits for a "
-        "worker. Failing: the last try failed, and the next one follows by itself. Paused: none begins until it is "
-        "resumed.",
-    ),
 )
 _COLUMNS = {column.key: column for column in COLUMNS}
 NAME = COLUMNS[0]
@@ -191,7 +192,8 @@ class TableView:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of topics. `states`: topics by state. `saved`: as `TopicRow.saved`, of all compacted topics together."""
+    """Totals of topics. `states`: topics by state. `saved`: as `TopicRow.saved`, of all topics together, also of
+    those that were never compacted; None: there are no raw bytes."""
 
     topics: int
     states: Mapping[str, int]
@@ -237,15 +239,14 @@ class TopicsPage:
 
 def totals(rows: Sequence[TopicRow]) -> Totals:
     """Return the totals of the topics."""
-    compacted = [row for row in rows if row.summary.compacted_bytes is not None]
-    raw_of_compacted = sum(row.raw_bytes for row in compacted)
+    raw_bytes = sum(row.raw_bytes for row in rows)
     return Totals(
         len(rows),
         Counter(state for row in rows for state in row.states),
         sum(row.messages for row in rows),
-        sum(row.raw_bytes for row in rows),
-        sum(row.summary.compacted_bytes or 0 for row in compacted),
-        sum(row.saved_bytes for row in compacted) / raw_of_compacted if raw_of_compacted else None,
+        raw_bytes,
+        sum(row.summary.compacted_bytes or 0 for row in rows),
+        sum(row.saved_bytes for row in rows) / raw_bytes if raw_bytes else None,
         sum(row.backlog_bytes or 0 for row in rows),
     )
 

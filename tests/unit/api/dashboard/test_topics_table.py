@@ -87,9 +87,10 @@ def test_totals_count_unsealed_messages_and_what_a_compacted_read_saves() -> Non
     unsealed = replace(never, backlog=replace(never.backlog, bytes=50, messages=5, open_messages=5))
     total = totals([compacted, unsealed, replace(row(3), states=(FAILING, DUE))])
     assert (total.topics, total.messages, total.raw_bytes) == (3, 305, 3_050)
-    assert (total.compacted_bytes, total.saved, total.backlog_bytes) == (150, 0.75, 150)
+    assert (total.compacted_bytes, total.saved, total.backlog_bytes) == (150, 750 / 3_050, 150)
     assert total.states == {FAILING: 1, DUE: 1}
-    assert totals([never]).saved is None
+    assert totals([never]).saved == 0
+    assert totals([]).saved is None
 
 
 def test_a_compacted_ledger_that_is_larger_than_trimmed_raw_saves_nothing() -> None:
