@@ -1,13 +1,14 @@
 """Chart of a topic's newest runs, as SVG: a column for each run in three panels, the newest at the right.
 
     messages    in: those of the compacted ledger before, and the new ones; beside them those out
-    bytes       read, beside written
+    bytes       read, beside written, as they are stored
     duration    the phases, in the order of execution from the bottom
 
-The runs of a panel share its scale. A run that failed, was cancelled or is active has a strip below its column in the
-colour of its state, and the first two a tint over the whole height. Each column has the run's numbers as a title, which
-browsers show, and which the script copies below the panels while the arrow keys walk along the runs. Pure: from the
-documents of runs (`api/reports.py: run_document`) to text.
+The runs of a panel share its scale, and fill its width. A panel without a number above 0 is left out. A run that
+failed, was cancelled or is active has a strip below its column in the colour of its state, and the first two a tint
+over the whole height. Each column has the run's numbers as a title, which browsers show, and which the script copies
+below the panels while the arrow keys walk along the runs. Pure: from the documents of runs
+(`api/reports.py: run_document`) to text.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from api.dashboard.formats import chart_slice, count, duration, size, time
 Run = Mapping[str, Any]
 """The document of a run."""
 LEAST_COLUMNS = 12
-"""The columns of a chart that has fewer runs: they are drawn as narrow as twelve."""
+"""The columns of a chart that has fewer runs: they are spread, and drawn as narrow as twelve."""
 _HEIGHT = 100
 _HIGHEST = 95
 """The height of the highest column; the rest is for small numbers that are drawn higher than they are."""
 _STRIP = 6
 """The height of the strip that marks the state of a run."""
 _LEAST_HEIGHT = 1
-_MARGIN = 0.1
-"""The space at each side of a column, whose place is 1 wide."""
+_FILLED = 0.8
+"""The share of its place, which is 1 wide, that a column fills at most."""
 MARKED = ("ERROR", "CANCELLED", "RUNNING")
 """States that the chart marks."""
 ENDED_EARLY = ("ERROR", "CANCELLED")
@@ -94,6 +95,13 @@ def _sum_of(*names: str) -> Callable[[Run], int]:
     return lambda run: sum(int(run["statistics"].get(name) or 0) for name in names)
 
 
+def numbers_in_and_out(run: Run) -> tuple[int | None, int | None]:
+    """Return the messages that a run read, compacted and new, and those that it left; None: it has not counted them."""
+    if "messages_out" not in run["statistics"]:
+        return None, None
+    return BEFORE.of(run) + NEW.of(run), OUT.of(run)
+
+
 def took(run: Run) -> int | None:
     """Return the duration of a run in milliseconds; None: it is active."""
     return None if run["finished_at"] is None else max(run["finished_at"] - run["started_at"], 0)
@@ -110,14 +118,14 @@ PHASES = (
     Quantity("two", "phase two", _sum_of("phase_two_ms")),
     Quantity("publish", "verify and publish", _sum_of("verify_ms", "publish_ms")),
 )
-BEFORE = Quantity("before", "in, compacted before", _sum_of("messages_before"))
+BEFORE = Quantity("before", "in, from the compacted ledger", _sum_of("messages_before"))
 NEW = Quantity("new", "in, new", _sum_of("messages_in"))
 OUT = Quantity("out", "out", _sum_of("messages_out"))
 READ = Quantity("new", "read", _sum_of("bytes_read"))
 WRITTEN = Quantity("out", "written", _sum_of("bytes_written"))
 PANELS = (
     PanelScheme("Messages", count, ((BEFORE, NEW), (OUT,))),
-    PanelScheme("Bytes", size, ((READ,), (WRITTEN,))),
+    PanelScheme("Stored bytes", size, ((READ,), (WRITTEN,))),
     PanelScheme("Duration", duration, ((*PHASES, Quantity("vain", "without a result", _took_in_vain)),)),
 )
 
@@ -127,7 +135,8 @@ def chart(runs: Sequence[Run]) -> RunChart:
     oldest_first = list(reversed(runs))
     texts = [described(run) for run in oldest_first]
     marks = [state for state in MARKED if any(run["state"] == state for run in runs)]
-    return RunChart([_panel(scheme, oldest_first, texts) for scheme in PANELS], texts, marks)
+    panels = [panel for scheme in PANELS if (panel := _panel(scheme, oldest_first, texts)) is not None]
+    return RunChart(panels, texts, marks)
 
 
 def described(run: Run) -> str:
@@ -161,22 +170,26 @@ def ended_early(runs: Sequence[Run]) -> list[EndedRuns]:
     ]
 
 
-def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel:
+def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel | None:
+    """Draw a panel; None: no run has a number of it."""
     quantities = [item for stack in scheme.stacks for item in stack]
     highest = max((sum(item.of(run) for item in stack) for run in runs for stack in scheme.stacks), default=0)
+    if not highest:
+        return None
+    share = min(len(runs) / LEAST_COLUMNS, 1)
     paths = {item.kind: "" for item in quantities}
     for index, run in enumerate(runs):
-        for kind, box in _boxes(scheme, index, run, highest):
+        for kind, box in _boxes(scheme, index, run, highest, _FILLED * share):
             paths[kind] += box
     pieces = [
-        *(_mark(index, run) for index, run in enumerate(runs) if run["state"] in MARKED),
+        *(_mark(index, run, share) for index, run in enumerate(runs) if run["state"] in MARKED),
         *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
         *(chart_slice(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
     ]
     svg = Markup(
         '<svg class="panel" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
     ).format(
-        max(len(runs), LEAST_COLUMNS),
+        len(runs),
         _HEIGHT + _STRIP,
         f"{scheme.title} of {len(runs)} compactions, at most {scheme.form(highest)}",
         Markup("").join(pieces),
@@ -185,11 +198,12 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
     return Panel(scheme.title, scheme.form(highest), svg, list(legend.items()))
 
 
-def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int) -> Iterator[tuple[str, str]]:
-    """Yield the boxes of a run's column as paths, each with its kind; a small number can be seen, too."""
-    width = (1 - 2 * _MARGIN) / len(scheme.stacks)
+def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: float) -> Iterator[tuple[str, str]]:
+    """Yield the boxes of a run's column as paths, each with its kind; a small number can be seen, too. `filled`: the
+    share of its place that the column fills."""
+    width = filled / len(scheme.stacks)
     for number, stack in enumerate(scheme.stacks):
-        left, bottom = index + _MARGIN + number * width, float(_HEIGHT)
+        left, bottom = index + (1 - filled) / 2 + number * width, float(_HEIGHT)
         for item in stack:
             if amount := item.of(run):
                 height = max(amount / highest * _HIGHEST, _LEAST_HEIGHT)
@@ -197,11 +211,12 @@ def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int) -> Iterator[
                 bottom -= height
 
 
-def _mark(index: int, run: Run) -> Markup:
+def _mark(index: int, run: Run, width: float) -> Markup:
     """Draw the strip of a run that has not succeeded, and the tint of one that ended early."""
     kind = run["state"].lower()
-    strip = Markup('<rect x="{}" y="{}" width="1" height="{}" class="strip {}"/>').format(index, _HEIGHT, _STRIP, kind)
+    box = Markup('<rect x="{:.2f}" y="{}" width="{:.2f}" height="{}" class="{} {}"/>')
+    left = index + (1 - width) / 2
+    strip = box.format(left, _HEIGHT, width, _STRIP, "strip", kind)
     if run["state"] not in ENDED_EARLY:
         return strip
-    tint = Markup('<rect x="{}" y="0" width="1" height="{}" class="tint {}"/>').format(index, _HEIGHT, kind)
-    return tint + strip
+    return box.format(left, 0, width, _HEIGHT, "tint", kind) + strip

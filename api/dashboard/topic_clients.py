@@ -6,7 +6,7 @@ Another service may have a topic's clients; then the page names it, since this p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from api.broker.broker import Broker
 from api.broker.refusals import NotTheOwner
@@ -17,12 +17,22 @@ from api.broker.stats_tree import TopicStats
 
 @dataclass(frozen=True)
 class TopicClients:
-    """The clients of a topic, in its stats. `next_offsets`: of the cursors, by the names of subscriptions.
+    """The clients of a topic, in its stats. `next_offsets`: of the cursors, by the names of subscriptions. `sent_ends`:
+    of readers, which have no cursor, the offset from which the service sends on. `end`: the next offset of the topic.
     `elsewhere`: the URL of the service to which the clients are connected; empty: this one."""
 
     stats: TopicStats
     next_offsets: Mapping[str, int]
+    sent_ends: Mapping[str, int] = field(default_factory=dict)
+    end: int = 0
     elsewhere: str = ""
+
+    def backlog(self, name: str) -> int:
+        """Return the messages that a subscription has not acknowledged; of a reader, whose stats have 0 as a broker's
+        do, the offsets that it was not sent yet."""
+        if name in self.sent_ends:
+            return max(self.end - self.sent_ends[name], 0)
+        return self.stats.subscriptions[name].msg_backlog
 
 
 def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState) -> TopicClients:
@@ -33,4 +43,10 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
     except NotTheOwner as error:
         elsewhere = error.service.url or error.service.name
     next_offsets = {cursor.record.name: cursor.record.mark + 1 for cursor in snapshot.stats.cursors}
-    return TopicClients(topic_stats(snapshot, live, sizes=False), next_offsets, elsewhere)
+    stats = topic_stats(snapshot, live, sizes=False)
+    sent_ends = {
+        name: max(item.delivered_end, snapshot.first)
+        for name, item in live.subscriptions.items()
+        if not item.stats.durable and name in stats.subscriptions
+    }
+    return TopicClients(stats, next_offsets, sent_ends, snapshot.end, elsewhere)

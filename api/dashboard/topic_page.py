@@ -17,11 +17,28 @@ from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.stats import StatsSnapshot, stats_snapshot
+from api.dashboard.failure import Failure, failure
+from api.dashboard.formats import shortened
 from api.dashboard.policy_table import PolicyRow, policy_rows
-from api.dashboard.run_chart import EndedRuns, RunChart, chart, ended_early
+from api.dashboard.run_chart import EndedRuns, RunChart, chart, ended_early, numbers_in_and_out
 from api.dashboard.schema_versions import SchemaHistory, schema_history
 from api.dashboard.topic_clients import TopicClients, topic_clients
-from api.dashboard.topic_picture import GARBAGE, LIVE, SEALED, UNSEALED, Extent, Mark, Picture, draw
+from api.dashboard.topic_picture import (
+    CURSOR,
+    GARBAGE,
+    HORIZON,
+    LIVE,
+    READER,
+    SEALED,
+    START,
+    UNSEALED,
+    Extent,
+    Mark,
+    Picture,
+    draw,
+)
+from api.dashboard.topic_status import TopicStatus, topic_status
+from api.dashboard.topics_table import CompactionStates
 from api.http.problems import public_reason
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
@@ -29,7 +46,7 @@ from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.advice import Words
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
+from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunState, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, Message, TopicName
 from storage.topic import Topic as OpenTopic
 
@@ -41,11 +58,12 @@ RUNS_IN_TABLE = 10
 class TopicView:
     """The content of a topic's page.
 
-    `problem`: the reason why the manifest cannot be read; else empty. `unserved`: log directories with unsealed
-    messages of the topic that no live service has.
+    `failure`: that of the last run, or of the manifest. `can_read_compacted`: the manifest can be read, or there is
+    none. `unserved`: log directories with unsealed messages of the topic that no live service has.
     """
 
     name: TopicName
+    status: TopicStatus
     stats: StatsSnapshot
     compacted: CompactedLedgerRecord | None
     picture: Picture
@@ -57,8 +75,9 @@ class TopicView:
     clients: TopicClients
     schemas: SchemaHistory
     policies: Sequence[PolicyRow]
+    failure: Failure | None = None
+    can_read_compacted: bool = True
     unserved: Sequence[UnservedLog] = ()
-    problem: str = ""
 
     @property
     def is_busy(self) -> bool:
@@ -71,9 +90,9 @@ class TopicView:
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
-    def newest_runs(self) -> Sequence[dict[str, Any]]:
-        """Return the runs that the table lists."""
-        return self.runs[:RUNS_IN_TABLE]
+    def newest_runs(self) -> Sequence[tuple[dict[str, Any], int | None, int | None]]:
+        """Return the runs that the table lists, each with its messages in and out."""
+        return [(run, *numbers_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
 
 
 @dataclass(frozen=True)
@@ -114,33 +133,46 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     if stats is None:
         raise names.missing(broker.environment, name)
     compacted = snapshot.compacted
-    manifest, problem = None, ""
+    manifest, problem, cause = None, "", None
     if compacted is not None:
         try:
             manifest = read_manifest(environment.store, compacted.manifest)
         except CompactorError as error:
             problem = public_reason(error) if words is None else redacted(" ".join(error.worded(words).split()))
+            cause = error
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     live = broker.clients.of_topic(name)
-    runs = [
-        run_document(name, run, environment.clock.now_ms(), words=words)
-        for _, run in environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
-    ]
+    now = environment.clock.now_ms()
+    newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
+    runs = [run_document(name, run, now, words=words) for _, run in newest]
+    control = compaction.controls(environment, name)[0]
+    document = control_document(control, words=words)
+    running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
+    states = CompactionStates({record.id: control.control}, running, now)
+    (row,) = states.rows(environment.metadata.topics.summaries([record.id]), {record.id: backlog})
     return TopicView(
         name,
+        topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),
         stats,
         compacted,
         _picture(snapshot, stats, manifest, live if with_subscriptions else None),
         backlog,
-        control_document(compaction.controls(environment, name)[0], words=words),
+        document,
         runs,
         chart(runs),
         ended_early(runs),
         topic_clients(broker, stats, live),
         schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
+        failure(
+            document["last_error"],
+            None if compacted is None else compacted.ledger_id,
+            problem,
+            cause,
+            is_raw_whole=not stats.first,
+        ),
+        cause is None,
         _unserved(broker, snapshot),
-        problem,
     )
 
 
@@ -161,29 +193,33 @@ def _picture(
         extents.append(Extent(LIVE, part.first.offset, part.last.offset, part.live))
         extents.append(Extent(GARBAGE, part.first.offset, part.last.offset, part.dead))
     marks = [] if clients is None else _client_marks(stats, clients)
+    horizon_end = None
     if snapshot.compacted is not None:
         horizon = snapshot.compacted.horizon.offset
-        marks.append(Mark("horizon", horizon + 1, f"the horizon: compacted up to offset {horizon:,}"))
+        horizon_end = horizon + 1
+        title = f"the horizon: compacted up to offset {horizon:,}"
+        marks.append(Mark(HORIZON, horizon_end, title, f"compacted up to {horizon:,}"))
     if stats.first:
-        marks.append(Mark("start", stats.first, f"the first offset that can be read raw: {stats.first:,}"))
-    return draw([extent for extent in extents if extent.messages], marks, stats.end)
+        title = f"the first offset that can be read raw: {stats.first:,}"
+        marks.append(Mark(START, stats.first, title, f"raw from {stats.first:,}"))
+    return draw([extent for extent in extents if extent.messages], marks, stats.end, horizon_end)
 
 
 def _client_marks(stats: StatsSnapshot, clients: LiveTopicState) -> list[Mark]:
-    marks = [
-        Mark(
-            "cursor",
-            cursor.record.mark + 1,
-            f"subscription {cursor.record.name}: next is offset {cursor.record.mark + 1:,}",
-        )
-        for cursor in stats.stats.cursors
-        if cursor.record.name != "__compaction"
-    ]
-    marks += [
-        Mark("reader", reader.delivered_end, f"reader {reader_name}: has got what is before {reader.delivered_end:,}")
-        for reader_name, reader in clients.subscriptions.items()
-        if not reader.stats.durable and reader.stats.consumers
-    ]
+    """Return the lines of subscriptions and readers. A reader's is where the service sends on: its client may hold
+    messages before it that the program has not read yet."""
+    marks = []
+    for cursor in stats.stats.cursors:
+        name, end = cursor.record.name, cursor.record.mark + 1
+        if name != COMPACTION_CURSOR:
+            title = f"subscription {name}: next is offset {end:,}"
+            marks.append(Mark(CURSOR, end, title, f"{shortened(name)}: next {end:,}"))
+    for name, reader in clients.subscriptions.items():
+        if not reader.stats.durable and reader.stats.consumers:
+            end = reader.delivered_end
+            title = f"reader {name}: sent what is before {end:,}"
+            called = reader.stats.consumers[0].consumer_name or name
+            marks.append(Mark(READER, end, title, f"reader {shortened(called)}: sent up to {end:,}"))
     return marks
 
 

@@ -11,7 +11,7 @@
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
     const focused = document.activeElement?.id;
-    for (const id of ["live", "picture", "runs"]) {
+    for (const id of ["status", "live", "picture", "runs"]) {
       const now = document.getElementById(id);
       const next = page.getElementById(id);
       if (now && next) now.replaceWith(document.adoptNode(next));
@@ -58,7 +58,7 @@
 
   // The numbers of a slice of a drawing, by the pointer or by the keys of the slider below it.
   function choose(figure, index) {
-    const columns = [...figure.querySelectorAll("svg")].map((drawing) => drawing.querySelectorAll(".slice")[index]);
+    const columns = [...figure.querySelectorAll("svg.columns, svg.panel")].map((drawing) => drawing.querySelectorAll(".slice")[index]);
     const numbers = columns[0]?.querySelector("title").textContent;
     if (!numbers) return;
     figure.querySelectorAll(".chosen").forEach((column) => column.classList.remove("chosen"));
@@ -73,10 +73,11 @@
     for (const figure of document.querySelectorAll("figure.explore")) {
       const slider = figure.querySelector("input");
       slider.hidden = false;
+      choose(figure, Number(slider.value));
       for (const event of ["input", "focus"]) {
         slider.addEventListener(event, () => choose(figure, Number(slider.value)));
       }
-      for (const drawing of figure.querySelectorAll("svg")) {
+      for (const drawing of figure.querySelectorAll("svg.columns, svg.panel")) {
         drawing.querySelectorAll(".slice").forEach((slice, index) => {
           slice.addEventListener("pointerenter", () => choose(figure, index));
         });

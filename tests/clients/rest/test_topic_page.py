@@ -51,6 +51,13 @@ def test_the_reason_of_failures_is_listed_once(served: Served, rest_topic: RestT
     assert text.count("the disk is &lt;full&gt;") == 1
     assert "3 times, last in run" in text
     assert text.count('<span class="state error">error</span>') == 4
+    control = served.broker.environment.metadata.compaction_control
+    control.record_failure(
+        record.id, ErrorText("the disk is <full>"), served.broker.environment.clock.now_ms() + 60_000
+    )
+    text = page(served.client, page_of(rest_topic))
+    assert text.count("the disk is &lt;full&gt;") == 1
+    assert '<a href="#failure">the failure above</a>' in section(text, "compactions")
 
 
 def test_the_table_has_the_newest_runs(served: Served, rest_topic: RestTopic) -> None:
@@ -123,12 +130,18 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
 
     text = page(served.client, f"{page_of(rest_topic)}?key=a")
 
-    assert f"The compacted ledger {compacted.ledger_id} cannot be read, so compacted reads fail: " in text
-    assert compacted.manifest.name in text, "without access control anyone is an operator"
-    assert "The last compaction failed: the manifest is gone" in text
-    assert re.search(r"<dt>Next try</dt><dd><time [^>]*>in ", text)
-    assert "Remove the cause, then press “Compact now”." in text
-    assert "Readers keep the last compacted ledger" not in text
+    assert (
+        f"The compacted ledger {compacted.ledger_id} cannot be read: its manifest is not in the object store." in text
+    )
+    whole = text.replace("<wbr>", "")
+    assert whole.count(compacted.manifest.name) == 1, "without access control anyone is an operator"
+    assert "the manifest is gone" in text
+    assert re.search(r"Next try: <time [^>]*>in ", text)
+    assert "<li>Press “Compact now”, or wait for the next try.</li>" in text
+    assert text.count('action="' + page_of(rest_topic) + '/compact"') == 1
+    assert '<span class="state failing">failing</span>' in text
+    assert "<strong>Compacted reads fail</strong>" in text
+    assert "below blank" not in text
     assert "The key could not be looked up: " in text
     assert "live" not in str(picture(text).get("aria-label"))
     titles = [str(item.text) for item in picture(text).iter("title")]

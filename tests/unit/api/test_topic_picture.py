@@ -7,7 +7,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.dashboard.topic_picture import GARBAGE, LIVE, SEALED, UNSEALED, Extent, Mark, draw, slices
+from api.dashboard.topic_picture import (
+    CURSOR,
+    GARBAGE,
+    HORIZON,
+    LIVE,
+    READER,
+    SEALED,
+    START,
+    UNSEALED,
+    Extent,
+    Mark,
+    draw,
+    slices,
+)
 
 
 def heights(svg: str, kind: str) -> dict[int, float]:
@@ -44,17 +57,48 @@ def test_slices_have_each_message_once(end: int) -> None:
 
 
 def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None:
-    picture = draw(
-        [Extent(SEALED, 0, 99, 100)], [Mark("horizon", 50, "the <horizon> & more"), Mark("x", 100, "y")], 100
-    )
-    lines = list(ElementTree.fromstring(picture.svg).iter("line"))
-    assert [(line.get("class"), float(line.get("x1", ""))) for line in lines] == [("horizon", 50), ("x", 100)]
+    marks = [Mark(CURSOR, 100, "y"), Mark(HORIZON, 50, "the <horizon> & more", "up to 49")]
+    picture = draw([Extent(SEALED, 0, 99, 100)], marks, 100, 50)
+    root = ElementTree.fromstring(picture.svg)
+    assert [(line.get("class"), line.get("x1")) for line in root.iter("line")] == [
+        (HORIZON, "50.00%"),
+        (CURSOR, "100.00%"),
+    ]
+    labels = [(label.text, label.get("text-anchor"), label.get("y")) for label in root.iter("text")]
+    assert labels == [("up to 49", "end", "15"), ("y", "end", "35")]
     assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more"
     assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y"
+    assert str(root.get("aria-label")).endswith("; the <horizon> & more; y")
+
+
+def test_some_lines_have_labels_and_all_are_drawn() -> None:
+    marks = [Mark(CURSOR, number, f"s{number}") for number in range(20)] + [Mark(HORIZON, 9, "h")]
+    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 99, 100)], marks, 100, 9).svg)
+    assert len(list(root.iter("line"))) == 21
+    assert [label.text for label in root.iter("text")] == ["h", "s0", "s1", "s2", "s3", "s4"]
+
+
+@pytest.mark.parametrize(
+    ("horizon_end", "hatch"), [(None, ("0.00%", "100.00%")), (80, ("80.00%", "20.00%")), (100, None)]
+)
+def test_messages_that_no_compaction_has_read_are_hatched(
+    horizon_end: int | None, hatch: tuple[str, str] | None
+) -> None:
+    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, horizon_end)
+    drawn = [item for item in ElementTree.fromstring(picture.svg).iter("rect") if item.get("fill") == "url(#hatch)"]
+    assert [(item.get("x"), item.get("width")) for item in drawn] == ([] if hatch is None else [hatch])
+    assert ("not compacted yet" in dict(picture.legend).values()) is (hatch is not None)
+
+
+def test_the_legend_has_what_the_picture_has() -> None:
+    marks = [Mark(READER, 5, "r")]
+    picture = draw([Extent(SEALED, 0, 99, 100), Extent(LIVE, 0, 99, 5)], marks, 100, 100)
+    assert [kind for kind, _ in picture.legend] == [SEALED, LIVE, READER]
+    assert (picture.slice_offsets, picture.texts[0]) == (1, titles(picture.svg)[0])
 
 
 def test_a_trimmed_topic_begins_where_its_messages_do() -> None:
-    picture = draw([Extent(SEALED, 5_000, 5_999, 1_000)], [Mark("start", 5_000, "s")], 6_000)
+    picture = draw([Extent(SEALED, 5_000, 5_999, 1_000)], [Mark(START, 5_000, "s")], 6_000)
     assert (picture.first, picture.end) == (5_000, 6_000)
     assert len(heights(picture.svg, SEALED)) == 200
 

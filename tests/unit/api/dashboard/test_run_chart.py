@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.dashboard.run_chart import LEAST_COLUMNS, EndedRuns, Panel, chart, described, ended_early
+from api.dashboard.run_chart import LEAST_COLUMNS, EndedRuns, Panel, chart, described, ended_early, numbers_in_and_out
 
 STATISTICS = {
     "messages_before": 5_000,
@@ -70,7 +70,7 @@ def test_a_run_has_its_messages_in_beside_those_it_left() -> None:
 
 
 def test_runs_share_the_scale_of_a_panel_and_the_newest_is_at_the_right() -> None:
-    panel = panels(success(2, bytes_read=1_024), success(1))["Bytes"]
+    panel = panels(success(2, bytes_read=1_024), success(1))["Stored bytes"]
     (first, _, high), (second, _, low) = boxes(panel, "new")
     assert first < second
     assert low == pytest.approx(high / 2, abs=0.1)
@@ -91,8 +91,8 @@ def test_a_failed_run_is_marked_and_its_duration_drawn() -> None:
     drawn = panels(*runs)
     for panel in drawn.values():
         rects = list(ElementTree.fromstring(panel.svg).iter("rect"))
-        marks = [(item.get("class"), item.get("x")) for item in rects if item.get("class") != "slice"]
-        assert marks == [("tint error", "1"), ("strip error", "1"), ("strip running", "2")]
+        marks = [(item.get("class"), int(float(item.get("x", "")))) for item in rects if item.get("class") != "slice"]
+        assert marks == [("tint error", 1), ("strip error", 1), ("strip running", 2)]
     assert boxes(drawn["Duration"], "vain")[0][2] == pytest.approx(95, abs=0.5)
 
 
@@ -101,9 +101,34 @@ def test_each_run_has_a_column_with_its_numbers(number: int) -> None:
     drawn = chart([success(item) for item in range(number, 0, -1)])
     for panel in drawn.panels:
         root = ElementTree.fromstring(panel.svg)
-        assert root.get("viewBox", "").split()[2] == str(max(number, LEAST_COLUMNS))
+        assert root.get("viewBox", "").split()[2] == str(number), "the slider is as wide as the columns"
         assert [item.text for item in root.iter("title")] == list(drawn.texts)
     assert len(drawn.texts) == number
+
+
+@pytest.mark.parametrize(("number", "width"), [(1, 0.8 / 12), (6, 0.4), (12, 0.8), (50, 0.8)])
+def test_few_columns_are_spread_and_no_wider_than_a_twelfth(number: int, width: float) -> None:
+    panel = panels(*(success(item) for item in range(number, 0, -1)))["Duration"]
+    path = next(item for item in ElementTree.fromstring(panel.svg).iter("path") if item.get("class") == "one")
+    sizes = [float(drawn) for drawn in re.findall(r"h([\d.]+)", path.get("d", ""))]
+    assert sizes == pytest.approx([width] * number, abs=0.006)
+    lefts = [left for left, _, _ in boxes(panel, "one")]
+    assert lefts == pytest.approx([index + (1 - width) / 2 for index in range(number)], abs=0.006)
+
+
+def test_a_panel_of_zeros_is_left_out() -> None:
+    instant = {**success(1, **{**dict.fromkeys(STATISTICS, 0), "messages_in": 1}), "finished_at": 1000}
+    assert list(panels(instant)) == ["Messages"]
+    assert chart([run(1, "RUNNING")]).panels == []
+
+
+def test_messages_in_and_out_of_a_run() -> None:
+    assert numbers_in_and_out(success(1)) == (9_000, 4_500)
+    assert numbers_in_and_out(run(1, "ERROR", "x")) == (None, None)
+
+
+def test_the_kinds_of_a_panel_have_different_classes() -> None:
+    assert [kind for kind, _ in panels(success(1))["Messages"].legend] == ["before", "new", "out"]
 
 
 def test_the_numbers_of_a_run_are_in_words() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,10 +15,12 @@ SINCE = "1970-01-01T00:00:02.500Z"
 SHOWN = 100
 
 
-def rendered(stats: TopicStats, next_offsets: Mapping[str, int]) -> str:
+def rendered(
+    stats: TopicStats, next_offsets: Mapping[str, int], sent_ends: Mapping[str, int] = MappingProxyType({})
+) -> str:
     templates = Environment(loader=PackageLoader("api.dashboard"), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(FILTERS)
-    view = SimpleNamespace(clients=TopicClients(stats, next_offsets))
+    view = SimpleNamespace(clients=TopicClients(stats, next_offsets, sent_ends, 10))
     template = templates.get_template("topic_clients.html")
     return template.render(view=view, may_consume=True, now=3_500, path="/topic", segment=str)
 
@@ -41,6 +43,15 @@ def test_producers_and_consumers_have_their_numbers() -> None:
 def test_a_subscription_without_consumers_or_cursor() -> None:
     text = rendered(TopicStats(subscriptions={"s": SubscriptionStats(durable=False)}), {})
     assert '<th scope="rowgroup">s<small>no consumer, not durable</small></th>' in text
+
+
+def test_the_backlog_of_a_reader_is_what_it_was_not_sent() -> None:
+    """Its stats have 0, as a broker's do for a subscription without a cursor."""
+    stats = TopicStats(subscriptions={"r": SubscriptionStats(type="Exclusive", durable=False)})
+    assert TopicClients(stats, {}, {"r": 20_700}, 24_300).backlog("r") == 3_600
+    text = rendered(stats, {}, {"r": 7})
+    assert "not durable, sent up to offset 7</small>" in text
+    assert '<td class="number">3</td>' in text
 
 
 def test_a_page_lists_a_bounded_number_of_clients() -> None:

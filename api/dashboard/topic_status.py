@@ -1,0 +1,94 @@
+"""State of a topic for the top of its page: states, the share that compaction saves, and the next run. Pure.
+
+States and the share are those of the topic's row in the table of topics (`topics_table.py`), so both pages agree. A
+topic that is due is due by the code of the control loop (`compactor/scheduling/due.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api.dashboard.formats import count, duration, share, size
+from api.dashboard.topics_table import DUE, FAILING, PAUSED, REQUESTED, RUNNING, STATES, TopicRow
+from compactor.scheduling.backlog import Backlog
+from compactor.scheduling.due import cause_of
+from storage.metadata.records import CompactionControl
+from storage.options.resolution import CompactionTriggers
+
+UP_TO_DATE, NOT_DUE = "up to date", "not due"
+"""States of a topic that has none of the table's: without a backlog, and with one that no policy asks to compact."""
+
+
+@dataclass(frozen=True)
+class TopicStatus:
+    """The state of a topic.
+
+    `saved`: the share of its raw bytes that a compacted read leaves out; None: never compacted. `returned`: the
+    messages that a compacted read returns, `messages` those of a raw read. `next_run`: cause and time of the next run,
+    in words; `next_at`: its time in milliseconds, where that is known.
+    """
+
+    states: Sequence[str]
+    saved: float | None
+    messages: int
+    returned: int | None
+    next_run: str
+    next_at: int | None = None
+
+
+def topic_status(
+    row: TopicRow, backlog: Backlog, control: CompactionControl, compacted_messages: int | None, now: int
+) -> TopicStatus:
+    """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger."""
+    states = sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
+    next_run, next_at = _next_run(row, backlog, control, now)
+    returned = None if compacted_messages is None else compacted_messages + backlog.messages
+    return TopicStatus(states, row.saved, row.messages, returned, next_run, next_at)
+
+
+def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: int) -> tuple[str, int | None]:
+    """Return cause and time of the next run, the reason that decides first."""
+    if RUNNING in row.states:
+        return "a run is active", None
+    if REQUESTED in row.states:
+        return "requested, begins when the leader has a free slot", None
+    if PAUSED in row.states:
+        return "none until compaction is resumed", None
+    behind = _behind(backlog)
+    if FAILING in row.states and control.retry_at is not None and control.retry_at > now:
+        return f"the next try; {behind}", control.retry_at
+    if DUE in row.states:
+        return f"due now by {row.cause}; {behind}{_of_triggers(backlog)}", None
+    if not backlog.messages:
+        return "not due: nothing is behind the horizon", None
+    triggers = backlog.triggers
+    if not triggers.any:
+        return f"not due: {behind}, no threshold is set", None
+    if triggers.min_lag_ms and cause_of(backlog, now) is None:
+        begins = (backlog.soonest or now) + triggers.min_lag_ms
+        if begins > now:
+            return f"not due: {behind}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
+    if triggers.max_lag_ms and backlog.oldest is not None:
+        latest = max(backlog.oldest + triggers.max_lag_ms, now)
+        return f"not due: {behind}{_of_triggers(backlog)}; at the latest by max.compaction.lag.ms", latest
+    return f"not due: {behind}{_of_triggers(backlog)}", None
+
+
+def _behind(backlog: Backlog) -> str:
+    return f"{count(backlog.messages)} {'message' if backlog.messages == 1 else 'messages'} behind the horizon"
+
+
+def _of_triggers(backlog: Backlog) -> str:
+    """Return how near the backlog is to each trigger that is set."""
+    triggers: CompactionTriggers = backlog.triggers
+    parts = []
+    if triggers.threshold_bytes:
+        parts.append(f"{share(backlog.bytes / triggers.threshold_bytes)} of the threshold of "
+                     f"{size(triggers.threshold_bytes)}")  # fmt: skip
+    if triggers.threshold_messages:
+        part = share(backlog.messages / triggers.threshold_messages)
+        parts.append(f"{part} of the threshold of {count(triggers.threshold_messages)} messages")
+    if triggers.dirty_ratio is not None:
+        parts.append(f"cleanable ratio {share(backlog.dirty_ratio)}, due above {share(triggers.dirty_ratio)}")
+    return "".join(f", {part}" for part in parts)
