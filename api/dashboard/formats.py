@@ -37,7 +37,7 @@ def count(value: int | None) -> str:
 
 def share(value: float | None) -> str:
     """Format a fraction of one in percent."""
-    return NONE if value is None else f"{100 * value:.0f} %"
+    return NONE if value is None else f"{100 * value:,.0f} %"
 
 
 def time(value: int | None) -> str:

@@ -24,15 +24,17 @@ UP_TO_DATE, NOT_DUE = "up to date", "not due"
 class TopicStatus:
     """The state of a topic.
 
-    `saved`: the share of its raw bytes that a compacted read leaves out; None: never compacted. `returned`: the
-    messages that a compacted read returns, `messages` those of a raw read. `next_run`: cause and time of the next run,
-    in words; `next_at`: its time in milliseconds, where that is known.
+    `saved`: the share of its raw bytes that a compacted read leaves out; None: never compacted. `returned`,
+    `returned_bytes`: of a compacted read; `messages`, `bytes`: of a raw read. `next_run`: cause of the next run, in
+    words; `next_at`: its time in milliseconds, where that is known.
     """
 
     states: Sequence[str]
     saved: float | None
     messages: int
+    bytes: int
     returned: int | None
+    returned_bytes: int | None
     next_run: str
     next_at: int | None = None
 
@@ -44,7 +46,7 @@ def topic_status(
     states = sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
     next_run, next_at = _next_run(row, backlog, control, now)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
-    return TopicStatus(states, row.saved, row.messages, returned, next_run, next_at)
+    return TopicStatus(states, row.saved, row.messages, row.raw_bytes, returned, row.read_bytes, next_run, next_at)
 
 
 def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: int) -> tuple[str, int | None]:
@@ -57,22 +59,22 @@ def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: 
         return "none until compaction is resumed", None
     behind = _behind(backlog)
     if FAILING in row.states and control.retry_at is not None and control.retry_at > now:
-        return f"the next try; {behind}", control.retry_at
+        return f"as the next try; {behind}", control.retry_at
     if DUE in row.states:
         return f"due now by {row.cause}; {behind}{_of_triggers(backlog)}", None
     if not backlog.messages:
-        return "not due: nothing is behind the horizon", None
+        return "not due; nothing is behind the horizon", None
     triggers = backlog.triggers
     if not triggers.any:
-        return f"not due: {behind}, no threshold is set", None
+        return f"not due; {behind}, no threshold is set", None
     if triggers.min_lag_ms and cause_of(backlog, now) is None:
         begins = (backlog.soonest or now) + triggers.min_lag_ms
         if begins > now:
-            return f"not due: {behind}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
+            return f"not due; {behind}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
     if triggers.max_lag_ms and backlog.oldest is not None:
         latest = max(backlog.oldest + triggers.max_lag_ms, now)
-        return f"not due: {behind}{_of_triggers(backlog)}; at the latest by max.compaction.lag.ms", latest
-    return f"not due: {behind}{_of_triggers(backlog)}", None
+        return f"at the latest by max.compaction.lag.ms; {behind}{_of_triggers(backlog)}", latest
+    return f"not due; {behind}{_of_triggers(backlog)}", None
 
 
 def _behind(backlog: Backlog) -> str:

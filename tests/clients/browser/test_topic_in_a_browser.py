@@ -90,7 +90,7 @@ def test_runs_and_schemas_are_read_without_scripts(browser: Browser, charted: Ru
         page = watch.open(PATH)
         expect(page.locator("#run-numbers")).to_contain_text("success")
         expect(page.locator("#slice-numbers")).to_contain_text("Offsets 0 to ")
-        expect(page.locator("#status")).to_contain_text("A compacted read returns 5 of 60 messages.")
+        expect(page.locator("#status")).to_contain_text("A compacted read returns 5 of 60 messages, ")
         expect(page.get_by_role("region", name="Table of compactions").locator("tbody tr")).to_have_count(3)
         expect(page.locator("input[type=range]").first).to_be_hidden()
         page.locator("#schema-0 summary").click()

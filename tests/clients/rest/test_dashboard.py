@@ -150,14 +150,14 @@ def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Serv
     assert [str(item.text) for item in picture(text).iter("text")] == ["compacted up to 3", "mine: next 5"]
     assert f'for="slice">{html.escape(str(next(picture(text).iter("title")).text))}</output>' in text
     assert '<span class="state due">due</span>' in text
-    assert "A compacted read returns 4 of 5 messages." in text
+    assert "A compacted read returns 4 of 5 messages, " in text
     assert "Next run: due now by threshold.bytes; 1 message behind the horizon, 500 % of the threshold of 1 B." in text
     titles = [str(item.text) for item in picture(text).iter("title")]
     assert "the horizon: compacted up to offset 3" in titles[4]
     assert sum("subscription mine: next is offset" in title for title in titles) == 1
     assert "so it is due" in text
     assert '<span class="state success">success</span>' in text
-    assert "compaction.threshold.bytes" in text
+    assert "compaction.<wbr>threshold.<wbr>bytes" in text
 
 
 def test_readers_that_are_connected_are_in_the_picture(
