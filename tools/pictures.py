@@ -192,7 +192,11 @@ def served_teams(folder: Path) -> Iterator[RunningService]:
     (folder / "data").mkdir()
     with hashing_alike():
         seed(folder / "data")
-    settings = {"COMPACTOR_COMPACTION_MAX_READ_RATE": READ_RATE, "COMPACTOR_COMPACTION_AUTOMATIC": "false"}
+    settings = {
+        "COMPACTOR_COMPACTION_MAX_READ_RATE": READ_RATE,
+        "COMPACTOR_COMPACTION_AUTOMATIC": "false",
+        "COMPACTOR_COMPACTION_RETRY_FIRST": "20m",
+    }
     with (
         compactor_service(folder, **settings) as service,
         connected(service, CUSTOMERS),

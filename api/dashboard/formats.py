@@ -62,7 +62,7 @@ def ago(value: int | None, now: int) -> Markup:
 def _distance(milliseconds: int) -> str:
     """Return the words for a time that is `milliseconds` ago, or ahead if negative."""
     if abs(milliseconds) < _JUST_NOW_MS:
-        return "just now"
+        return "just now" if milliseconds >= 0 else "now"
     seconds, unit = abs(milliseconds) // 1000, "year"
     for name, limit in _STEPS:
         if seconds // _SECONDS[name] < limit:

@@ -15,7 +15,7 @@ SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
     [
         (0, "just now"),
         (4_999, "just now"),
-        (-4_999, "just now"),
+        (-4_999, "now"),
         (5 * SECOND, "5 seconds ago"),
         (59 * SECOND + 999, "59 seconds ago"),
         (MINUTE, "1 minute ago"),
