@@ -35,7 +35,7 @@ class HttpContext:
         self.scrapes: SingleFlight[bytes] = SingleFlight(pools[WaitsFor.DATABASE])
         """The metrics as text: computed once for all requests that wait, since it needs no token."""
         self.failing_checks: dict[str, str] = {}
-        """By name of a readiness check, the fault that was logged last."""
+        """Faults that were logged last, by the name of the readiness check."""
 
 
 def context_of(request: Request) -> HttpContext:
