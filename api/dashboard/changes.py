@@ -11,7 +11,7 @@ from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Press, Refusal, offer, to_topic
-from api.dashboard.policy_table import by_prefix, policies_of
+from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import PageRoutes, rendered
 from api.formats.position_text import parse_trim_place
 from api.http.access import AuthAction, caller_of
@@ -36,8 +36,7 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
             policies.change(broker.environment, scope, {name: value})
     except InvalidInput as error:
         return rendered(
-            request, "policies.html", 400, name=topic, rows=policies_of(broker.environment, topic), changed=name,
-            by_prefix=by_prefix,
+            request, "policies.html", 400, name=topic, policies=policies_of(broker.environment, topic), changed=name,
             problem=public_reason(error), may_change=True,
         )  # fmt: skip
     return to_topic(topic, "/policies", changed=name)

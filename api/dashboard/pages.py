@@ -25,7 +25,7 @@ from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import overview
-from api.dashboard.policy_table import by_prefix, policies_of, setting_rows
+from api.dashboard.policy_table import policies_of, setting_rows
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
@@ -124,8 +124,8 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
     """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
     return rendered(
-        request, "policies.html", name=topic, rows=policies_of(broker.environment, topic), problem="",
-        by_prefix=by_prefix, changed=changed if changed in POLICIES else "",
+        request, "policies.html", name=topic, policies=policies_of(broker.environment, topic), problem="",
+        changed=changed if changed in POLICIES else "",
         may_change=may(request, AuthAction.ADMIN, topic=topic),
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from api.broker import policies
@@ -22,9 +23,19 @@ from storage.options.resolution import PolicyOrigin, PolicyResolution
 PolicyRow: TypeAlias = dict[str, Any]
 
 
-def policies_of(environment: Environment, name: TopicName) -> Sequence[PolicyRow]:
+@dataclass(frozen=True)
+class TopicPolicies:
+    """The policies of a topic. `set_rows`: those that are set; `defaults`: the others, by the prefix of their names."""
+
+    set_rows: Sequence[PolicyRow]
+    defaults: Sequence[tuple[str, Sequence[PolicyRow]]]
+
+
+def policies_of(environment: Environment, name: TopicName) -> TopicPolicies:
     """Return the policies of a topic, also of a partitioned one. Raises TopicNotFound, PartitionPolicyRefused."""
-    return policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name)))
+    rows = policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name)))
+    defaults = [row for row in rows if row["origin"] == PolicyOrigin.DEFAULT]
+    return TopicPolicies(rows[: len(rows) - len(defaults)], by_prefix(defaults))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
