@@ -10,7 +10,7 @@ cannot publish into the next incarnation (S8). The ranges of a cursor go with it
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
@@ -90,6 +90,20 @@ def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     if existing is not None:
         return existing
     return _insert(connection, topic_id, CursorRecord(name, None, {}))
+
+
+def ensure_all(connection: Connection, topic_ids: Collection[int], name: str) -> None:
+    """Insert the cursor of that name, with nothing acknowledged, in those of the topics that do not have it."""
+    locked = [topic.id for topic in topics.all_locked(connection, topic_ids)]
+    of_name = select(cursors.c.topic_id).where(cursors.c.name == name)
+    existing = {
+        topic_id
+        for batch in queries.batches(locked)
+        for topic_id in connection.execute(of_name.where(cursors.c.topic_id.in_(batch))).scalars()
+    }
+    rows = [_row(topic_id, CursorRecord(name, None, {})) for topic_id in locked if topic_id not in existing]
+    if rows:
+        connection.execute(insert(cursors), rows)
 
 
 def get(connection: Connection, topic_id: int, name: str) -> CursorRecord:
@@ -318,7 +332,11 @@ def _update(connection: Connection, topic_id: int, name: str, **values: object) 
 
 
 def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
-    position = row_mapping.position_values("mark_delete", new.mark_delete)
-    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_incarnation()}
-    connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
+    connection.execute(insert(cursors), _row(topic_id, new))
     return new
+
+
+def _row(topic_id: int, new: CursorRecord) -> dict[str, object]:
+    position = row_mapping.position_values("mark_delete", new.mark_delete)
+    values = {"properties": dict(new.properties), "life": cursor_ranges.new_incarnation()}
+    return {"topic_id": topic_id, "name": new.name, **position, **values}

@@ -74,8 +74,6 @@ def add_partitions(connection: Connection, context: Context, name: TopicName, pa
             f"{name} has {record.partitions} partitions, and cannot be brought to {partitions}",
             "partitions can only be added; make another topic",
         )
-    present = [name.of_partition(index) for index in range(record.partitions)]
-    tenancy.create_topics(connection, context, present)
     _create_partitions(connection, context, name, record.partitions, partitions)
     queries.change(connection, partitioned_topics, str(name), partitions=partitions)
     return replace(record, partitions=partitions)
@@ -105,16 +103,20 @@ def delete_topic(connection: Connection, context: Context, name: TopicName, forc
     return deleted
 
 
-def _create_partitions(connection: Connection, context: Context, name: TopicName, first: int, end: int) -> None:
-    partitions = [name.of_partition(index) for index in range(first, end)]
-    for partition in partitions:
-        if topics.find(connection, partition) is not None:
-            raise Conflict(
-                f"the topic {partition} exists already, and is no partition of {name}",
-                "nothing was changed; delete that topic, or choose another name",
-            )
-    if partitions:
-        tenancy.create_topics(connection, context, partitions)
+def _create_partitions(connection: Connection, context: Context, name: TopicName, present: int, count: int) -> None:
+    """Create those of the first `count` partitions that do not exist.
+
+    Raises Conflict if a topic has the name of one that is new, which are those from number `present` on.
+    """
+    partitions = [name.of_partition(index) for index in range(count)]
+    taken = topics.named(connection, partitions[present:])
+    if taken:
+        first = min(taken, key=lambda topic: topic.partition)
+        raise Conflict(
+            f"the topic {first} exists already, and is no partition of {name}",
+            "nothing was changed; delete that topic, or choose another name",
+        )
+    tenancy.create_topics(connection, context, partitions)
 
 
 def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:

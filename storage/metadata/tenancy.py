@@ -267,15 +267,14 @@ def lock_namespace(connection: Connection, name: str) -> None:
 
 
 def create_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
-    """Return topics of one namespace, created if they do not exist.
+    """Return topics of one namespace, which is locked, created if they do not exist.
 
     They get a cursor `__compaction` if compaction is enabled in the namespace (S9).
     """
     around = policy_store.resolved_around(connection, context, policy_store.scope_around(names[0]))
-    created = [topics.create(connection, name, context.now) for name in names]
+    created = topics.create(connection, names, context.now)
     if around.compaction_enabled:
-        for topic in sorted(created, key=lambda topic: topic.id):  # the order of locks: some may have existed before
-            cursors.ensure(connection, topic.id, COMPACTION_CURSOR)
+        cursors.ensure_all(connection, [topic.id for topic in created], COMPACTION_CURSOR)
     return created
 
 

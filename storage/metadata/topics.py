@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, insert, select, true
-from sqlalchemy.exc import IntegrityError
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, InvalidInput, TopicNotFound
@@ -153,22 +152,23 @@ def set_properties(
 # Parts of other transactions
 
 
-def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
-    """Return the topic of that name, inserted with its lease row if it does not exist. Raises InvalidTopicName."""
-    existing = find(connection, name)
-    if existing is not None:
-        return existing
-    name.check_new()
-    try:
-        with connection.begin_nested():
-            identity = {"uid": uuid.uuid4().hex, "name": str(name), "hash_seed": secrets.randbits(63)}
-            counters = {"generation": 0, "epoch": 0, "next_offset": 0}
-            topic_id = queries.insert_numbered(connection, topics, **identity, **counters, created_at=now)
-            connection.execute(insert(leases).values(topic_id=topic_id, holder=None, token=0, expires_at=0))
-    except IntegrityError:
-        # Another transaction inserted it between the select and the insert.
-        return by_name(connection, name)
-    return by_id(connection, topic_id)
+def create(connection: Connection, names: Sequence[TopicName], now: int) -> list[TopicRecord]:
+    """Return the topics of these names, in their order; those that do not exist are inserted with their lease rows.
+
+    The caller has locked their namespace, so no other transaction inserts them meanwhile. Raises InvalidTopicName.
+    """
+    records = named(connection, names)
+    new = [name for name in names if name not in records]
+    for name in new:
+        name.check_new()
+    if new:
+        counters = {"generation": 0, "epoch": 0, "next_offset": 0, "created_at": now}
+        rows = [{"uid": uuid.uuid4().hex, "name": str(name), "hash_seed": secrets.randbits(63)} for name in new]
+        inserted = connection.execute(insert(topics).returning(topics), [{**row, **counters} for row in rows])
+        records.update((topic.name, topic) for topic in map(row_mapping.topic, inserted.mappings()))
+        unheld = {"holder": None, "token": 0, "expires_at": 0}
+        connection.execute(insert(leases), [{"topic_id": records[name].id, **unheld} for name in new])
+    return [records[name] for name in names]
 
 
 def find(connection: Connection, name: TopicName) -> TopicRecord | None:
@@ -227,7 +227,11 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
 
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Lock and return those of the topics that exist, by id, as `locked` does: to change several together."""
-    return queries.fetch(connection, _of_ids(topic_ids).with_for_update(key_share=True), row_mapping.topic)
+    return [
+        topic
+        for batch in queries.batches(sorted(topic_ids))
+        for topic in queries.fetch(connection, _of_ids(batch).with_for_update(key_share=True), row_mapping.topic)
+    ]
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:

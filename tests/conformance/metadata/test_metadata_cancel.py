@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import insert
 
 from storage.errors import CompactionRunning, Conflict, ErrorText, Fenced, NotFound
 from storage.metadata.records import RunRecord, RunState, TopicRecord
@@ -15,7 +14,17 @@ from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts, runs, topics
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, finished_at, publish_all
+from tests.conformance.metadata.builders import (
+    TTL,
+    append,
+    at_once,
+    claim,
+    compacted,
+    end_of,
+    finished_at,
+    publish_all,
+    statements,
+)
 from tests.conformance.metadata.conftest import OpenStores
 
 
@@ -155,7 +164,7 @@ def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: Manual
     few, many = seed_runs(store, 10, 0), seed_runs(store, 1_000, 10)
     clock.advance(9)
     counted = [
-        statements(store, partial(store.runs.heartbeat, some, {run.run_id: {"parts": 1} for run in some}))
+        len(statements(store, partial(store.runs.heartbeat, some, {run.run_id: {"parts": 1} for run in some})))
         for some in (few, many)
     ]
     assert counted[0] == counted[1]
@@ -212,18 +221,6 @@ def seed_runs(store: MetadataStore, count: int, first: int) -> list[RunRecord]:
         )
     by_id = {run.run_id: run for _, run in store.runs.newest(10_000)}
     return [by_id[n] for n in numbers]
-
-
-def statements(store: MetadataStore, call: Callable[[], object]) -> int:
-    seen = []
-
-    def before(*arguments: object) -> None:
-        seen.append(arguments[2])
-
-    event.listen(store.database.engine, "before_cursor_execute", before)
-    assert call() == []
-    event.remove(store.database.engine, "before_cursor_execute", before)
-    return len(seen)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from sqlalchemy import URL, Connection, text
@@ -16,7 +17,7 @@ from storage.metadata.records import NamespaceRecord, PartitionedTopic, TenantRe
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, at_once, claim
+from tests.conformance.metadata.builders import TTL, at_once, claim, statements
 from tests.conformance.metadata.conftest import OpenStores
 
 PT = TopicName("acme", "shop", "pt")
@@ -263,6 +264,40 @@ def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: Metadat
     again, _ = store.topics.in_namespace(shop)
     assert again.id > second.id
     assert all(store.cursors.of_topic(topic.id) for topic in (again, second))
+
+
+def test_changes_of_partitions_take_as_many_statements_for_any_number(store: MetadataStore, shop: str) -> None:
+    """Nothing is executed for each partition: neither rows of topics, nor leases, nor cursors."""
+    store.policies.change([namespace_scope(shop)], {"compaction.threshold.bytes": 1})
+    counts = []
+    for count in (2, 300):
+        store.partitions.create(PT, 1, {})
+        calls = (
+            partial(store.partitions.update, PT, count),
+            partial(store.partitions.update, PT, count),
+            partial(store.partitions.delete, PT, True),
+            partial(store.partitions.create, PT, count, {}),
+        )
+        counts.append([len(statements(store, call)) for call in calls])
+        assert all(store.cursors.of_topic(topic.id) for topic in store.topics.in_namespace(shop))
+        store.partitions.delete(PT, True)
+    assert counts[0] == counts[1]
+
+
+def test_more_partitions_than_fit_into_a_statement(
+    store: MetadataStore, shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.metadata.queries.AT_ONCE", 3)
+    store.policies.change([namespace_scope(shop)], {"compaction.threshold.bytes": 1})
+    store.partitions.create(PT, 7, {})
+    first = store.topics.in_namespace(shop)[0]
+    store.tenancy.delete_topic(first.id)
+    store.partitions.update(PT, 11)
+    created = store.topics.in_namespace(shop)
+    assert {topic.name.partition for topic in created} == set(range(11))
+    assert len({topic.uid for topic in created}) == len({topic.hash_seed for topic in created}) == 11
+    assert all(store.cursors.of_topic(topic.id) for topic in created)
+    assert [store.leases.acquire(topic.id, "writer", TTL).token for topic in created] == [1] * 11
 
 
 @pytest.mark.parametrize("change", ["delete", "pause", "abort"])
