@@ -77,12 +77,13 @@ class PageQuery:
 class MessageState:
     """The effect of compaction on a message.
 
-    `superseded_by`: the newest message of its key; None: this is it, or it is not known. `is_left_out`: a compacted
-    read does not return it. `is_trimmed`: raw does not have it any more. `is_unsearched`: it is not known whether a
+    `superseded_by`: the newest message of its key; None: this is it, or it is not known. `is_current`: this is it, and
+    a compacted read returns it. `is_left_out`: a compacted read does not return it. `is_trimmed`: raw does not have it any more. `is_unsearched`: it is not known whether a
     newer message of its key exists.
     """
 
     superseded_by: NewestOffset | None = None
+    is_current: bool = False
     is_left_out: bool = False
     is_trimmed: bool = False
     is_unsearched: bool = False
@@ -96,7 +97,8 @@ class MessageState:
 @dataclass(frozen=True)
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
-    neighbouring pages; None: there is none. `missing_key`: the key has no message. `problems`: errors of its reads."""
+    neighbouring pages; None: there is none. `missing_key`: the key has no message. `problems`: errors of its reads.
+    `horizon`: the last offset that a compaction has read; None: there is none."""
 
     name: TopicName
     query: PageQuery
@@ -105,6 +107,7 @@ class MessagePage:
     newer_from: int | None = None
     is_missing_key: bool = False
     problems: Sequence[str] = ()
+    horizon: int | None = None
 
     @property
     def unsearched(self) -> int:
@@ -188,6 +191,7 @@ def _page(
     messages = _with_states(broker, topic, sides, offsets)
     if query.order is Order.NEWEST:
         messages.reverse()
+    horizon = topic.snapshot().horizon
     return MessagePage(
         topic.name,
         query,
@@ -195,6 +199,7 @@ def _page(
         first if older else None,
         after if newer else None,
         problems=list(dict.fromkeys(problems)),
+        horizon=None if horizon is None else horizon.offset,
     )
 
 
@@ -318,6 +323,7 @@ def state_of(
     is_superseded = record is not None and record.offset != message.offset and not is_part
     return MessageState(
         record if is_superseded else None,
+        record is not None and not is_superseded and is_in_compacted,
         not is_in_compacted,
         not is_in_raw,
         message.kind is RowType.MESSAGE and message.key is not None and message.key not in newest,

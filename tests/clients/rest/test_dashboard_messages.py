@@ -47,12 +47,16 @@ def test_both_reads_in_one_column(served: Served, rest_topic: RestTopic) -> None
     assert rows(messages(rest_topic, "order=oldest")) == [
         "0 a ~ 1 superseded by offset 2",
         "1 b ~ 1 superseded by offset 3 , a deletion, not compacted yet",
-        "2 a <2>",
-        "3 b deletes the key b",
+        "2 a <2> current",
+        "compacted ↑ Horizon: offset 2 not compacted yet ↓",
+        "3 b deletes the key b current",
     ]
-    assert [row[0] for row in rows(messages(rest_topic))] == ["3", "2", "1", "0"]
-    assert rows(messages(rest_topic, "view=compacted&order=oldest")) == ["1 b 1", "2 a <2>", "3 b deletes the key b"]
-    assert rows(messages(rest_topic, "view=raw&order=oldest")) == ["0 a 1", "1 b 1", "2 a <2>", "3 b deletes the key b"]
+    assert [row.split()[0] for row in rows(messages(rest_topic))] == ["3", "not", "2", "1", "0"]
+    assert "Offsets 3 to 0<" in messages(rest_topic)
+    assert "Offsets 2 to 0, compacted<" in messages(rest_topic, "before=3")
+    assert "Offsets 3 to 3, not compacted yet<" in messages(rest_topic, "offset=3")
+    assert rows(messages(rest_topic, "view=compacted&order=oldest"))[:2] == ["1 b 1", "2 a <2>"]
+    assert rows(messages(rest_topic, "view=raw&order=oldest"))[:3] == ["0 a 1", "1 b 1", "2 a <2>"]
 
 
 def test_a_deletion_that_was_compacted_and_messages_that_raw_has_no_more(served: Served, rest_topic: RestTopic) -> None:
@@ -64,9 +68,10 @@ def test_a_deletion_that_was_compacted_and_messages_that_raw_has_no_more(served:
     topic.log_manager().roll_and_seal(topic.record)
     served.broker.environment.metadata.trimming.trim(topic.record.id, 2, [], force=True)
     assert rows(messages(rest_topic, "order=oldest")) == [
-        "1 b 1 trimmed from raw, only compacted",
+        "1 b 1 current trimmed from raw, only compacted",
         "2 a deletes the key a compaction has removed the deletion itself",
-        "3 c 1",
+        "compacted ↑ Horizon: offset 2 not compacted yet ↓",
+        "3 c 1 current",
     ]
 
 
@@ -77,18 +82,16 @@ def test_pages_lead_to_their_neighbours(served: Served, rest_topic: RestTopic) -
         for view in ("both", "raw", "compacted"):
             seen: list[int] = []
             query: str | None = f"view={view}&order={order}"
-            links = {"newest": "Older", "oldest": "Newer"}
+            links = {"newest": "Older →", "oldest": "Newer →"}
             while query is not None:
                 text = messages(rest_topic, query)
                 offsets = [int(row.split()[0]) for row in rows(text)]
                 assert len(offsets) <= PAGE_MESSAGES
                 seen += offsets
-                link = re.search(rf'<a href="\?([^"]*)">{links[order]}</a>', text)
+                link = re.search(rf'<a href="\?([^"]*)" rel="next">{links[order]}</a>', text)
                 query = html.unescape(link[1]) if link else None
             assert seen == (list(range(60)) if order == "oldest" else list(reversed(range(60)))), (order, view)
-            back = re.search(r'<a href="\?([^"]*)">(Newer|Older)</a>', text)
-            assert back is not None
-            assert back[2] == ("Newer" if order == "newest" else "Older")
+            assert ("← Newer</a>" if order == "newest" else "← Older</a>") in text
 
 
 def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) -> None:
@@ -96,7 +99,7 @@ def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) 
     assert len(acks) == 6
     rest_topic.compact()
     assert [row[0] for row in rows(messages(rest_topic, "offset=4&order=oldest"))] == ["4", "5"]
-    assert rows(messages(rest_topic, "key=k1")) == ["4 k1 4", "1 k1 ~ 1 superseded by offset 4"]
+    assert rows(messages(rest_topic, "key=k1")) == ["4 k1 4 current", "1 k1 ~ 1 superseded by offset 4"]
     assert "has no message" in rows(messages(rest_topic, "key=none"))[0]
     assert len(rows(messages(rest_topic, "time=1970-01-01T00:00"))) == 6
     assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == ["There is no message."]

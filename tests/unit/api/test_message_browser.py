@@ -40,18 +40,18 @@ def test_a_page_ends_where_a_read_has_stopped() -> None:
 
 def test_the_state_of_a_message() -> None:
     newest = {b"k": NewestOffset(9, False), b"gone": None}
-    assert state_of(message(9), True, True, newest) == MessageState()
+    assert state_of(message(9), True, True, newest) == MessageState(is_current=True)
     assert state_of(message(3), True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)
     pending = state_of(message(3), True, True, newest)
     assert (pending.superseded_by, pending.is_left_out, pending.is_struck) == (NewestOffset(9, False), False, True)
     assert state_of(message(3, b"gone", None), True, False, newest) == MessageState(is_left_out=True)
     assert state_of(message(3, None), True, True, newest) == MessageState()
-    assert state_of(message(9), False, True, newest) == MessageState(is_trimmed=True)
+    assert state_of(message(9), False, True, newest) == MessageState(is_current=True, is_trimmed=True)
     assert state_of(message(3, b"other"), True, True, newest) == MessageState(is_unsearched=True)
 
 
 def test_chunks_of_the_newest_message_are_not_superseded_by_its_last_one() -> None:
     chunk = replace(message(8), kind=RowType.CHUNK)
     newest = {b"k": NewestOffset(9, False)}
-    assert state_of(chunk, True, True, newest) == MessageState()
+    assert state_of(chunk, True, True, newest) == MessageState(is_current=True)
     assert state_of(chunk, True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)
