@@ -78,7 +78,7 @@ def breakable(value: object) -> Markup:
     return Markup("<wbr>").join(_BREAKS.split(str(value)))
 
 
-def shortened(name: str, limit: int = 24) -> str:
+def shortened(name: str, limit: int = 12) -> str:
     """Return a name, cut after `limit` characters."""
     return name if len(name) <= limit else name[:limit] + "…"
 

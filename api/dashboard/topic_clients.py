@@ -13,16 +13,17 @@ from api.broker.refusals import NotTheOwner
 from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.stats import StatsSnapshot, topic_stats
 from api.broker.stats_tree import TopicStats
+from storage.metadata.stats import CursorStatsRecord
 
 
 @dataclass(frozen=True)
 class TopicClients:
-    """The clients of a topic, in its stats. `next_offsets`: of the cursors, by the names of subscriptions. `sent_ends`:
-    of readers, which have no cursor, the offset from which the service sends on. `end`: the next offset of the topic.
-    `elsewhere`: the URL of the service to which the clients are connected; empty: this one."""
+    """The clients of a topic, in its stats. `cursors`: by the names of subscriptions. `sent_ends`: of readers, which
+    have no cursor, the offset from which the service sends on. `end`: the next offset of the topic. `elsewhere`: the
+    URL of the service to which the clients are connected; empty: this one."""
 
     stats: TopicStats
-    next_offsets: Mapping[str, int]
+    cursors: Mapping[str, CursorStatsRecord]
     sent_ends: Mapping[str, int] = field(default_factory=dict)
     end: int = 0
     elsewhere: str = ""
@@ -42,11 +43,11 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
         broker.ownership.check_for_clients(snapshot.stats.topic)
     except NotTheOwner as error:
         elsewhere = error.service.url or error.service.name
-    next_offsets = {cursor.record.name: cursor.record.mark + 1 for cursor in snapshot.stats.cursors}
+    cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
     stats = topic_stats(snapshot, live, sizes=False)
     sent_ends = {
         name: max(item.delivered_end, snapshot.first)
         for name, item in live.subscriptions.items()
         if not item.stats.durable and name in stats.subscriptions
     }
-    return TopicClients(stats, next_offsets, sent_ends, snapshot.end, elsewhere)
+    return TopicClients(stats, cursors, sent_ends, snapshot.end, elsewhere)

@@ -15,7 +15,6 @@ from api.broker import compaction, names
 from api.broker.broker import Broker
 from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
-from api.broker.serving.connected_clients import LiveTopicState
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, failure
 from api.dashboard.formats import shortened
@@ -46,7 +45,14 @@ from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.advice import Words
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunState, SegmentRecord, TopicSnapshot
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    CompactedLedgerRecord,
+    RunState,
+    SegmentRecord,
+    TopicSnapshot,
+    TopicSummary,
+)
 from storage.model import LedgerRecord, Message, TopicName
 from storage.topic import Topic as OpenTopic
 
@@ -141,7 +147,7 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
             problem = public_reason(error) if words is None else redacted(" ".join(error.worded(words).split()))
             cause = error
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
-    live = broker.clients.of_topic(name)
+    clients = topic_clients(broker, stats, broker.clients.of_topic(name))
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
     runs = [run_document(name, run, now, words=words) for _, run in newest]
@@ -149,19 +155,19 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     document = control_document(control, words=words)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
-    (row,) = states.rows(environment.metadata.topics.summaries([record.id]), {record.id: backlog})
+    (row,) = states.rows([_summary(snapshot)], {record.id: backlog})
     return TopicView(
         name,
         topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, live if with_subscriptions else None),
+        _picture(snapshot, stats, manifest, clients if with_subscriptions else None),
         backlog,
         document,
         runs,
         chart(runs),
         ended_early(runs),
-        topic_clients(broker, stats, live),
+        clients,
         schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
         failure(
@@ -184,15 +190,33 @@ def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
     return [log for log in broker.ownership.unserved_logs() if snapshot.topic.name in log.topics]
 
 
+def _summary(snapshot: TopicSnapshot) -> TopicSummary:
+    """Return the topic as the table of topics has it."""
+    rolled = [segment.content for segment in snapshot.segments if segment.content is not None]
+    compacted = snapshot.compacted
+    return TopicSummary(
+        snapshot.topic.id,
+        snapshot.topic.name,
+        len(snapshot.ledgers),
+        sum(ledger.messages for ledger in snapshot.ledgers),
+        sum(ledger.logical_bytes for ledger in snapshot.ledgers),
+        None if compacted is None else compacted.ledger_id,
+        None if compacted is None else compacted.logical_bytes,
+        None if compacted is None else compacted.created_at,
+        sum(content.messages for content in rolled),
+        sum(content.logical_bytes for content in rolled),
+    )
+
+
 def _picture(
-    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: LiveTopicState | None
+    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients | None
 ) -> Picture:
     """Draw a topic. `clients` None: leave out subscriptions and readers."""
     extents = [_raw(extent, stats.end) for extent in snapshot.extents]
     for part in () if manifest is None else manifest.parts:
         extents.append(Extent(LIVE, part.first.offset, part.last.offset, part.live))
         extents.append(Extent(GARBAGE, part.first.offset, part.last.offset, part.dead))
-    marks = [] if clients is None else _client_marks(stats, clients)
+    marks = [] if clients is None else _client_marks(clients)
     horizon_end = None
     if snapshot.compacted is not None:
         horizon = snapshot.compacted.horizon.offset
@@ -202,24 +226,25 @@ def _picture(
     if stats.first:
         title = f"the first offset that can be read raw: {stats.first:,}"
         marks.append(Mark(START, stats.first, title, f"raw from {stats.first:,}"))
-    return draw([extent for extent in extents if extent.messages], marks, stats.end, horizon_end)
+    is_unreadable = snapshot.compacted is not None and manifest is None
+    drawn = [extent for extent in extents if extent.messages]
+    return draw(drawn, marks, stats.end, horizon_end, is_unreadable=is_unreadable)
 
 
-def _client_marks(stats: StatsSnapshot, clients: LiveTopicState) -> list[Mark]:
+def _client_marks(clients: TopicClients) -> list[Mark]:
     """Return the lines of subscriptions and readers. A reader's is where the service sends on: its client may hold
     messages before it that the program has not read yet."""
     marks = []
-    for cursor in stats.stats.cursors:
-        name, end = cursor.record.name, cursor.record.mark + 1
+    for name, cursor in clients.cursors.items():
         if name != COMPACTION_CURSOR:
-            title = f"subscription {name}: next is offset {end:,}"
-            marks.append(Mark(CURSOR, end, title, f"{shortened(name)}: next {end:,}"))
-    for name, reader in clients.subscriptions.items():
-        if not reader.stats.durable and reader.stats.consumers:
-            end = reader.delivered_end
-            title = f"reader {name}: sent what is before {end:,}"
-            called = reader.stats.consumers[0].consumer_name or name
-            marks.append(Mark(READER, end, title, f"reader {shortened(called)}: sent up to {end:,}"))
+            end = cursor.record.mark + 1
+            title = f"subscription {name}: all before offset {end:,} is acknowledged"
+            marks.append(Mark(CURSOR, end, title, f"{shortened(name)} at {end:,}"))
+    for name, end in clients.sent_ends.items():
+        if consumers := clients.stats.subscriptions[name].consumers:
+            title = f"reader {name}: all before offset {end:,} is sent"
+            called = consumers[0].consumer_name or name
+            marks.append(Mark(READER, end, title, f"reader {shortened(called)} at {end:,}"))
     return marks
 
 

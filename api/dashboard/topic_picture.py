@@ -4,9 +4,13 @@ The offsets are divided into at most `SLICES` slices of equal width. Over each s
 
     above       the raw messages of the slice; those that are not sealed yet in another colour
     below       the live rows of the compacted ledger, and on top of them its garbage: superseded rows;
-                hatched after the horizon, since no compaction has read these messages yet
+                hatched after the horizon, since no compaction has read these messages yet, and in another way
+                before it if the compacted ledger cannot be read
     lines       the horizon, the first offset that can be read raw, the next offset of each cursor, readers;
                 the first `LABELS` of them have a label, each in a row of its own above the columns
+
+Labels fit on a phone, by their estimated widths, and cross no line where an order of their rows permits that; they are
+drawn over the lines. A wider picture has more room.
 
 The columns are in a nested drawing whose units are slices; labels and hatch are in pixels and in percent of the width.
 A slice has its numbers as a title, which browsers show, and which the script copies below the picture while the arrow
@@ -36,23 +40,29 @@ _PIXELS = 224
 """The height of the columns on the page."""
 _ROW = 20
 """The height of a label's row, in pixels."""
+_PHONE = 358
+"""The width of the picture on a phone, in pixels."""
+_CHARACTER = 7.5
+"""The estimated width of a label's character, in pixels."""
+_UNREADABLE_TEXT = "cannot be read"
 SEALED, UNSEALED, LIVE, GARBAGE = "ledger", "open", "part", "garbage"
 """Kinds of messages, each with its column; also the classes of the drawing."""
 _WORDS = {SEALED: "sealed", UNSEALED: "not sealed", LIVE: "live", GARBAGE: "garbage"}
 HORIZON, START, CURSOR, READER = "horizon", "start", "cursor", "reader"
 LINES = (HORIZON, START, READER, CURSOR)
 """Kinds of lines, in the order in which they get labels."""
-BEHIND = "behind"
+BEHIND, UNREADABLE = "behind", "unreadable"
 _LEGEND = {
     SEALED: "raw, sealed",
     UNSEALED: "raw, not sealed yet",
-    LIVE: "compacted, live",
-    GARBAGE: "compacted, garbage",
+    LIVE: "compacted, live: what a compacted read returns",
+    GARBAGE: "compacted, garbage: superseded rows that no read returns, until a run rewrites their part",
+    UNREADABLE: "compacted ledger that cannot be read",
     BEHIND: "not compacted yet",
-    HORIZON: "horizon of the compaction",
+    HORIZON: "horizon: compacted up to here",
     START: "first raw offset",
-    CURSOR: "next of a subscription",
-    READER: "reader connected here",
+    CURSOR: "subscription: all before it is acknowledged",
+    READER: "connected reader: all before it is sent",
 }
 
 
@@ -121,15 +131,30 @@ class Picture:
         return len(self.texts)
 
 
-def draw(extents: Sequence[Extent], marks: Sequence[Mark], end: int, horizon_end: int | None = None) -> Picture:
+def draw(
+    extents: Sequence[Extent],
+    marks: Sequence[Mark],
+    end: int,
+    horizon_end: int | None = None,
+    *,
+    is_unreadable: bool = False,
+) -> Picture:
     """Draw a topic. `end`: the offset of the next message to be appended. `horizon_end`: the offset after the horizon;
-    None: it was never compacted."""
+    None: it was never compacted. `is_unreadable`: the compacted ledger cannot be read, so nothing is known of it."""
     first = min([item.first for item in extents] + [max(item.offset, 0) for item in marks], default=0)
     end = max([end, first + 1] + [item.offset for item in marks])
     divided = slices(extents, marks, first, end)
     behind = max(first, horizon_end or 0)
+    unread_end = behind if is_unreadable else first
+    texts = [
+        f"{item.text}; compacted: {_UNREADABLE_TEXT}" if item.first < unread_end else item.text for item in divided
+    ]
     marks = sorted(marks, key=lambda mark: LINES.index(mark.kind))
     top = _ROW * min(len(marks), LABELS)
+
+    def percent(offset: int) -> float:
+        return 100 * (offset - first) / (end - first)
+
     columns = Markup(
         '<svg class="columns" y="{}" width="100%" height="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>'
     ).format(
@@ -143,47 +168,99 @@ def draw(extents: Sequence[Extent], marks: Sequence[Mark], end: int, horizon_end
                 _columns(GARBAGE, divided, lambda item: _BOTTOM - item.height(LIVE)),
                 _columns(SEALED, divided, lambda _: _HEIGHT),
                 _columns(UNSEALED, divided, lambda item: _HEIGHT - item.height(SEALED)),
-                *(chart_slice(index, _BOTTOM, item.text) for index, item in enumerate(divided)),
+                *(chart_slice(index, _BOTTOM, text) for index, text in enumerate(texts)),
             ]
         ),
     )
+    hatched = {BEHIND: (behind, end if extents else behind), UNREADABLE: (first, unread_end)}
+    hatched = {kind: (left, right) for kind, (left, right) in hatched.items() if left < right}
+    placed = [_Placed(mark, percent(mark.offset)) for mark in marks]
+    rows = _in_rows(placed[:LABELS])
     pieces = [
-        _hatch(top, 100 * (behind - first) / (end - first)) if behind < end and extents else Markup(""),
+        *(_hatch(kind, top, percent(left), percent(right)) for kind, (left, right) in hatched.items()),
         columns,
-        *(_line(mark, row, 100 * (mark.offset - first) / (end - first), top) for row, mark in enumerate(marks)),
+        *(item.line(top, top) for item in placed[LABELS:]),
+        *(item.line(item.label_end(row), top) for row, item in enumerate(rows)),
+        *(item.label(row) for row, item in enumerate(rows)),
     ]
     svg = Markup('<svg class="picture" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
-        top + _PIXELS, _summary(extents, marks, first, end), Markup("").join(pieces)
+        top + _PIXELS, _summary(extents, marks, first, end, is_unreadable), Markup("").join(pieces)
     )
-    kinds = {item.kind for item in extents} | {mark.kind for mark in marks}
-    if behind < end and extents:
-        kinds.add(BEHIND)
+    kinds = {item.kind for item in extents} | {mark.kind for mark in marks} | {*hatched}
     legend = [(kind, word) for kind, word in _LEGEND.items() if kind in kinds]
     widest = max(item.last - item.first + 1 for item in divided)
-    return Picture(svg, first, end, [item.text for item in divided], widest, legend)
+    return Picture(svg, first, end, texts, widest, legend)
 
 
-def _hatch(top: int, left: float) -> Markup:
-    """Draw the hatch below the messages that no compaction has read. `left`: where it begins, in percent."""
+def _hatch(kind: str, top: int, left: float, right: float) -> Markup:
+    """Draw a hatch below the raw messages, from `left` to `right` in percent; with its name where that has room."""
     above = _PIXELS * (_HEIGHT + _GAP) // _BOTTOM
-    return Markup(
-        '<defs><pattern id="hatch" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="2" height="8" class="behind"/></pattern></defs>'
-        '<rect x="{:.2f}%" y="{}" width="{:.2f}%" height="{}" fill="url(#hatch)"/>'
-    ).format(left, top + above, 100 - left, _PIXELS - above)
-
-
-def _line(mark: Mark, row: int, x: float, top: int) -> Markup:
-    """Draw a line over the columns, with its label at the side that has more room. `x`: in percent."""
-    is_labelled = row < LABELS
-    line = Markup('<line x1="{0:.2f}%" x2="{0:.2f}%" y1="{1}" y2="{2}" class="{3}"/>').format(
-        x, _ROW * row + 4 if is_labelled else top, top + _PIXELS, mark.kind
+    hatch = Markup(
+        '<defs><pattern id="hatch-{0}" width="8" height="8" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate({1})"><rect width="2" height="8" class="{0}"/></pattern></defs>'
+        '<rect x="{2:.2f}%" y="{3}" width="{4:.2f}%" height="{5}" fill="url(#hatch-{0})"/>'
+    ).format(kind, 45 if kind == BEHIND else -45, left, top + above, right - left, _PIXELS - above)
+    if kind != UNREADABLE or right - left < _width(_UNREADABLE_TEXT):
+        return hatch
+    return hatch + Markup('<text x="{:.2f}%" y="{}" text-anchor="middle" class="{}">{}</text>').format(
+        (left + right) / 2, top + (above + _PIXELS) // 2, kind, _UNREADABLE_TEXT
     )
-    if not is_labelled:
-        return line
-    anchor, shift = ("start", 6) if x < 50 else ("end", -6)
-    text = Markup('<text x="{:.2f}%" dx="{}" y="{}" text-anchor="{}" class="{}">{}</text>')
-    return line + text.format(x, shift, _ROW * row + 15, anchor, mark.kind, mark.label or mark.title)
+
+
+def _width(text: str) -> float:
+    """Return the estimated width of a text on a phone, in percent of the picture."""
+    return 100 * len(text) * _CHARACTER / _PHONE
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A mark at `x`, in percent of the width."""
+
+    mark: Mark
+    x: float
+
+    @property
+    def text(self) -> str:
+        return self.mark.label or self.mark.title
+
+    @property
+    def anchor(self) -> str:
+        """Return the side of the line that has room for the label: it begins, ends or has its middle at the line."""
+        width = _width(self.text)
+        return "start" if self.x + width <= 100 else "end" if self.x >= width else "middle"
+
+    def covers(self, other: _Placed) -> bool:
+        """Return whether the label would be crossed by the line of another mark that begins above it."""
+        width = _width(self.text)
+        left = self.x - {"start": 0, "end": width, "middle": width / 2}[self.anchor]
+        return left < other.x < left + width and other.x != self.x
+
+    def label_end(self, row: int) -> int:
+        """Return where the line of a label begins: beside it, or below it."""
+        return _ROW * (row + 1) if self.anchor == "middle" else _ROW * row + 4
+
+    def label(self, row: int) -> Markup:
+        """Draw the label in a row."""
+        shift = {"start": 6, "end": -6, "middle": 0}[self.anchor]
+        return Markup('<text x="{:.2f}%" dx="{}" y="{}" text-anchor="{}" class="{}">{}</text>').format(
+            self.x, shift, _ROW * row + 15, self.anchor, self.mark.kind, self.text
+        )
+
+    def line(self, y: int, top: int) -> Markup:
+        """Draw the line from `y` to the bottom of the columns, which begin at `top`."""
+        return Markup('<line x1="{0:.2f}%" x2="{0:.2f}%" y1="{1}" y2="{2}" class="{3}"/>').format(
+            self.x, y, top + _PIXELS, self.mark.kind
+        )
+
+
+def _in_rows(placed: Sequence[_Placed]) -> list[_Placed]:
+    """Return the marks in the order of their rows, from the top: a label is above the lines that it would cross."""
+    rest, ordered = list(placed), list[_Placed]()
+    while rest:
+        free = (item for item in rest if not any(other.covers(item) for other in rest))
+        ordered.append(next(free, rest[0]))
+        rest.remove(ordered[-1])
+    return ordered
 
 
 def slices(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int) -> list[Slice]:
@@ -214,7 +291,7 @@ def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], floa
     return Markup('<path d="{}" class="{}"/>').format(path, kind)
 
 
-def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int) -> str:
+def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int, is_unreadable: bool) -> str:
     totals = dict.fromkeys(_WORDS, 0)
     for item in extents:
         totals[item.kind] += item.messages
@@ -222,6 +299,7 @@ def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: 
     return "; ".join(
         [
             f"Offsets {count(first)} to {count(end)}: {numbers or 'no messages'}",
+            *([f"the compacted ledger {_UNREADABLE_TEXT}"] if is_unreadable else []),
             *(mark.title for mark in marks[:LABELS]),
         ]
     )

@@ -147,14 +147,14 @@ def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Serv
     assert str(picture(text).get("aria-label")).startswith(
         "Offsets 0 to 5: 4 sealed, 1 not sealed, 3 live; the horizon"
     )
-    assert [str(item.text) for item in picture(text).iter("text")] == ["compacted up to 3", "mine: next 5"]
+    assert [str(item.text) for item in picture(text).iter("text")] == ["compacted up to 3", "mine at 5"]
     assert f'for="slice">{html.escape(str(next(picture(text).iter("title")).text))}</output>' in text
     assert '<span class="state due">due</span>' in text
     assert "A compacted read returns 4 of 5 messages, " in text
     assert "Next run: due now by threshold.bytes; 1 message behind the horizon, 500 % of the threshold of 1 B." in text
     titles = [str(item.text) for item in picture(text).iter("title")]
     assert "the horizon: compacted up to offset 3" in titles[4]
-    assert sum("subscription mine: next is offset" in title for title in titles) == 1
+    assert sum("subscription mine: all before offset 5 is acknowledged" in title for title in titles) == 1
     assert "so it is due" in text
     assert '<span class="state success">success</span>' in text
     assert "compaction.<wbr>threshold.<wbr>bytes" in text
@@ -171,7 +171,7 @@ def test_readers_that_are_connected_are_in_the_picture(
     drawing = picture(page(served.client, page_of(rest_topic)))
     assert [item.get("class") for item in drawing.iter("line")].count("reader") == 1
     titles = [str(item.text) for item in drawing.iter("title")]
-    assert ["reader reader-1: sent what is before 2" in title for title in titles] == [False, False, True]
+    assert ["reader reader-1: all before offset 2 is sent" in title for title in titles] == [False, False, True]
 
 
 def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:

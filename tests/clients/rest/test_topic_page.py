@@ -84,7 +84,7 @@ def test_connected_clients_are_listed(served: Served, rest_topic: RestTopic, mon
     assert "&lt;crm&gt;" in text
     assert "10.0.0.1:5" in text
     assert "2.5 msg/s<small>2.0 KiB/s</small>" in text
-    assert "Shared, next offset 0" in text
+    assert "Shared; acknowledged: none" in text
     assert "sync-1" in text
     assert "998 permits" in text
     assert re.search(r'<td class="number">3</td>\s*<td class="number">2</td>', text)
@@ -142,6 +142,7 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert '<span class="state failing">failing</span>' in text
     assert "<strong>Compacted reads fail</strong>" in text
     assert "below blank" not in text
+    assert "compacted ledger that cannot be read" in text
     assert "The key could not be looked up: " in text
     assert "live" not in str(picture(text).get("aria-label"))
     titles = [str(item.text) for item in picture(text).iter("title")]

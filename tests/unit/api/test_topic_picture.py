@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from api.dashboard.topic_picture import (
+    BEHIND,
     CURSOR,
     GARBAGE,
     HORIZON,
@@ -15,6 +16,7 @@ from api.dashboard.topic_picture import (
     READER,
     SEALED,
     START,
+    UNREADABLE,
     UNSEALED,
     Extent,
     Mark,
@@ -27,6 +29,12 @@ def heights(svg: str, kind: str) -> dict[int, float]:
     """Return the heights of a kind's columns, by slice."""
     (path,) = (item for item in ElementTree.fromstring(svg).iter("path") if item.get("class") == kind)
     return {int(x): float(height) for x, height in re.findall(r"M(\d+) [\d.]+v-([\d.]+)", path.get("d", ""))}
+
+
+def hatched(svg: str, kind: str) -> list[tuple[str | None, str | None]]:
+    """Return left edge and width of what a hatch fills."""
+    boxes = ElementTree.fromstring(svg).iter("rect")
+    return [(box.get("x"), box.get("width")) for box in boxes if box.get("fill") == f"url(#hatch-{kind})"]
 
 
 def titles(svg: str) -> list[str]:
@@ -65,7 +73,7 @@ def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None
         (CURSOR, "100.00%"),
     ]
     labels = [(label.text, label.get("text-anchor"), label.get("y")) for label in root.iter("text")]
-    assert labels == [("up to 49", "end", "15"), ("y", "end", "35")]
+    assert labels == [("up to 49", "start", "15"), ("y", "end", "35")]
     assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more"
     assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y"
     assert str(root.get("aria-label")).endswith("; the <horizon> & more; y")
@@ -85,9 +93,57 @@ def test_messages_that_no_compaction_has_read_are_hatched(
     horizon_end: int | None, hatch: tuple[str, str] | None
 ) -> None:
     picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, horizon_end)
-    drawn = [item for item in ElementTree.fromstring(picture.svg).iter("rect") if item.get("fill") == "url(#hatch)"]
-    assert [(item.get("x"), item.get("width")) for item in drawn] == ([] if hatch is None else [hatch])
+    assert hatched(picture.svg, BEHIND) == ([] if hatch is None else [hatch])
     assert ("not compacted yet" in dict(picture.legend).values()) is (hatch is not None)
+
+
+def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages() -> None:
+    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, 80, is_unreadable=True)
+    root = ElementTree.fromstring(picture.svg)
+    assert hatched(picture.svg, UNREADABLE) == [("0.00%", "80.00%")]
+    assert hatched(picture.svg, BEHIND) == [("80.00%", "20.00%")]
+    assert [label.text for label in root.iter("text")] == ["cannot be read"]
+    assert str(root.get("aria-label")).endswith("; the compacted ledger cannot be read")
+    assert (UNREADABLE, "compacted ledger that cannot be read") in picture.legend
+    assert picture.texts[79:81] == [
+        "Offsets 79 to 79: 1 sealed; compacted: cannot be read",
+        "Offsets 80 to 80: 1 sealed",
+    ]
+
+
+PHONE = 358
+"""The width of a picture on a phone."""
+
+
+def extents_of_labels(root: ElementTree.Element) -> dict[str, tuple[float, float, float]]:
+    """Return the left and right end and the row of each label on a phone, in pixels."""
+    extents = {}
+    for label in root.iter("text"):
+        x, width = float(label.get("x", "")[:-1]) * PHONE / 100, 7.5 * len(str(label.text))
+        left = x - {"start": 0, "end": width, "middle": width / 2}[label.get("text-anchor", "")]
+        extents[label.get("class", "")] = left, left + width, float(label.get("y", ""))
+    return extents
+
+
+def test_no_line_crosses_a_label_on_a_phone() -> None:
+    """The marks of the picture that the docs show: the line of the reader crossed the label of the subscription."""
+    marks = [
+        Mark(HORIZON, 20_000, "", "compacted up to 19,999"),
+        Mark(READER, 9_183, "", "reader cache at 9,183"),
+        Mark(CURSOR, 400, "", "crm-sync at 400"),
+    ]
+    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 24_299, 24_300)], marks, 24_300, 20_000).svg)
+    for kind, (left, right, y) in extents_of_labels(root).items():
+        above = [line for line in root.iter("line") if line.get("class") != kind and float(line.get("y1", "")) < y]
+        assert [line for line in above if left < float(line.get("x1", "")[:-1]) * PHONE / 100 < right] == []
+
+
+@pytest.mark.parametrize("offset", range(0, 101, 10))
+def test_no_label_is_cut_off_on_a_phone(offset: int) -> None:
+    marks = [Mark(READER, offset, "", "reader a-name-of-tw… at 12,000")]
+    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 99, 100)], marks, 100, 100).svg)
+    ((left, right, _),) = extents_of_labels(root).values()
+    assert -10 <= left < right <= PHONE + 10
 
 
 def test_the_legend_has_what_the_picture_has() -> None:

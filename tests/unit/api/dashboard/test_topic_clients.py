@@ -10,17 +10,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
 from api.dashboard.formats import FILTERS
 from api.dashboard.topic_clients import TopicClients
+from storage.metadata.records import CursorRecord
+from storage.metadata.stats import CursorStatsRecord
+from storage.model import LogPosition, MessageId
 
 SINCE = "1970-01-01T00:00:02.500Z"
 SHOWN = 100
 
 
 def rendered(
-    stats: TopicStats, next_offsets: Mapping[str, int], sent_ends: Mapping[str, int] = MappingProxyType({})
+    stats: TopicStats, cursors: Mapping[str, CursorStatsRecord], sent_ends: Mapping[str, int] = MappingProxyType({})
 ) -> str:
     templates = Environment(loader=PackageLoader("api.dashboard"), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(FILTERS)
-    view = SimpleNamespace(clients=TopicClients(stats, next_offsets, sent_ends, 10))
+    view = SimpleNamespace(clients=TopicClients(stats, cursors, sent_ends, 10))
     template = templates.get_template("topic_clients.html")
     return template.render(view=view, may_consume=True, now=3_500, path="/topic", segment=str)
 
@@ -31,10 +34,12 @@ def test_producers_and_consumers_have_their_numbers() -> None:
     )
     consumer = ConsumerStats(consumer_name="c", available_permits=7, unacked_messages=3, msg_throughput_out=20.0)
     subscription = SubscriptionStats(type="Shared", msg_backlog=9, unacked_messages=3, consumers=(consumer,))
-    text = rendered(TopicStats(publishers=(producer,), subscriptions={"s": subscription}), {"s": 4})
+    cursor = CursorStatsRecord(CursorRecord("s", LogPosition(3, MessageId(1, 3)), {}), 0, 0, acknowledged=400)
+    text = rendered(TopicStats(publishers=(producer,), subscriptions={"s": subscription}), {"s": cursor})
     assert '<th scope="row">p<small>10.0.0.1:5, java</small><small>connected <time datetime="1970-01-01' in text
     assert "1.5 msg/s<small>0 B/s</small>" in text
-    assert '<a href="/topic/subscriptions/s">s</a><small>Shared, next offset 4</small>' in text
+    assert '<a href="/topic/subscriptions/s">s</a>' in text
+    assert "<small>Shared; acknowledged: all up to offset 3, and 400 after it</small>" in text
     assert '<th scope="row">c<small></small><small>connected –</small><small>7 permits</small>' in text
     assert [line for number in (9, 3) if (line := f'<td class="number">{number}</td>') not in text] == []
     assert "0 msg/s<small>20 B/s</small>" in text
@@ -50,7 +55,7 @@ def test_the_backlog_of_a_reader_is_what_it_was_not_sent() -> None:
     stats = TopicStats(subscriptions={"r": SubscriptionStats(type="Exclusive", durable=False)})
     assert TopicClients(stats, {}, {"r": 20_700}, 24_300).backlog("r") == 3_600
     text = rendered(stats, {}, {"r": 7})
-    assert "not durable, sent up to offset 7</small>" in text
+    assert "not durable; sent: all before offset 7</small>" in text
     assert '<td class="number">3</td>' in text
 
 
