@@ -25,7 +25,7 @@ from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import overview
-from api.dashboard.policy_table import policies_of, setting_rows
+from api.dashboard.policy_table import policies_of, settings_of
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
@@ -152,7 +152,7 @@ def show_service(broker: Broker, request: Request) -> Response:
 def show_settings(broker: Broker, request: Request) -> Response:
     """Return the page of this service's settings and their origins, without secrets."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "settings.html", rows=setting_rows(broker.settings))
+    return rendered(request, "settings.html", settings=settings_of(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", is_page=False)

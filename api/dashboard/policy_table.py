@@ -24,18 +24,16 @@ PolicyRow: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TopicPolicies:
-    """The policies of a topic. `set_rows`: those that are set; `defaults`: the others, by the prefix of their names."""
+class OptionTables:
+    """Policies or settings. `set_rows`: those that are set; `defaults`: the others, by the prefix of their names."""
 
     set_rows: Sequence[PolicyRow]
     defaults: Sequence[tuple[str, Sequence[PolicyRow]]]
 
 
-def policies_of(environment: Environment, name: TopicName) -> TopicPolicies:
+def policies_of(environment: Environment, name: TopicName) -> OptionTables:
     """Return the policies of a topic, also of a partitioned one. Raises TopicNotFound, PartitionPolicyRefused."""
-    rows = policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name)))
-    defaults = [row for row in rows if row["origin"] == PolicyOrigin.DEFAULT]
-    return TopicPolicies(rows[: len(rows) - len(defaults)], by_prefix(defaults))
+    return _tables(policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name))))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
@@ -47,12 +45,14 @@ def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
     )
 
 
-def setting_rows(settings: Settings) -> Sequence[PolicyRow]:
-    """Return a row of each setting, and of each policy of the file; those that are set come first."""
+def settings_of(settings: Settings) -> OptionTables:
+    """Return all settings, and the policies of the file."""
     options: dict[str, Option] = {**SETTINGS, **POLICIES}
-    return _sorted(
-        _row(options[name], item["value"], item["origin"], options[name].default)
-        for name, item in described(settings).items()
+    return _tables(
+        _sorted(
+            _row(options[name], item["value"], item["origin"], options[name].default)
+            for name, item in described(settings).items()
+        )
     )
 
 
@@ -65,6 +65,12 @@ def _row(option: Option, value: object, origin: str, default: object) -> PolicyR
         "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
         "differs": text != default_text, "meant": meant(option.kind, value),
     }  # fmt: skip
+
+
+def _tables(rows: Sequence[PolicyRow]) -> OptionTables:
+    """Divide rows, of which those that are set come first."""
+    defaults = [row for row in rows if row["origin"] == PolicyOrigin.DEFAULT]
+    return OptionTables(rows[: len(rows) - len(defaults)], by_prefix(defaults))
 
 
 def _sorted(rows: Any) -> Sequence[PolicyRow]:

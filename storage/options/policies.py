@@ -120,7 +120,7 @@ class TopicPolicies:
         None,
         "retention.minutes",
         Optional(WholeNumber("minutes", least=NO_LIMIT)),
-        "The same in minutes; -1: forever. Beats hours.",
+        "How long messages are kept under `delete`, in minutes; -1: forever. Beats hours.",
         "log.retention.minutes",
         "retentionTimeInMinutes",
         "defaultRetentionTimeInMinutes",
@@ -130,7 +130,7 @@ class TopicPolicies:
         168,
         "retention.hours",
         WholeNumber("hours", least=NO_LIMIT),
-        "The same in hours; -1: forever.",
+        "How long messages are kept under `delete`, in hours; -1: forever.",
         "log.retention.hours",
         unreadable=NO_LIMIT,
     )
@@ -192,7 +192,7 @@ class TopicPolicies:
         60_000,
         "file.delete.delay.ms",
         Duration(),
-        "How long files and objects stay after they were marked as deleted (C3).",
+        "How long files and objects stay after they were marked as deleted.",
         "log.segment.delete.delay.ms",
         unreadable=ALWAYS_MS,
     )
@@ -200,7 +200,7 @@ class TopicPolicies:
         0,
         MIN_COMPACTION_LAG,
         Duration(),
-        "Younger messages are not compacted yet (S3).",
+        "Younger messages are not compacted yet.",
         "log.cleaner.min.compaction.lag.ms",
         unreadable=NO_RUN,
     )
@@ -208,21 +208,21 @@ class TopicPolicies:
         None,
         MAX_COMPACTION_LAG,
         Optional(Duration(least=1)),
-        "Older messages are compacted whatever the dirty ratio (S3).",
+        "Older messages are compacted whatever the dirty ratio.",
         "log.cleaner.max.compaction.lag.ms",
     )
     min_cleanable_dirty_ratio: float = _policy(
         0.5,
         "min.cleanable.dirty.ratio",
         RATIO,
-        "A compaction is due when a larger share of the bytes is dirty (S2).",
+        "A compaction is due when a larger share of the bytes is after the horizon.",
         "log.cleaner.min.cleanable.ratio",
     )
     delete_retention_ms: int = _policy(
         0,
         "delete.retention.ms",
         Duration(),
-        "How long a tombstone stays in the compacted ledger, from the first run that kept it (T1).",
+        "How long a tombstone stays in the compacted ledger, from the first run that kept it.",
         "log.cleaner.delete.retention.ms",
         unreadable=ALWAYS_MS,
     )
@@ -230,7 +230,7 @@ class TopicPolicies:
         False,
         "compaction.retain-null-key",
         BOOLEAN,
-        "Messages without a key stay, all of them (P6).",
+        "Compaction keeps all messages without a key; it drops them otherwise.",
         "topicCompactionRetainNullKey",
         unreadable=True,
     )
@@ -238,28 +238,28 @@ class TopicPolicies:
         False,
         "compaction.tombstones-wait-for-cursors",
         BOOLEAN,
-        "A tombstone stays until the slowest cursor of a compacted reader has passed it (T1).",
+        "A tombstone stays until the slowest cursor of a compacted reader has passed it.",
         unreadable=True,
     )
     compaction_key_ttl_ms: int | None = _policy(
         None,
         "compaction.key-ttl.ms",
         Optional(Duration(least=1)),
-        "A key whose value is older than this is removed from the compacted ledger (T2).",
+        "A key whose value is older than this is removed from the compacted ledger.",
         unreadable=None,
     )
     compaction_event_time_order: bool = _policy(
         False,
         "compaction.event-time-order",
         BOOLEAN,
-        "Of a key the message with the largest event time stays, not the newest one (P9).",
+        "Of a key the message with the largest event time stays, not the newest one.",
         unreadable=NO_RUN,
     )
     compaction_event_time_max_lateness_ms: int = _policy(
         7 * DAY_MS,
         "compaction.event-time-max-lateness.ms",
         Duration(),
-        "How long keys that left the data are remembered under event-time order (P9).",
+        "How long keys that left the data are remembered under event-time order.",
         "event-time.max-lateness",
         unreadable=ALWAYS_MS,
     )
@@ -267,14 +267,14 @@ class TopicPolicies:
         DAY_MS,
         "compaction.chunk-expiry.ms",
         Optional(Duration(least=1)),
-        "Chunks of a message that is still incomplete after this time are removed (P10).",
+        "Chunks of a message that is still incomplete after this time are removed.",
         unreadable=None,
     )
     compaction_threshold_bytes: int = _policy(
         0,
         "compaction.threshold.bytes",
         Size(),
-        "A compaction is due when more bytes than this are after the horizon (S1); 0: off.",
+        "A compaction is due when more bytes than this are after the horizon; 0: off.",
         "compactionThreshold",
         "compaction-threshold",
         "brokerServiceCompactionThresholdInBytes",
@@ -283,14 +283,14 @@ class TopicPolicies:
         0,
         "compaction.threshold.messages",
         WholeNumber("messages"),
-        "A compaction is due when more messages than this are after the horizon (S1); 0: off.",
+        "A compaction is due when more messages than this are after the horizon; 0: off.",
     )
 
     message_ttl_seconds: int = _policy(
         0,
         "message.ttl.seconds",
         WholeNumber("seconds", greatest=_INT),
-        "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
+        "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt.",
         "messageTTLInSeconds",
         "ttlDurationDefaultInSeconds",
         unreadable=0,
@@ -307,7 +307,8 @@ class TopicPolicies:
         HOLD,
         "backlog.quota.bytes.action",
         _OVER_QUOTA,
-        "What happens beyond: messages are refused for now, or refused, or the oldest count as acknowledged.",
+        "What happens above backlog.quota.bytes: producers wait (producer_request_hold), get an error "
+        "(producer_exception), or the oldest messages count as acknowledged (consumer_backlog_eviction).",
         "backlogQuotaDefaultRetentionPolicy",
         unreadable=HOLD,
     )
@@ -323,7 +324,7 @@ class TopicPolicies:
         HOLD,
         "backlog.quota.seconds.action",
         _OVER_QUOTA,
-        "What happens beyond: the same choice.",
+        "What happens above backlog.quota.seconds, with the same choice.",
         unreadable=HOLD,
     )
 
@@ -339,7 +340,7 @@ class TopicPolicies:
         "FULL",
         "schema.compatibility-strategy",
         Choice(tuple(item.value for item in SchemaCompatibilityStrategy)),
-        "Which schema may follow those that a topic has.",
+        "The rule for a new schema: whether it must read the messages of those that the topic has, or the reverse.",
         "schemaCompatibilityStrategy",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.policy_table import by_prefix, choices, meant, setting_rows
+from api.dashboard.policy_table import by_prefix, choices, meant, settings_of
 from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
 from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
@@ -34,9 +34,10 @@ def test_the_text_of_a_value_is_read_as_that_value(policy: Policy) -> None:
 
 
 def test_settings_that_are_set_come_first_and_are_marked() -> None:
-    rows = setting_rows(Settings(port=9, policies={"retention.hours": 1}))
-    assert len(rows) == len(SETTINGS) + 1
-    assert {row["option"].name for row in rows if row["differs"]} == {"port", "retention.hours"}
+    tables = settings_of(Settings(port=9, policies={"retention.hours": 1}))
+    defaults = [row for _, rows in tables.defaults for row in rows]
+    assert len(tables.set_rows) + len(defaults) == len(SETTINGS) + 1
+    assert {row["option"].name for row in (*tables.set_rows, *defaults) if row["differs"]} == {"port", "retention.hours"}
 
 
 @pytest.mark.parametrize(
