@@ -78,8 +78,8 @@ class MessageState:
     """The effect of compaction on a message.
 
     `superseded_by`: the newest message of its key; None: this is it, or it is not known. `is_current`: this is it, and
-    a compacted read returns it. `is_left_out`: a compacted read does not return it. `is_trimmed`: raw does not have it any more. `is_unsearched`: it is not known whether a
-    newer message of its key exists.
+    a compacted read returns it. `is_left_out`: a compacted read does not return it. `is_trimmed`: raw does not have it
+    any more. `is_unsearched`: it is not known whether a newer message of its key exists.
     """
 
     superseded_by: NewestOffset | None = None
