@@ -52,7 +52,7 @@ class TopicName:
                 f"the topic name {self.topic!r} is empty or holds a slash or a control character", _NAME_REMEDY
             )
         for value in (self.tenant, self.namespace, self.topic):
-            if len(value.encode()) > MAX_NAME_LENGTH:
+            if 4 * len(value) > MAX_NAME_LENGTH and len(value.encode()) > MAX_NAME_LENGTH:
                 raise InvalidTopicName(
                     f"the topic name part {value[:32]!r}… is longer than {MAX_NAME_LENGTH} bytes",
                     "choose a shorter one",

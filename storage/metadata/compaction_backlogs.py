@@ -7,15 +7,14 @@ counts by the share of its offsets; its messages are offsets, so they are exact.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, case, func, select, true, union_all
 
 from storage.metadata import queries, row_mapping
 from storage.metadata.extent_bytes import bytes_after
-from storage.metadata.records import CompactionBacklogRecord, SegmentState
+from storage.metadata.records import CompactionBacklogRecord, SegmentState, TopicRecord
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics
 
 
@@ -31,8 +30,13 @@ def of_all(connection: Connection) -> list[CompactionBacklogRecord]:
     return _records(connection, _OF_ALL, {})
 
 
+_NEVER_COMPACTED: Sequence[Any] = (-1, 0)
+_NO_EXTENTS: Sequence[Any] = (0, 0, None, None)
+
+
 class _Statements(NamedTuple):
-    """Statements that select rows of the same topics. `sums`: of their extents after the horizon."""
+    """Statements that select rows of the same topics, with their ids first. The columns of `serving`, and of `sums`,
+    the sums over their extents after the horizon, are fields of CompactionBacklogRecord in their order."""
 
     topics: Select[Any]
     serving: Select[Any]
@@ -43,20 +47,21 @@ class _Statements(NamedTuple):
 def _records(
     connection: Connection, statements: _Statements, parameters: Mapping[str, object]
 ) -> list[CompactionBacklogRecord]:
-    values: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-    for serving in connection.execute(statements.serving, parameters):
-        values[serving.topic_id].update(horizon=serving.horizon_offset, clean_bytes=serving.logical_bytes)
-    for sums in connection.execute(statements.sums, parameters):
-        values[sums.topic_id].update(
-            closed_bytes=sums.closed_bytes,
-            closed_messages=sums.closed_messages,
-            oldest=sums.oldest,
-            soonest=sums.soonest,
-        )
-    for segment in connection.execute(statements.open_segments, parameters).mappings():
-        values[segment["topic_id"]].update(open_segment=row_mapping.segment(segment))
-    records = queries.fetch(connection, statements.topics, row_mapping.topic, parameters)
-    return [CompactionBacklogRecord(topic, **values[topic.id]) for topic in records]
+    serving, sums = (
+        {topic_id: values for topic_id, *values in connection.execute(statement, parameters).all()}
+        for statement in (statements.serving, statements.sums)
+    )
+    opened = {
+        row["topic_id"]: row_mapping.segment(row)
+        for row in connection.execute(statements.open_segments, parameters).mappings()
+    }
+    records = []
+    for topic in queries.fetch(connection, statements.topics, row_mapping.topic, parameters):
+        horizon, clean = serving.get(topic.id, _NEVER_COMPACTED)
+        size, messages, oldest, soonest = sums.get(topic.id, _NO_EXTENTS)
+        segment = opened.get(topic.id)
+        records.append(CompactionBacklogRecord(topic, horizon, clean, size, messages, oldest, soonest, segment))
+    return records
 
 
 def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
@@ -113,7 +118,9 @@ def _statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> 
     ).where(compacted_ledgers.c.retired_at.is_(None), chosen(compacted_ledgers.c.topic_id))
     is_open = segments.c.state == SegmentState.OPEN.value
     return _Statements(
-        select(topics).where(chosen(topics.c.id)).order_by(topics.c.id),
+        select(*(topics.c[name] for name in row_mapping.names(TopicRecord)))
+        .where(chosen(topics.c.id))
+        .order_by(topics.c.id),
         serving,
         _summed(union_all(*extents).subquery().c),
         select(segments).where(is_open, chosen(segments.c.topic_id)),

@@ -160,11 +160,12 @@ class PolicyResolver:
 
     def resolved(self, topic: TopicRecord) -> PolicyResolution:
         """Return the policies of the topic with the scope of each."""
-        scopes = BROKER, scope_around(topic.name), topic_scope(topic)
-        own = self._stored_values.get(topic_scope(topic))
-        key = scope_around(topic.name), json.dumps(own, sort_keys=True) if own else ""
+        around_scope = scope_around(topic.name)
+        own = self._stored_values.get(topic_scope(topic), {})
+        key = around_scope, json.dumps(own, sort_keys=True) if own else ""
         if key not in self._known:
-            broker, around, topics_own = (values_of(self._stored_values.get(scope, {})) for scope in scopes)
+            stored = (self._stored_values.get(BROKER, {}), self._stored_values.get(around_scope, {}), own)
+            broker, around, topics_own = map(values_of, stored)
             self._known[key] = resolve(broker, around, topics_own, self._broker_defaults)
         return self._known[key]
 

@@ -48,7 +48,7 @@ def fetch(
     parameters: Mapping[str, object] | None = None,
 ) -> list[Record]:
     """Return the records of the rows that a statement selects, in their order."""
-    return [record(row) for row in connection.execute(statement, parameters).mappings()]
+    return [record(row) for row in connection.execute(statement, parameters).mappings().all()]
 
 
 def insert_new(connection: Connection, table: Table, **values: object) -> bool:

@@ -7,6 +7,7 @@ record's name; a message id or position whose columns are null is None. The colu
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
@@ -33,8 +34,14 @@ from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, S
 Value = TypeVar("Value")
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def stored_name(text: str) -> TopicName:
+    """Return the topic name of a full name in SQL. Reads of all topics, which repeat, share the names."""
+    return TopicName.parse(text)
+
+
 def topic(row: RowMapping) -> TopicRecord:
-    return record(TopicRecord, row, name=TopicName.parse(row["name"]))
+    return record(TopicRecord, row, name=stored_name(row["name"]))
 
 
 def deleted_topic(row: RowMapping) -> DeletedTopic:

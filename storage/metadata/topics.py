@@ -177,7 +177,7 @@ def find(connection: Connection, name: TopicName) -> TopicRecord | None:
 
 
 def _summary(row: RowMapping) -> TopicSummary:
-    return row_mapping.record(TopicSummary, row, name=TopicName.parse(row["name"]))
+    return row_mapping.record(TopicSummary, row, name=row_mapping.stored_name(row["name"]))
 
 
 def by_name(connection: Connection, name: TopicName) -> TopicRecord:

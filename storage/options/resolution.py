@@ -16,6 +16,7 @@ Must not know: SQL, the use of policies.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,7 +85,7 @@ class PolicyResolution:
     origins: Mapping[str, PolicyOrigin]
     unreadable: Mapping[str, UnreadableSetting]
 
-    @property
+    @functools.cached_property
     def triggers(self) -> CompactionTriggers:
         """The conditions under which an automatic compaction of the topic is due."""
         policies, compact = self.policies, "compact" in self.policies.cleanup_policy
