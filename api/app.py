@@ -12,7 +12,9 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from api import version
+from api.broker.threads import WaitsFor
 from api.dashboard import DASHBOARD_ROUTERS, rendering
+from api.dashboard.topic_sizes import TopicsPoller
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -86,6 +88,9 @@ def make_app(context: HttpContext) -> FastAPI:
     partition_fan_out.install(app)
     openapi.install(app)
     rendering.install(app)
+    app.state.topic_sizes = TopicsPoller(
+        broker.environment.metadata, broker.environment.log, clock, broker.pools[WaitsFor.DATABASE]
+    )
     # The last one is the outermost: the order is path, authentication, audit, metrics, limits.
     app.add_middleware(RequestLimiter, settings=broker.settings, clock=clock)
     app.add_middleware(HttpMetrics, metrics=context.metrics)

@@ -15,6 +15,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.dashboard.rendering import ANY_ROLE, rendered
+from api.dashboard.topic_sizes import TopicSizes, poller_of
 from api.dashboard.topics_table import (
     COLUMNS,
     NAME,
@@ -30,7 +31,6 @@ from api.dashboard.topics_table import (
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
 from api.http.problems import RestException
-from api.http.single_flight import TopicSizes
 from storage.model import TopicName
 
 POLL_MS = 5_000
@@ -56,17 +56,17 @@ def overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
         return may_in(topic.tenant, topic.namespace, AuthAction.COMPACT)
 
     def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
-        present = context.topics.of([row.summary.topic_id for row in rows])
-        by_id = {row.summary.topic_id: row for row in states.rows(present.summaries, present.backlogs)}
+        present = poller_of(request).of([row.summary.topic_id for row in rows])
+        by_id = {row.summary.topic_id: row for row in states.of(present.rows)}
         return [by_id[row.summary.topic_id] for row in rows if row.summary.topic_id in by_id]
 
-    summaries = [item for item in sizes.summaries if may_see(item.name)]
+    visible = [row for row in sizes.rows if may_see(row.name)]
     states = CompactionStates.read(context.broker.environment)
-    rows = named(states.rows(summaries, sizes.backlogs), view.text)
+    rows = named(states.of(visible), view.text)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
-    is_requested = any(REQUESTED in row.states and may_watch(row.name) for row in rows)
+    is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
     return rendered(
-        request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(summaries),
+        request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
         page=topics_page(rows, view, read_again), run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
         link=functools.partial(_link, view),
     )  # fmt: skip

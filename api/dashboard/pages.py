@@ -28,6 +28,7 @@ from api.dashboard.overview import overview
 from api.dashboard.policy_table import policies_of, settings_of
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, rendered, require
 from api.dashboard.topic_page import look_up, topic_view
+from api.dashboard.topic_sizes import poller_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
 from api.http.access import AuthAction, allowed_on, words_for
 from api.http.context import Context
@@ -51,13 +52,13 @@ _STATIC = {
 
 @router.get("/")
 async def show_topics(
-    context: Context, request: Request, q: str = "", state: str = "", sort: str = "name", page: int = 1
+    broker: Broker, request: Request, q: str = "", state: str = "", sort: str = "name", page: int = 1
 ) -> Response:
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     view = TableView(q.strip(), state if state in STATES else "", sort, page)
-    sizes = await context.topics.of_all()
-    return await context.broker.pools[WaitsFor.DATABASE].run(overview, request, view, sizes)
+    sizes = await poller_of(request).of_all()
+    return await broker.pools[WaitsFor.DATABASE].run(overview, request, view, sizes)
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE)

@@ -37,7 +37,7 @@ from api.dashboard.topic_picture import (
     draw,
 )
 from api.dashboard.topic_status import TopicStatus, topic_status
-from api.dashboard.topics_table import CompactionStates
+from api.dashboard.topics_table import CompactionStates, TopicRow
 from api.http.problems import public_reason
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
@@ -155,7 +155,7 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     document = control_document(control, words=words)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
-    (row,) = states.rows([_summary(snapshot)], {record.id: backlog})
+    (row,) = states.of([TopicRow(_summary(snapshot), backlog)])
     return TopicView(
         name,
         topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),

@@ -10,9 +10,10 @@ excludes topics that are requested, paused or waiting after a failure; here also
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,38 +44,43 @@ class TopicRow:
     states: tuple[str, ...] = ()
     cause: str = ""
 
-    @property
+    @functools.cached_property
     def name(self) -> TopicName:
         """Return the topic's name."""
         return self.summary.name
 
-    @property
+    @functools.cached_property
+    def full_name(self) -> str:
+        """Return the topic's full name as a text."""
+        return str(self.name)
+
+    @functools.cached_property
     def namespace(self) -> str:
         """Return the topic's tenant and namespace."""
         return f"{self.name.tenant}/{self.name.namespace}"
 
-    @property
+    @functools.cached_property
     def messages(self) -> int:
         """Return the number of messages that are not trimmed."""
         return self.summary.all_messages + (self.backlog.open_messages if self.backlog else 0)
 
-    @property
+    @functools.cached_property
     def raw_bytes(self) -> int:
         """Return the bytes of messages that are not trimmed."""
         return self.summary.all_bytes + (self.backlog.open_bytes if self.backlog else 0)
 
-    @property
+    @functools.cached_property
     def read_bytes(self) -> int | None:
         """Return the bytes of a compacted read: the compacted ledger and the backlog; None: never compacted."""
         compacted = self.summary.compacted_bytes
         return None if compacted is None else compacted + (self.backlog.bytes if self.backlog else 0)
 
-    @property
+    @functools.cached_property
     def saved_bytes(self) -> int:
         """Return the number of raw bytes that a compacted read does not read."""
         return 0 if self.read_bytes is None else max(0, self.raw_bytes - self.read_bytes)
 
-    @property
+    @functools.cached_property
     def saved(self) -> float | None:
         """Return the share of the raw bytes that a compacted read saves; None: never compacted, or all is trimmed."""
         return None if self.read_bytes is None or not self.raw_bytes else self.saved_bytes / self.raw_bytes
@@ -101,6 +107,12 @@ class TopicRow:
         return RUNNING in self.states or REQUESTED in self.states
 
 
+def topic_rows(summaries: Iterable[TopicSummary], backlogs: Iterable[Backlog]) -> list[TopicRow]:
+    """Return rows without states, in the order of the summaries."""
+    by_id = {backlog.topic.id: backlog for backlog in backlogs}
+    return [TopicRow(summary, by_id.get(summary.topic_id)) for summary in summaries]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of the table. `value` None in a row: blank, which sorts last.
@@ -118,7 +130,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("name", "Topic", lambda row: str(row.name), descends=False),
+    Column("name", "Topic", lambda row: row.full_name, descends=False),
     Column(
         "state",
         "State",
@@ -242,7 +254,7 @@ def totals(rows: Sequence[TopicRow]) -> Totals:
     raw_bytes = sum(row.raw_bytes for row in rows)
     return Totals(
         len(rows),
-        Counter(state for row in rows for state in row.states),
+        Counter(itertools.chain.from_iterable(row.states for row in rows if row.states)),
         sum(row.messages for row in rows),
         raw_bytes,
         sum(row.summary.compacted_bytes or 0 for row in rows),
@@ -253,7 +265,7 @@ def totals(rows: Sequence[TopicRow]) -> Totals:
 
 def named(rows: Sequence[TopicRow], text: str) -> Sequence[TopicRow]:
     """Return the rows whose full name contains `text`."""
-    return [row for row in rows if text in str(row.name)] if text else rows
+    return [row for row in rows if text in row.full_name] if text else rows
 
 
 def topics_page(
@@ -275,10 +287,11 @@ def topics_page(
 
 def _sorted(rows: Sequence[TopicRow], column: Column, descends: bool) -> list[TopicRow]:
     """Return the rows in the order of a column; equal ones stay in their order, and blank ones are last."""
-    values = [(column.value(row), row) for row in rows]
-    filled = [(value, row) for value, row in values if value is not None]
-    filled.sort(key=lambda item: item[0], reverse=descends)
-    return [row for _, row in filled] + [row for value, row in values if value is None]
+    filled: list[TopicRow] = []
+    blank: list[TopicRow] = []
+    for row in rows:
+        (blank if column.value(row) is None else filled).append(row)
+    return sorted(filled, key=column.value, reverse=descends) + blank
 
 
 def _groups(on_page: Sequence[TopicRow], rows: Sequence[TopicRow], column: Column) -> list[RowGroup]:
@@ -307,18 +320,19 @@ class CompactionStates:
         running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
         return cls(metadata.compaction_control.all(), running, environment.clock.now_ms())
 
-    def rows(self, summaries: Iterable[TopicSummary], backlogs: Mapping[int, Backlog]) -> list[TopicRow]:
-        """Return rows in the order of their summaries. `backlogs`: by topic id."""
+    def of(self, rows: Sequence[TopicRow]) -> list[TopicRow]:
+        """Return the rows with their states, in the same order. A topic without a state keeps its row."""
         active = {run.topic_id for _, run in self.running}
-        due_topics = due(list(backlogs.values()), self.controls, self.now)
+        due_topics = due([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
         causes = {item.topic.id: item.cause for item in due_topics if item.topic.id not in active}
-        rows = []
-        for summary in summaries:
-            topic_id = summary.topic_id
-            cause = causes.get(topic_id, "")
-            states = _states(self.controls.get(topic_id), bool(cause), topic_id in active)
-            rows.append(TopicRow(summary, backlogs.get(topic_id), states, cause))
-        return rows
+        affected = self.controls.keys() | active | causes.keys()
+        return [self._with_states(row, active, causes) if row.summary.topic_id in affected else row for row in rows]
+
+    def _with_states(self, row: TopicRow, active: Collection[int], causes: Mapping[int, str]) -> TopicRow:
+        topic_id = row.summary.topic_id
+        cause = causes.get(topic_id, "")
+        states = _states(self.controls.get(topic_id), bool(cause), topic_id in active)
+        return TopicRow(row.summary, row.backlog, states, cause)
 
 
 def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:
@@ -338,5 +352,5 @@ def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> l
     partitions = set(names.partition_names(partitioned))
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
     backlogs = BacklogReader(metadata, environment.log).of([item.topic_id for item in summaries])
-    rows = CompactionStates.read(environment).rows(summaries, {item.topic.id: item for item in backlogs})
+    rows = CompactionStates.read(environment).of(topic_rows(summaries, backlogs))
     return sorted(rows, key=lambda row: row.name.partition)

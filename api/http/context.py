@@ -12,7 +12,7 @@ from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.metrics import Metrics
 from api.http.owner_proxy import OwnerProxy
-from api.http.single_flight import RunPoller, SingleFlight, TopicsPoller
+from api.http.single_flight import RunPoller, SingleFlight
 
 
 class HttpContext:
@@ -28,7 +28,6 @@ class HttpContext:
         )
         self.polls = LongPolls(metadata, log, clock, pools, settings.limits_waiting_polls)
         self.runs = RunPoller(metadata, clock, pools[WaitsFor.DATABASE])
-        self.topics = TopicsPoller(metadata, log, clock, pools[WaitsFor.DATABASE])
         self.metrics = Metrics(broker)
         self.readiness: SingleFlight[Any] = SingleFlight(pools[WaitsFor.STORE])
         """The checks of readiness by name: computed once for all requests that wait, since it needs no token."""

@@ -15,7 +15,7 @@ import pytest
 
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
-from api.http import single_flight
+from api.dashboard import topic_sizes
 from api.http.tokens import create
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
@@ -112,9 +112,9 @@ def test_the_sizes_of_many_topics_are_shared_for_some_seconds(
     """The rows of the page have the present numbers nevertheless."""
     rest_topic.put(a="1")
     page(served.client, "/")
-    monkeypatch.setattr(single_flight, "FEW_TOPICS", 0)
-    monkeypatch.setattr(single_flight, "RENEW_AFTER_MS", 3_600_000)
-    monkeypatch.setattr(single_flight, "MAX_SIZES_AGE_MS", 3_600_000)
+    monkeypatch.setattr(topic_sizes, "FEW_TOPICS", 0)
+    monkeypatch.setattr(topic_sizes, "RENEW_AFTER_MS", 3_600_000)
+    monkeypatch.setattr(topic_sizes, "MAX_SIZES_AGE_MS", 3_600_000)
     rest_topic.put(b="2")
     text = page(served.client, f"/?q={rest_topic.local}")
     assert 'data-label="Messages">2</td>' in text

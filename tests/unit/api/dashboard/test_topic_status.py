@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from api.dashboard.topic_status import TopicStatus, topic_status
-from api.dashboard.topics_table import CompactionStates
+from api.dashboard.topics_table import CompactionStates, topic_rows
 from compactor.scheduling.backlog import Backlog
 from storage.metadata.records import CompactionControl, RunRecord, RunState, TopicRecord, TopicSummary
 from storage.model import TopicName
@@ -30,7 +30,7 @@ def status(
     run = RunRecord(7, 1, "a", "owner", 1, RunState.RUNNING, "", {}, NOW, NOW)
     states = CompactionStates({1: control}, [(NAME, run)] if running else [], NOW)
     summary = TopicSummary(1, NAME, 1, 24_300, 243_000, 1, None if compacted is None else 8_000)
-    (row,) = states.rows([summary], {1: behind})
+    (row,) = states.of(topic_rows([summary], [behind]))
     return topic_status(row, behind, control, compacted, NOW)
 
 

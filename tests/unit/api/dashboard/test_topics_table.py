@@ -17,6 +17,7 @@ from api.dashboard.topics_table import (
     TopicRow,
     TopicsPage,
     named,
+    topic_rows,
     topics_page,
     totals,
 )
@@ -68,15 +69,22 @@ def test_a_topic_is_due_as_the_control_loop_decides(
     item = summary(1)
     run = RunRecord(7, 1, "a", "owner", 1, RunState.RUNNING, "", {}, NOW, NOW)
     read = CompactionStates({1: control}, [(item.name, run)] if is_running else [], NOW)
-    (result,) = read.rows([item], {1: backlog(item, 101, THRESHOLD)})
+    (result,) = read.of([TopicRow(item, backlog(item, 101, THRESHOLD))])
     assert set(result.states) == states
     assert result.cause == ("threshold.bytes" if DUE in states else "")
 
 
 def test_a_topic_below_its_threshold_and_a_new_topic_have_no_state() -> None:
     item, new = summary(1), summary(2)
-    rows = NO_CONTROLS.rows([item, new], {1: backlog(item, 100, THRESHOLD)})
+    rows = NO_CONTROLS.of(topic_rows([item, new], [backlog(item, 100, THRESHOLD)]))
     assert [item.states for item in rows] == [(), ()]
+
+
+def test_a_topic_without_a_state_keeps_the_row_that_requests_share() -> None:
+    rows = [row(1), row(2, 101, THRESHOLD), row(3, None)]
+    result = NO_CONTROLS.of(rows)
+    assert [item is shared for item, shared in zip(result, rows, strict=True)] == [True, False, True]
+    assert rows[1].states == (), "the shared row is not changed"
 
 
 def test_totals_count_unsealed_messages_and_what_a_compacted_read_saves() -> None:

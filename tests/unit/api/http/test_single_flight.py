@@ -8,11 +8,9 @@ import threading
 import pytest
 
 from api.broker.threads import Pool, WaitsFor
-from api.http import single_flight
-from api.http.single_flight import SingleFlight, TopicsPoller
+from api.http.single_flight import SingleFlight
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
-from tests.workbench import Workbench
 
 
 @in_event_loop
@@ -51,31 +49,3 @@ async def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told
         with pytest.raises(LookupError, match="nothing there"):
             await item
     assert await shared.answer(lambda: 7) == 7
-
-
-@in_event_loop
-async def test_the_sizes_of_many_topics_are_shared_and_renewed_meanwhile(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(single_flight, "FEW_TOPICS", 1)
-    pool = Pool(WaitsFor.DATABASE, 1, 30_000, ManualClock())
-    poller = TopicsPoller(bench.metadata, bench.log, bench.clock, pool)
-
-    async def names() -> list[str]:
-        return [summary.name.topic for summary in (await poller.of_all()).summaries]
-
-    bench.topic("a")
-    assert await names() == ["a"]
-    bench.topic("b")
-    assert await names() == ["a", "b"], "few topics are read for each request"
-    bench.topic("c")
-    bench.clock.advance(single_flight.RENEW_AFTER_MS - 1)
-    assert await names() == ["a", "b"]
-    bench.clock.advance(1)
-    assert await names() == ["a", "b"], "it is renewed meanwhile"
-    while await names() == ["a", "b"]:
-        await asyncio.sleep(0)
-    assert await names() == ["a", "b", "c"]
-    bench.topic("d")
-    bench.clock.advance(single_flight.MAX_SIZES_AGE_MS)
-    assert await names() == ["a", "b", "c", "d"], "a read that is too old is not shared"
