@@ -274,7 +274,8 @@ def copy_topics(data: Path) -> None:
             control.pause([original + number])
         else:
             retry_at = bench.clock.now_ms() + HOUR_MS
-            control.record_failure(original + number, ErrorText("the object store does not answer"), retry_at)
+            error = "an executor has no space left on its disk" if number % 2 else "the object store does not answer"
+            control.record_failure(original + number, ErrorText(error), retry_at)
     for size, remainder in ((512 << 10, 7), (64 << 20, 9)):
         scopes = [topic_scope(topic) for topic in bench.metadata.topics.all() if topic.id % 400 == remainder]
         bench.metadata.policies.change(scopes, {"compaction.threshold.bytes": size})

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
+from api.dashboard.attention import REASONS, failing_topics, reasons
 from api.dashboard.rendering import ANY_ROLE, rendered
 from api.dashboard.topic_sizes import TopicSizes, poller_of
 from api.dashboard.topics_table import (
@@ -65,9 +66,11 @@ def overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
     rows = named(states.of(visible), view.text)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
+    failing = failing_topics(rows, states.controls, may_watch)
     return rendered(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
-        page=topics_page(rows, view, read_again), run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
+        failing=failing, reasons=reasons(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
+        run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
         link=functools.partial(_link, view),
     )  # fmt: skip
 

@@ -37,12 +37,14 @@ class TopicRow:
     """A topic in a table. Sizes are logical bytes, as producers sent them; unsealed messages count.
 
     `backlog` None: the topic was created after the backlogs were read. `cause`: of a compaction that is due.
+    `is_unreadable`: the last run failed because the compacted ledger cannot be read.
     """
 
     summary: TopicSummary
     backlog: Backlog | None = None
     states: tuple[str, ...] = ()
     cause: str = ""
+    is_unreadable: bool = False
 
     @functools.cached_property
     def name(self) -> TopicName:
@@ -71,8 +73,9 @@ class TopicRow:
 
     @functools.cached_property
     def read_bytes(self) -> int | None:
-        """Return the bytes of a compacted read: the compacted ledger and the backlog; None: never compacted."""
-        compacted = self.summary.compacted_bytes
+        """Return the bytes of a compacted read: the compacted ledger and the backlog; None: never compacted, or it
+        cannot be read."""
+        compacted = None if self.is_unreadable else self.summary.compacted_bytes
         return None if compacted is None else compacted + (self.backlog.bytes if self.backlog else 0)
 
     @functools.cached_property
@@ -82,7 +85,7 @@ class TopicRow:
 
     @functools.cached_property
     def saved(self) -> float | None:
-        """Return the share of the raw bytes that a compacted read saves; None: never compacted, or all is trimmed."""
+        """Return the share of the raw bytes that a compacted read saves; None: there is none, or all is trimmed."""
         return None if self.read_bytes is None or not self.raw_bytes else self.saved_bytes / self.raw_bytes
 
     @property
@@ -134,11 +137,11 @@ COLUMNS = (
     Column(
         "state",
         "State",
-        lambda row: min(map(STATES.index, row.states), default=None),
+        lambda row: (min(map(STATES.index, row.states)), -(row.backlog_bytes or 0)) if row.states else None,
         descends=False,
         meaning="Due: a policy asks for a compaction, and the leader has not begun it. Requested: it waits for a "
         "worker. Failing: the last try failed, and the next one follows by itself. Paused: none begins until it is "
-        "resumed.",
+        "resumed. Sorted by it, failing topics come first, then paused, then due ones; the largest backlog first.",
     ),
     Column("messages", "Messages", lambda row: row.messages, count),
     Column("raw", "Raw", lambda row: row.raw_bytes, size),
@@ -149,7 +152,8 @@ COLUMNS = (
         lambda row: row.saved,
         share,
         meaning="The share of the raw bytes that a compacted read leaves out. It reads the compacted ledger, then what "
-        "is behind the horizon. The total counts all topics, also those that were never compacted.",
+        "is behind the horizon. Unreadable: the compacted ledger is lost or damaged, so a compacted read fails. The "
+        "total counts all topics, also those that were never compacted.",
     ),
     Column(
         "backlog",
@@ -330,9 +334,9 @@ class CompactionStates:
 
     def _with_states(self, row: TopicRow, active: Collection[int], causes: Mapping[int, str]) -> TopicRow:
         topic_id = row.summary.topic_id
-        cause = causes.get(topic_id, "")
-        states = _states(self.controls.get(topic_id), bool(cause), topic_id in active)
-        return TopicRow(row.summary, row.backlog, states, cause)
+        control, cause = self.controls.get(topic_id), causes.get(topic_id, "")
+        states = _states(control, bool(cause), topic_id in active)
+        return TopicRow(row.summary, row.backlog, states, cause, _is_unreadable(row.summary, control))
 
 
 def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:
@@ -344,6 +348,14 @@ def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -
             (REQUESTED, control.requested_at is not None),
         ]
     return tuple(state for state, applies in conditions if applies)
+
+
+def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> bool:
+    """Return whether the last run failed because it could not read the compacted ledger: its error names that."""
+    if control is None or not control.failures:
+        return False
+    lost = f"the compacted ledger {summary.compacted_ledger_id} of {summary.name} cannot be read"
+    return control.last_error.summary.startswith(lost)
 
 
 def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRow]:

@@ -17,6 +17,7 @@ from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopi
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
 from api.dashboard import topic_sizes
 from api.http.tokens import create
+from storage.errors import ErrorText
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving
@@ -87,7 +88,30 @@ def test_totals_lead_to_the_topics_that_they_count(served: Served, rest_topic: R
         (link,) = re.findall(rf'id="total-{state}" [^>]*href="([^"]*)"', text)
         listed = page(served.client, html.unescape(link))
         assert re.findall(r'data-text="([^"]*)"', listed) == [topic.name]
-    assert "due: threshold.<wbr>bytes" in text
+    assert "due <small>by threshold.bytes</small>" in text
+
+
+def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
+    served: Served, rest_topic: RestTopic
+) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    summary = served.topic(rest_topic.name)
+    compacted = summary.snapshot().compacted
+    assert compacted is not None
+    control, now = served.broker.environment.metadata.compaction_control, served.broker.environment.clock.now_ms()
+    text = f"the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot be read"
+    control.record_failure(summary.record.id, ErrorText(text), now + 3_600_000)
+    overview = page(served.client, f"/?q={rest_topic.local}")
+    reason = f"the compacted ledger {compacted.ledger_id} cannot be read"
+    attention = overview[overview.index('id="attention"') : overview.index("<table")]
+    assert f'<b>1 topic:</b> <a href="{page_of(rest_topic)}"' in attention
+    assert f"<small>{reason}; next try <time" in attention
+    assert overview.count('unreadable" data-label=') == 2, "compacted, and saved"
+    (link,) = re.findall(r'id="total-failing" [^>]*href="([^"]*)"', overview)
+    failing = page(served.client, html.unescape(link))
+    assert 'id="attention"' not in failing
+    assert re.search(rf'<tr class="why"><td colspan="10">{reason}; 1 failure, next try <time [^>]*>in ', failing)
 
 
 def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served) -> None:

@@ -1,0 +1,71 @@
+"""Topics whose compaction fails, for the first page: each with its reason and next try, and all by reason. Pure.
+
+A reason is the public text of the last error without the name of its topic. Reasons that differ in numbers and ids
+alone are one, since a failure of a store or an engine stops many topics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from api.dashboard.topics_table import FAILING, TopicRow
+from api.reports import shown_error
+from storage.metadata.records import CompactionControl
+from storage.model import TopicName
+
+EXAMPLES = 3
+"""The topics of a reason that the page names."""
+REASONS = 5
+_NUMBERS = re.compile(r"[0-9a-f]{8,}|\d+")
+
+
+@dataclass(frozen=True)
+class FailingTopic:
+    """A topic that fails, its reason, its failures since the last success, and the time of its next try, if known."""
+
+    row: TopicRow
+    reason: str
+    failures: int
+    retry_at: int | None
+
+
+@dataclass(frozen=True)
+class FailureReason:
+    """A reason for which topics fail. `examples`: some of them; `next_at`: the first of their next tries."""
+
+    text: str
+    topics: int
+    examples: Sequence[FailingTopic]
+    next_at: int | None
+
+
+def failing_topics(
+    rows: Iterable[TopicRow], controls: Mapping[int, CompactionControl], may_watch: Callable[[TopicName], bool]
+) -> dict[int, FailingTopic]:
+    """Return the topics that fail, by id, without those whose errors the caller may not see."""
+    failing = (row for row in rows if FAILING in row.states and may_watch(row.name))
+    return {row.summary.topic_id: _failing(row, controls[row.summary.topic_id]) for row in failing}
+
+
+def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
+    """Return the reasons, that of the most topics first; the examples are the topics with the largest backlog."""
+    by_text: dict[str, list[FailingTopic]] = {}
+    for topic in sorted(failing, key=lambda item: -(item.row.backlog_bytes or 0)):
+        by_text.setdefault(_NUMBERS.sub("#", topic.reason), []).append(topic)
+    groups = sorted(by_text.values(), key=len, reverse=True)
+    return [
+        FailureReason(
+            group[0].reason,
+            len(group),
+            group[:EXAMPLES],
+            min((item.retry_at for item in group if item.retry_at is not None), default=None),
+        )
+        for group in groups
+    ]
+
+
+def _failing(row: TopicRow, control: CompactionControl) -> FailingTopic:
+    error = shown_error(control.last_error, words=None) or "no reason is known"
+    return FailingTopic(row, error.replace(f" of {row.name}", ""), control.failures, control.retry_at)
