@@ -31,8 +31,6 @@ from api.dashboard.topics_table import (
 )
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
-from api.http.problems import RestException
-from storage.model import TopicName
 
 POLL_MS = 5_000
 """The interval at which a script replaces the page while a compaction runs."""
@@ -42,19 +40,8 @@ def overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
     """Render the page. `sizes`: of all topics. Waits for the database."""
     context, caller = context_of(request), caller_of(request)
 
-    @functools.cache
-    def may_in(tenant: str, namespace: str, *actions: AuthAction) -> bool:
-        try:
-            context.access.require(caller, actions, tenant, namespace)
-        except RestException:
-            return False
-        return True
-
-    def may_see(topic: TopicName) -> bool:
-        return may_in(topic.tenant, topic.namespace, *ANY_ROLE)
-
-    def may_watch(topic: TopicName) -> bool:
-        return may_in(topic.tenant, topic.namespace, AuthAction.COMPACT)
+    may_see = context.access.topic_check(caller, ANY_ROLE)
+    may_watch = context.access.topic_check(caller, (AuthAction.COMPACT,))
 
     def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
         present = poller_of(request).of([row.summary.topic_id for row in rows])

@@ -18,6 +18,7 @@ with each request, so a change takes effect at once. Lists are not filtered: a r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -208,10 +209,41 @@ class AuthorizationService:
             return
         if tenant is None or AuthAction.SUPERUSER in actions:
             raise RestException(403, f"role {role!r} is no superuser, and only superusers may do this")
-        granted = self._granted(role, tenant, namespace, topic)
-        if "admin" not in granted and not granted & {action.value for action in actions}:
+        if not _suffice(self._granted(role, tenant, namespace, topic), actions):
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
             raise RestException(403, f"{_lacking(role, actions)} in {where}: ask its administrator")
+
+    def topic_check(self, caller: Caller, actions: tuple[AuthAction, ...]) -> Callable[[TopicName], bool]:
+        """Return a function that returns whether the caller may do any of `actions` with a topic, for many topics.
+
+        It decides as `require` does, and reads each tenant and namespace once. Reads SQL. Raise RestException (401).
+        """
+        if self.is_superuser(caller):
+            return lambda _: True
+        if caller.role is None:
+            raise unauthenticated(caller)
+        roles = [role for role in caller.roles if role not in self.superusers]
+        single = {
+            role: {
+                topic
+                for topic, granted in self.tenancy.topic_permissions_of(role).items()
+                if _suffice(frozenset(granted), actions)
+            }
+            for role in roles
+        }
+
+        @functools.cache
+        def may_in(role: str, tenant: str, namespace: str) -> bool:
+            return _suffice(self._granted(role, tenant, namespace, None), actions)
+
+        def may(topic: TopicName) -> bool:
+            return all(
+                may_in(role, topic.tenant, topic.namespace)
+                or (bool(single[role]) and not single[role].isdisjoint((str(topic), str(topic.whole))))
+                for role in roles
+            )
+
+        return may
 
     def is_superuser(self, caller: Caller) -> bool:
         """Return whether the caller is a superuser; anyone is if access control is off."""
@@ -264,6 +296,11 @@ def _cookie(scope: Scope) -> str:
                 cookies.setdefault(key, content.strip('"'))
     plain = "" if scope.get("scheme") == "https" else cookies.get(DASHBOARD_COOKIE, "")
     return cookies.get(SECURE_COOKIE) or plain
+
+
+def _suffice(granted: frozenset[str], actions: Sequence[AuthAction]) -> bool:
+    """Return whether granted actions allow any of `actions`."""
+    return "admin" in granted or not granted.isdisjoint(action.value for action in actions)
 
 
 def _lacking(role: str | None, actions: Sequence[AuthAction]) -> str:

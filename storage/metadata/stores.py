@@ -82,6 +82,7 @@ class TenancyStore(Store):
     revoke = writes(tenancy.revoke)
     topic_permissions = reads(tenancy.topic_permissions)
     topic_permissions_in = reads(tenancy.topic_permissions_in)
+    topic_permissions_of = reads(tenancy.topic_permissions_of)
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find)

@@ -208,6 +208,12 @@ def topic_permissions_in(connection: Connection, namespace: str) -> Granted:
     return {scope: granted for scope, granted in by_scope.items() if scope.startswith(prefix)}
 
 
+def topic_permissions_of(connection: Connection, role: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the actions that single topics grant to a role, by full name."""
+    granted = (permissions.c.role == role) & permissions.c.scope.startswith(_TOPIC)
+    return {scope: roles[role] for scope, roles in _granted_by_scope(connection, granted).items()}
+
+
 # Topics
 
 

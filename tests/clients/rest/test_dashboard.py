@@ -398,6 +398,26 @@ def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
     assert client.get("/dashboard/service").status_code == 403
 
 
+def test_a_role_with_permissions_for_single_topics_sees_these_alone(guarded: Served) -> None:
+    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    for verb, path, body in (
+        ("PUT", "/admin/v2/namespaces/public/singles", "{}"),
+        ("PUT", "/admin/v2/persistent/public/singles/granted", None),
+        ("PUT", "/admin/v2/persistent/public/singles/other", None),
+        ("PUT", "/admin/v2/persistent/public/singles/whole/partitions", "2"),
+        ("POST", "/admin/v2/persistent/public/singles/granted/permissions/single", '["consume"]'),
+        ("POST", "/admin/v2/persistent/public/singles/whole/permissions/single", '["compact"]'),
+        ("POST", "/admin/v2/persistent/public/singles/other/permissions/single", '["functions"]'),
+    ):
+        headers = root | ({"content-type": "application/json"} if body else {})
+        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204, path
+    names = r'title="persistent://public/singles/([^"]*)"'
+    text = page(logged_in(guarded, "single"), "/")
+    assert re.findall(names, text) == ["granted", "whole-partition-0", "whole-partition-1"]
+    assert "3 of 3 topics" in text
+    assert re.findall(names, page(logged_in(guarded, "stranger"), "/")) == []
+
+
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     with serving(tmp_path, dashboard=False) as served:
         assert served.client.get("/").status_code == 404

@@ -134,6 +134,8 @@ def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> Non
     tenancy.permit(shop, "app", ["produce"])
     granted = {str(name): {"app": ("consume",)} for name in names}
     assert tenancy.topic_permissions(names) == tenancy.topic_permissions_in(shop) == granted
+    assert tenancy.topic_permissions_of("app") == {str(name): ("consume",) for name in names}
+    assert tenancy.topic_permissions_of("other") == {}
     assert tenancy.topic_permissions_in("acme/sho_") == tenancy.topic_permissions_in("ACME/shop") == {}
     assert tenancy.namespace(shop).permissions == {"app": ("produce",)}
     tenancy.delete_topic(topic.id)
