@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
@@ -106,18 +107,18 @@ def ack(session: Session, request: requests.Ack) -> None:
         return
     count = min(len(request.entries), 1) if request.is_cumulative else len(request.entries)
     unknown: list[AckedEntry] = []
-    remaining: Iterator[Sequence[AckedEntry]] | None = None
+    parts = _parts(connected, request, count)
+    first = next(parts, ())
     error = _refused_ack(connected.consumer, request)
-    if error is None:
-        parts = _parts(connected, request, count)
-        first = next(parts, ())
-        error = _acknowledge(connected, request, first, unknown)
-        remaining = parts if error is None and len(first) < count else None
-    if remaining is None and not unknown and request.request_id is None:
+    if error is None and len(first) < count:
+        # All of it or nothing: a request that is refused because too many are under way has no effect.
+        if session.begin(request, _finish_ack(session, connected, request, chain([first], parts), unknown, None)):
+            session.channel.hold(_ACKNOWLEDGING)  # later requests must not overtake the entries
         return
-    work = _finish_ack(session, connected, request, remaining, unknown, error)
-    if session.begin(request, work) and remaining is not None:
-        session.channel.hold(_ACKNOWLEDGING)  # later requests must not overtake the remaining entries
+    if error is None:
+        error = _acknowledge(connected, request, first, unknown)
+    if unknown or request.request_id is not None:
+        session.begin(request, _finish_ack(session, connected, request, None, unknown, error))
 
 
 def _parts(connected: ConnectedConsumer, request: requests.Ack, count: int) -> Iterator[Sequence[AckedEntry]]:
