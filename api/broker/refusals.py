@@ -10,7 +10,6 @@ from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import TopicName
 from storage.options.policies import HOLD
 from storage.owner import Owner
-from storage.positions import StartPosition
 
 if TYPE_CHECKING:
     from compactor.maintenance.backlog_limits import OverQuota
@@ -215,15 +214,6 @@ class VerificationBusy(Conflict):
 
     def __init__(self) -> None:
         super().__init__("another topic is being verified by this service", "try again when it has finished")
-
-
-class PositionAfterEnd(InvalidInput):
-    """A subscription was requested at a position after the end of its topic. `topic`: its name; `position`."""
-
-    def __init__(self, topic: TopicName, position: StartPosition) -> None:
-        super().__init__(f"the position {position} is after the end of {topic}", "use latest")
-        self.topic = topic
-        self.position = position
 
 
 class MissingEntry(NotFound):

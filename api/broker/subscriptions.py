@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from api.broker import names
 from api.broker.entries import MOST_ENTRIES, check_number, entries, entry_id_of, nth
-from api.broker.positions import After, is_after_end, mark_delete_before
-from api.broker.refusals import PositionAfterEnd
+from api.broker.positions import mark_delete_before
 from compactor.maintenance.backlog_limits import bytes_from, extents
 from storage.cursor import Cursor
 from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, Fenced, NotFound
@@ -69,15 +68,12 @@ def create(
 ) -> None:
     """Create a subscription that delivers the first message at or after `position` next.
 
-    Messages that it has not acknowledged are not trimmed. `__compaction` is created without a horizon, wherever
-    `position` is. Raise TopicNotFound, NotTheOwner, PositionAfterEnd, InvalidInput for the name or the properties;
-    CursorExists if each partition has it.
+    An id after the end is the end. Messages that it has not acknowledged are not trimmed. `__compaction` is created
+    without a horizon, wherever `position` is. Raise TopicNotFound, NotTheOwner, InvalidInput for the name or the
+    properties; CursorExists if each partition has it.
     """
     environment = broker.environment
     records = names.local_topics(broker, name)
-    first = position.message_id if isinstance(position, After) else position
-    if all(is_after_end(Topic(environment, record), first) for record in records):
-        raise PositionAfterEnd(name, first)
 
     def create_in(record: TopicRecord) -> None:
         if subscription != COMPACTION_CURSOR:

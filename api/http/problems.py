@@ -95,10 +95,6 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
     broker_refusals.PartitionPolicyRefused: (412, "Not allowed to set/get topic policy for a partition"),
     errors.CursorNotFound: (404, "Subscription {cursor} not found for topic {topic}"),
     broker_refusals.SubscriptionHasConsumers: (412, "{message}: {remedy}"),
-    broker_refusals.PositionAfterEnd: (
-        412,
-        "Unable to find position for position specified: {position} is after the end of {topic}",
-    ),
     errors.CompactionCursorProtected: (412, "{message}: {remedy}"),
     broker_refusals.MissingEntry: (404, "Message not found: {topic} has no {entry}"),
     broker_refusals.EntryTooFar: (412, "{message}: {remedy}"),

@@ -349,11 +349,14 @@ def test_examine_truncate_terminate(rest_topic: RestTopic) -> None:
 
 
 @pytest.mark.slow
-def test_none_is_made_at_a_message_that_cannot_be(rest_topic: RestTopic) -> None:
+def test_a_message_after_the_end_is_the_end_for_a_new_subscription_as_for_a_reset(rest_topic: RestTopic) -> None:
     beyond = {"ledgerId": 99_000, "entryId": 0}
-    for _ in range(2):
-        assert_refused(rest_topic.ask("PUT", "/subscription/s", beyond), 412, "Unable to find position")
+    for name in ("empty", "s"):
+        assert rest_topic.ask("PUT", f"/subscription/{name}", beyond).status_code == 204
+        assert peeked(rest_topic, name) is None
         rest_topic.put(a="1")
-    assert rest_topic.ask("GET", "/subscriptions").json() == []
-    assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
+        assert peeked(rest_topic, name) == "1"
+    assert rest_topic.ask("POST", "/subscription/s/resetcursor", beyond).status_code == 204
+    assert peeked(rest_topic) is None
+    assert rest_topic.ask("POST", "/subscription/s/resetcursor", place("-1:-1:-1")).status_code == 204
     assert rest_topic.ask("GET", "/subscription/s/position/10001").status_code == 412
