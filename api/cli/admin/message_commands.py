@@ -50,12 +50,14 @@ def produce(
 ) -> None:
     """Append messages, one per line, in the form of `compactor produce`.
 
-    Messages that were acknowledged before an error stay. stderr reports their number, and the refused lines.
+    Messages that were acknowledged before an error stay. stderr reports their number, the refused lines, and the line
+    to continue from.
     """
     admin = session(context)
     query = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
     path = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
-    acknowledged = 0
+    acknowledged, rest = 0, 1
+    is_complete = False
     opened = _opened(file)
     try:
         with opened as lines:
@@ -70,14 +72,17 @@ def produce(
                 results = list(enumerate(answer.json()["messagePublishResults"], first))
                 refused = [(line, result) for line, result in results if result.get("errorCode")]
                 acknowledged += len(results) - len(refused)
+                rest = first + len(results)
                 if ids:
                     for _, result in results:
                         if not result.get("errorCode"):
                             put(result["messageId"])
                 if refused:
                     _refused(refused)
+        is_complete = True
     finally:
-        admin.done(f"{counted(acknowledged, 'message')} of {topic} acknowledged")
+        unsent = "" if is_complete else f"; lines from {rest} on, if any, were not"
+        admin.done(f"{counted(acknowledged, 'message')} of {topic} acknowledged{unsent}")
 
 
 def read(

@@ -30,7 +30,7 @@ Namespace = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", help="The 
 Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
 Subscription = Annotated[str, typer.Option("-s", "--subscription", metavar="NAME", help="The subscription.")]
 Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
-Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many messages.")]
+Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, max=2**63 - 1, help="How many messages.")]
 
 
 @dataclass(frozen=True)

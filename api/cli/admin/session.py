@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -85,22 +86,27 @@ def expand(template: str, **values: object) -> str:
         elif name == "namespace":
             parts += _namespace_parts(str(values[name]))
         else:
-            parts.append(str(values[name]))
+            parts.append(_named(name, str(values[name])))
     return _joined(parts)
 
 
 def topic_path(topic: str, *parts: str) -> str:
     """Return the path of a topic, or of `parts` below it: `/admin/v2/persistent/t/n/topic/stats`. Each part is encoded.
 
-    Raises InvalidInput for a name that cannot exist.
+    The part before a name says what it names: `subscription`. Raises InvalidInput for a name that cannot exist.
     """
     name = TopicName.parse(topic)
-    return _joined(["admin", "v2", "persistent", name.tenant, name.namespace, name.topic, *parts])
+    below = [_named(noun, part) for noun, part in pairwise(("topic", *parts))]
+    return _joined(["admin", "v2", "persistent", name.tenant, name.namespace, name.topic, *below])
 
 
-def _joined(parts: list[str]) -> str:
-    if "" in parts:
-        raise InvalidInput("a name is empty", "give a name")
+def _named(noun: str, name: str) -> str:
+    if not name:
+        raise InvalidInput(f"the name of the {noun} is empty", "give a name")
+    return name
+
+
+def _joined(parts: Sequence[str]) -> str:
     return "/" + "/".join(map(_encoded, parts))
 
 

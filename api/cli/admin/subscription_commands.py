@@ -94,12 +94,12 @@ def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subsc
         entry = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
             messages += _messages(admin, topic, admin.service.ask("GET", entry))
-        except NotFound:
-            if messages:
-                break  # the subscription has fewer messages left than `count`
-            raise
+        except NotFound:  # the subscription has fewer messages left than `count`
+            break
         if len(messages) >= count:
             break
+    if not messages:
+        admin.done(f"subscription {subscription} of {topic} has no messages left")
     admin.show(messages[:count])
 
 

@@ -66,16 +66,20 @@ def produce_messages(
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
         entries = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)
+        is_complete = False
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.
                     log.submit(entry, produced.answered, produced.check)
+            produced.check()
+            is_complete = True
         except InvalidRecord as error:
             raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
         finally:
-            say(f"{counted(produced.messages, 'message')} acknowledged in {time.perf_counter() - started:.2f} s")
-        produced.check()
+            rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"
+            seconds = time.perf_counter() - started
+            say(f"{counted(produced.messages, 'message')} acknowledged in {seconds:.2f} s{rest}")
         if is_new:
             say_created(topic)
 

@@ -127,7 +127,12 @@ def test_subscriptions_and_their_messages(admin: Program, topic: str) -> None:
     admin("topics", "reset-cursor", topic, "-s", "s").refused(2, "--message-id or --time")
     admin("topics", "reset-cursor", topic, "-s", "s", "-m", "abc").refused(2, "give latest, earliest, or")
     admin("topics", "skip-all", topic, "-s", "s").done()
-    admin("topics", "peek-messages", topic, "-s", "s").refused(3)
+    ran = admin("topics", "peek-messages", topic, "-s", "s").done()
+    assert (ran.stdout, ran.stderr) == ("", f"compactor-admin: subscription s of {topic} has no messages left\n")
+    assert admin.json("topics", "peek-messages", topic, "-s", "s") == []
+    for count in ("0", str(2**63)):
+        admin("topics", "skip", topic, "-s", "s", "-n", count).refused(2, "'-n' / '--count': must be ")
+    admin("topics", "skip", topic, "-s", "").refused(2, "the name of the subscription is empty")
     admin("topics", "unsubscribe", topic, "-s", "s").done()
     admin("topics", "get-message-by-id", topic, "-l", "99", "-e", "0").refused(3, f"{topic} has no message 99:0")
     assert admin("topics", "subscriptions", topic).lines == []
@@ -244,10 +249,10 @@ def test_what_was_not_taken_is_told_by_its_line_and_the_rest_is_counted(admin: P
     assert (ran.exit_code, len(ran.lines)) == (2, 2)
     assert "line 2 was refused: " in ran.stderr
     assert "; so were lines 4" in ran.stderr
-    assert "2 messages of lines acknowledged" in ran.stderr
+    assert "2 messages of lines acknowledged; lines from 5 on, if any, were not" in ran.stderr
     ran = admin("topics", "produce", "lines", stdin=line * 1_004 + b"nonsense\n" + line)
     assert ran.exit_code == 2
-    assert "1,000 messages of lines acknowledged" in ran.stderr
+    assert "1,000 messages of lines acknowledged; lines from 1001 on, if any, were not" in ran.stderr
     assert "compactor-admin: line 1005: " in ran.stderr
     assert "the lines before line 1001 were appended" in ran.stderr
     assert len(admin("topics", "read", "lines").lines) == 1_002

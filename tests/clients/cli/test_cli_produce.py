@@ -105,6 +105,7 @@ def test_ids_that_cannot_be_printed_are_an_error(program: Program, folder: Path,
     read = program("read", "t").done().messages
     assert read
     assert counted.startswith(f"{len(read)} message")
+    assert counted.endswith(f"; lines from {len(read) + 1} on, if any, were not")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_a_bad_line_ends_it_and_the_lines_before_are_appended(
     assert produced.exit_code == 2
     text = produced.stderr.splitlines()
     assert text[0].startswith("5 messages acknowledged")
+    assert text[0].endswith(" s; lines from 6 on, if any, were not")
     assert text[1].startswith("compactor: in.jsonl, line 6: ")
     assert "the lines before it, if any, were appended" in text[1]
     read = program("read", "t").done().messages
