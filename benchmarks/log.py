@@ -121,7 +121,7 @@ class Bench:
             for entry in entries:
                 log.append(entry)
             seconds = time.perf_counter() - started
-        shutil.rmtree(self._log.of_topic(topic.uid))
+        shutil.rmtree(self._log.topic_folder(topic.uid))
         return seconds
 
     def pipelined(self, entries: list[bytes]) -> float:
@@ -135,7 +135,7 @@ class Bench:
             for _ in entries:
                 acknowledged.acquire()
             seconds = time.perf_counter() - started
-        shutil.rmtree(self._log.of_topic(topic.uid))
+        shutil.rmtree(self._log.topic_folder(topic.uid))
         return seconds
 
     def by_tasks(self, entry: bytes, appends: int) -> float:
@@ -157,7 +157,7 @@ class Bench:
         with self.appending(flush=True) as (log, topic):
             log.append(entry)
             seconds = asyncio.run(main(log))
-        shutil.rmtree(self._log.of_topic(topic.uid))
+        shutil.rmtree(self._log.topic_folder(topic.uid))
         return seconds
 
 

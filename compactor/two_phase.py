@@ -190,7 +190,7 @@ class TwoPhaseCompactor:
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         topic = self.environment.metadata.topics.get(name)
         tail_error = self._roll_and_seal(topic)
-        snapshot = self.environment.metadata.snapshot(topic.id)
+        snapshot = self.environment.metadata.topic_snapshot(topic.id)
         policies = _policies_of(snapshot.topic, requested)
         if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
             return None
@@ -211,7 +211,7 @@ class TwoPhaseCompactor:
         log_manager = LogManager(self.environment)
         error = log_manager.try_roll_and_seal(topic)
         if error is not None:
-            snapshot = self.environment.metadata.snapshot(topic.id)
+            snapshot = self.environment.metadata.topic_snapshot(topic.id)
             if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.environment.clock.now_ms()):
                 raise error
         return error
@@ -219,7 +219,7 @@ class TwoPhaseCompactor:
     def _run(self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None) -> Steps:
         statistics = {} if tail_error is None else ErrorText.of(tail_error).fields(TAIL_LEFT)
         timer = _PhaseTimer(self.environment.clock, statistics)
-        snapshot = self.environment.metadata.snapshot(run.topic_id)
+        snapshot = self.environment.metadata.topic_snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "check the newer run")
         horizon = run_input.end_position(snapshot, policies, run.started_at)
@@ -269,7 +269,7 @@ class TwoPhaseCompactor:
         if tail_error is None or self.retry_tail_at is None:
             return None
         prefix = f"run {run.run_id} succeeded without the messages that are not sealed: "
-        return CompactionRetry(ErrorText.of(tail_error).after(prefix), self.retry_tail_at())
+        return CompactionRetry(ErrorText.of(tail_error).with_prefix(prefix), self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer

@@ -284,7 +284,7 @@ class ErrorText:
     def __str__(self) -> str:
         return self.worded(NEUTRAL)
 
-    def after(self, prefix: str) -> Self:
+    def with_prefix(self, prefix: str) -> Self:
         """Return the text with a prefix."""
         return replace(self, summary=prefix + self.summary, detail=self.detail and prefix + self.detail)
 

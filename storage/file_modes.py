@@ -33,7 +33,7 @@ def make_inside(folder: Path) -> None:
     folder.mkdir(_mode(folder.parent))
 
 
-def file_mode(folder: Path) -> int:
+def file_mode_in(folder: Path) -> int:
     """Return the permissions of a new file: the owner reads and writes; group and others as in its folder."""
     return _OWNER_READ_WRITE | (_mode(folder) & _READ_WRITE)
 

@@ -1,9 +1,9 @@
 """Trial of an object store before a service trusts it with messages: once for each database and location.
 
-The trial is `ObjectStore.check`, some 200 requests and a second or two. The database keeps the locations that passed
-(the table `store_trials`), so later starts and other services make no request. A store that is copied to another server
-has another location, and is tried there. A newer release of a server at the same location is not tried again:
-`ObjectStore.check` may be called at any time.
+The trial is `ObjectStore.check_capabilities`: some 200 requests, a second or two. The database keeps the locations that
+passed (the table `store_trials`), so later starts and other services make no request. A store that is copied to another
+server has another location, and is tried there. A newer release of a server at the same location is not tried again:
+`ObjectStore.check_capabilities` may be called at any time.
 
 Errors: Misconfigured, if the store breaks a promise; Unavailable; any error of the database.
 """
@@ -26,12 +26,12 @@ class StoreTrial:
 
     def require(self) -> bool:
         """Try the store unless it has passed before; return True if it was tried now. Raises Misconfigured."""
-        binding, location = self.metadata.store_binding, described(self.store.location)
+        binding, location = self.metadata.store_binding, location_text(self.store.location)
         if binding.has_passed_trial(location):
             return False
         bounded = self.store.within(self.silence_seconds)
         try:
-            bounded.check()
+            bounded.check_capabilities()
         finally:
             if bounded is not self.store:
                 bounded.close()
@@ -39,6 +39,6 @@ class StoreTrial:
         return True
 
 
-def described(location: StoreLocation) -> str:
+def location_text(location: StoreLocation) -> str:
     """Return the location in one line, which differs between servers, buckets and prefixes."""
     return location.url if location.s3_endpoint is None else f"{location.url} at {location.s3_endpoint}"

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from storage.entries.chunk_assembler import messages
-from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan
+from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan_sequences
 from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
 from storage.ledger import rows
@@ -96,7 +96,7 @@ class Topic:
 
     def snapshot(self) -> TopicSnapshot:
         """Return the topic as it is now, read in one transaction."""
-        return self._environment.metadata.snapshot(self.record.id)
+        return self._environment.metadata.topic_snapshot(self.record.id)
 
     def read(
         self,
@@ -217,7 +217,7 @@ class Topic:
         """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""
         unsealed, start = SegmentEntryReader(self._environment.log), StartOffset(first_offset)
         source = RawReader(self._environment.store, unsealed, self.snapshot, start, columns=SEQUENCE_COLUMNS)
-        return scan(source.tables(), unsealed.data)
+        return scan_sequences(source.tables(), unsealed.data)
 
     def _raw_source(
         self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None

@@ -68,7 +68,7 @@ class CountedStore(ObjectStore):
         self._count("delete", name)
         self.objects.pop(name, None)
 
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         raise NotImplementedError
 
     def _object(self, name: str) -> bytes:

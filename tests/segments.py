@@ -106,7 +106,7 @@ class OneSegment:
 
     def damaged(self) -> SegmentContent | None:
         """Return its known content, although it cannot be recovered."""
-        with ActiveSegmentFile.damaged(self.local, WriterOptions()) as content:
+        with ActiveSegmentFile.damaged_content(self.local, WriterOptions()) as content:
             return content
 
     def reader(self, end: int | None = None, **options: Any) -> SegmentReader:

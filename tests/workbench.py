@@ -136,7 +136,7 @@ class Workbench(Environment):
 
     def folder(self, topic: Topic) -> Path:
         """The folder of the topic's segments."""
-        return self.log.of_topic(topic.record.uid)
+        return self.log.topic_folder(topic.record.uid)
 
     def segment_states(self, topic: Topic) -> list[str]:
         """The state of each of the topic's segments, in order."""

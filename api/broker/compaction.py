@@ -96,7 +96,7 @@ def summed(states: Mapping[TopicName, StatusAndError]) -> StatusAndError:
     for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):
         of_worst = {name: state for name, state in states.items() if state.status is worst}
         if of_worst:
-            errors = [state.last_error.after(f"{name}: ") for name, state in of_worst.items() if state.last_error]
+            errors = [state.last_error.with_prefix(f"{name}: ") for name, state in of_worst.items() if state.last_error]
             return StatusAndError(worst, ErrorText.joined(errors))
     return StatusAndError(CompactionStatus.SUCCESS)
 

@@ -247,7 +247,7 @@ def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
     NotTheOwner."""
     environment = broker.environment
     record = names.local_topic(broker, name)
-    sizes = extents(environment.metadata.snapshot(record.id), environment.log)
+    sizes = extents(environment.metadata.topic_snapshot(record.id), environment.log)
     if start == EARLIEST:
         return bytes_from(sizes, 0)
     first = Topic(environment, record).first_at(start)

@@ -113,6 +113,6 @@ def release_leases(
     `force`: also if its owner is known to be alive. Raise TopicNotFound, LeaseHeld.
     """
     return [
-        (record, environment.metadata.leases.end(record.id, force=force, dry_run=dry_run))
+        (record, environment.metadata.leases.revoke(record.id, force=force, dry_run=dry_run))
         for record in names.topics(environment, name)
     ]

@@ -134,7 +134,7 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     """Return the content of the page. `with_subscriptions`: the picture marks them. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
-    snapshot = environment.metadata.snapshot(record.id)
+    snapshot = environment.metadata.topic_snapshot(record.id)
     stats = stats_snapshot(environment, name)
     if stats is None:
         raise names.missing(broker.environment, name)

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storage.objects.throttled import stopped
+from storage.objects.throttled import stopped_error
 
 Answer = TypeVar("Answer")
 
@@ -167,12 +167,12 @@ class InProcessEngine:
         try:
             for number in range(count):
                 if stop.is_set():
-                    raise stopped()
+                    raise stopped_error()
                 try:
                     outcomes.append(task(number))
                 except Exception as error:
                     if stop.is_set():  # the stop is the cause of any error
-                        raise stopped() from error
+                        raise stopped_error() from error
                     outcomes.append(TaskFailure(error))
                 on_done(number + 1)
         finally:

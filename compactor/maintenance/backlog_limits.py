@@ -180,7 +180,7 @@ class BacklogLimits:
                 continue
             if unit == "bytes":
                 backlog = bytes_from(
-                    extents(self.environment.metadata.snapshot(topic.id), self.environment.log), slowest.mark + 1
+                    extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log), slowest.mark + 1
                 )
             else:
                 backlog = self._age_seconds(topic, slowest.mark + 1, limit)
@@ -192,7 +192,7 @@ class BacklogLimits:
         """Acknowledge the oldest messages for the subscriptions whose backlog is too large."""
         remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
-            sizes = extents(self.environment.metadata.snapshot(topic.id), self.environment.log)
+            sizes = extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log)
             self._acknowledge_below(
                 Topic(self.environment, topic), self._cursors(topic), first_of_last(sizes, remaining)
             )

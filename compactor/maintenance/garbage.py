@@ -137,7 +137,7 @@ class GarbageCollector:
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
-        if self._is_clean(self.environment.metadata.pins.referenced(topic.id), listed, now):
+        if self._is_clean(self.environment.metadata.pins.gc_snapshot(topic.id), listed, now):
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
@@ -148,7 +148,7 @@ class GarbageCollector:
         trimmed = len(due) if dry_run else self.environment.metadata.trimming.purge(topic.id, marked_before)
         if trimmed and not dry_run:
             failpoint(Failpoint.TRIM_FORGOTTEN)
-        snapshot = self.environment.metadata.pins.referenced(topic.id)
+        snapshot = self.environment.metadata.pins.gc_snapshot(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
             expired = sum(

@@ -75,7 +75,7 @@ class Retention:
         tail_left, sealed = NO_ERROR, False
         for tries_left in reversed(range(_TRIES)):
             policies = self.environment.metadata.policies.resolved(topic)
-            snapshot = self.environment.metadata.snapshot(topic.id)
+            snapshot = self.environment.metadata.topic_snapshot(topic.id)
             now = self.environment.clock.now_ms()
             extents, damage = self._extents(snapshot, policies.policies, now)
             cursors = self._cursors(snapshot.topic, policies, dry_run)

@@ -65,7 +65,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
 
 def _after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
     """Return the offset after the unreadable ledger or segment at an offset."""
-    lasts = (last_of(extent) for extent in environment.metadata.snapshot(topic.id).extents)
+    lasts = (last_of(extent) for extent in environment.metadata.topic_snapshot(topic.id).extents)
     end = next((last.offset + 1 for last in lasts if last is not None and last.offset >= offset), below)
     LOG.warning(
         "%s: the sequence ids of producers at offsets %d to %d are lost, so messages that these producers repeat are "

@@ -74,7 +74,7 @@ class ChunkAssembler:
         pending.chunks.append(chunk)
         if len(pending.chunks) == chunk.chunk_count:
             self._drop(identity)
-            return joined(pending.chunks)
+            return join_chunks(pending.chunks)
         pending.bytes += len(chunk.payload or b"")
         self._bytes += len(chunk.payload or b"")
         while len(self._pending) > self._max_messages or self._bytes > self._max_bytes:
@@ -129,7 +129,7 @@ def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = No
             yield whole
 
 
-def joined(chunks: Sequence[Message]) -> Message:
+def join_chunks(chunks: Sequence[Message]) -> Message:
     """Return one message of all its chunks, in order, decompressed; its payload is None if no chunk has one.
 
     A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is returned as it is stored.

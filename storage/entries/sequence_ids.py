@@ -3,9 +3,9 @@
 Of a batch the highest of its messages counts. The chunks of a message have one sequence id, so a chunk is identified by
 its number, too: ids of one producer are in order as pairs.
 
-`scan` reads them from the tables of a raw read. Of sealed ledgers only the columns that name producer and sequence id
-are decoded; a million messages take about a second. Entries of unsealed segments are read whole. Messages without a
-producer (a bulk import), and entries whose metadata cannot be read, have no sequence id.
+`scan_sequences` reads them from the tables of a raw read. Of sealed ledgers only the columns that name producer and
+sequence id are decoded; a million messages take about a second. Entries of unsealed segments are read whole. Messages
+without a producer (a bulk import), and entries whose metadata cannot be read, have no sequence id.
 
 Must not know: the ids that were stored before.
 """
@@ -77,7 +77,7 @@ def last_whole(sequence: SequenceId) -> int:
     return number if chunk == WHOLE else number - 1
 
 
-def scan(tables: Iterable[pa.Table], entries: Sequence[bytes]) -> Iterator[ScannedSequences]:
+def scan_sequences(tables: Iterable[pa.Table], entries: Sequence[bytes]) -> Iterator[ScannedSequences]:
     """Yield the sequence ids of each table: of rows (SEQUENCE_COLUMNS of rows.SCHEMA), or of undecoded entries.
 
     `entries`: those of the last table that has undecoded ones, by their number in it.

@@ -96,7 +96,7 @@ def none() -> Chunks:
     return np.empty(0, dtype=RECORD)
 
 
-def belonging(table: pa.Table) -> Mask:
+def chunk_mask(table: pa.Table) -> Mask:
     """Return a mask of the rows that are chunks of a message: with uuid, and a possible number. Shape (n,)."""
     mask: Mask = np.equal(table.column("slot").to_numpy(), int(rows.RowType.CHUNK))
     if not mask.any():
@@ -108,7 +108,7 @@ def belonging(table: pa.Table) -> Mask:
 
 def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
     """Return the records of the chunks in `table` (`rows.SCHEMA`), in its order."""
-    mask = belonging(table)
+    mask = chunk_mask(table)
     if not mask.any():
         return none()
     chunks = table.filter(pa.array(mask))

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names, rows
-from storage.ledger.chunk_table import belonging, chunk_records
+from storage.ledger.chunk_table import chunk_mask, chunk_records
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.rows_file import RowsWriter
 from storage.model import IndexLocation, LedgerRecord, MessageId
@@ -116,7 +116,7 @@ def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
     masks = {
         "null_keys": pc.and_(is_message, pc.is_null(table.column("key"))),
         "whole_entries": pc.equal(slot, int(rows.RowType.WHOLE_ENTRY)),
-        "chunks": pc.and_not(pc.equal(slot, int(rows.RowType.CHUNK)), pa.array(belonging(table))),
+        "chunks": pc.and_not(pc.equal(slot, int(rows.RowType.CHUNK)), pa.array(chunk_mask(table))),
     }
     offsets = table.column("offset").to_numpy().astype(np.uint64)
     return {name: BitMap64(array("Q", offsets[mask.to_numpy()].tobytes())) for name, mask in masks.items()}

@@ -28,7 +28,7 @@ from typing import Protocol, Self
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode, make_inside, sync_folder
+from storage.file_modes import file_mode_in, make_inside, sync_folder
 from storage.log import recovery
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
@@ -140,7 +140,7 @@ class ActiveSegmentFile:
 
     @staticmethod
     @contextlib.contextmanager
-    def damaged(
+    def damaged_content(
         segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check
     ) -> Iterator[SegmentContent | None]:
         """Yield the content of a segment that `recover` calls damaged, as far as it is known; None: it is empty.
@@ -246,7 +246,7 @@ class ActiveSegmentFile:
 def _locked(files: SegmentPaths, flags: int) -> int:
     """Open the segment's file and lock it. Raises LeaseHeld; OSError."""
     while True:
-        descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, file_mode(files.folder))
+        descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, file_mode_in(files.folder))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(files.log, descriptor):
@@ -280,7 +280,7 @@ def _open_index(path: Path, index: bytes) -> int:
     """Rebuild the index and open it; return -1 if that fails: readers work without it."""
     descriptor = -1
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode_in(path.parent))
         os.ftruncate(descriptor, 0)
         _write_all(descriptor, [index], 0)
     except OSError as error:

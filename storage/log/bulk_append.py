@@ -29,7 +29,7 @@ from storage.ledger.sealing import Sealer
 from storage.log.lease import OnHeld, afterwards, writer_lease
 from storage.log.ledger_id_recovery import keep_lost_ids
 from storage.log.orphan_segments import with_data_in
-from storage.log.segment import ahead_of_time
+from storage.log.segment import ahead_of_time_error
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
 from storage.model import LedgerRecord
@@ -119,7 +119,7 @@ class BulkAppend:
         follow them."""
         metadata, log = self.environment.metadata, self.environment.log
         keep_lost_ids(metadata, log)
-        if metadata.segments.find_open(self.topic.id) is not None or with_data_in(log.of_topic(self.topic.uid)):
+        if metadata.segments.find_open(self.topic.id) is not None or with_data_in(log.topic_folder(self.topic.uid)):
             roll_open_segment(self.environment, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
@@ -147,7 +147,7 @@ def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
     """Raise InvalidRecord for a publish time that is too far in the future."""
     newest = pc.max(content.column("publish_time")).as_py()
     if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
-        raise ahead_of_time(newest, now, max_ahead_ms)
+        raise ahead_of_time_error(newest, now, max_ahead_ms)
 
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
-from storage.file_modes import file_mode, make_private, sync_folder
+from storage.file_modes import file_mode_in, make_private, sync_folder
 from storage.log.decode_budget import DecodeBudget
 from storage.log.log_space import LogSpace
 from storage.metadata.records import SegmentRecord
@@ -73,7 +73,7 @@ class LogDirectory:
         if self.room is not None:
             self.room.check()
 
-    def of_topic(self, topic_uid: str) -> Path:
+    def topic_folder(self, topic_uid: str) -> Path:
         """Return the folder of a topic's segments; it may not exist."""
         return self.path / topic_uid
 
@@ -116,7 +116,7 @@ class LogDirectory:
         for folder in {self.path, *missing}:  # the first also if its creator died before this
             sync_folder(folder.parent)
         temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode(self.path))
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode_in(self.path))
         with os.fdopen(descriptor, "w") as handle:
             handle.write(secrets.token_hex(16))
             handle.flush()

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from storage.file_modes import file_mode
+from storage.file_modes import file_mode_in
 
 _VALUES = Struct(">QQQQQQ")
 _VERSION = b"\x03"
@@ -75,7 +75,7 @@ class HighWatermarkWriter:
         self._seed = seed
         newest = _newest(_read(path), seed)
         self._number = newest.number if newest else 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode_in(path.parent))
         try:
             if os.fstat(self._descriptor).st_size != _BYTES:
                 os.ftruncate(self._descriptor, 0)

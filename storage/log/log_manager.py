@@ -203,7 +203,7 @@ class LogManager:
 
         Then the database was restored from a backup.
         """
-        files = with_data_in(self.environment.log.of_topic(topic.uid))
+        files = with_data_in(self.environment.log.topic_folder(topic.uid))
         if not files:
             return False
         try:

@@ -87,11 +87,11 @@ class WriterOptions:
         header = inspect(entry)
         check_expansion(header, limit)
         if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:
-            raise ahead_of_time(header.publish_time, now_ms, self.max_ahead_ms)
+            raise ahead_of_time_error(header.publish_time, now_ms, self.max_ahead_ms)
         return header
 
 
-def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
+def ahead_of_time_error(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
     """Return the error that refuses a message of the future, which would delay every policy by time. Times in ms."""
     return InvalidRecord(
         f"the publish time {publish_time} of a message is {publish_time - now_ms} ms in the future, and at most "
@@ -145,7 +145,7 @@ class LocalSegment:
     def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
         """Return the segment of a row, whose log directory this is."""
         header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
-        return cls(log.of_topic(topic.uid), header, topic.name.partition)
+        return cls(log.topic_folder(topic.uid), header, topic.name.partition)
 
     @property
     def files(self) -> SegmentPaths:

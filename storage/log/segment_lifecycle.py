@@ -63,11 +63,11 @@ class SegmentLifecycle:
         `accept_loss`: set files aside that cannot be adopted. Otherwise raises Misconfigured for them, or DataLoss.
         """
         keep_lost_ids(self._metadata, self._log)
-        with naming_file(self._log.of_topic(self._topic.uid), "read"):
+        with naming_file(self._log.topic_folder(self._topic.uid), "read"):
             return self._adopt_files(writer, accept_loss)
 
     def _adopt_files(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
-        folder = self._log.of_topic(self._topic.uid)
+        folder = self._log.topic_folder(self._topic.uid)
         while files := with_data_in(folder):
             end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
@@ -130,7 +130,7 @@ class SegmentLifecycle:
         if row is None:
             return 0
         segment = LocalSegment.of(self._log, self._topic, row)
-        with ActiveSegmentFile.damaged(segment, self._options, self._checking(row.ledger_id)) as content:
+        with ActiveSegmentFile.damaged_content(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
                 self._metadata.segments.drop(self._lease, row.ledger_id)
                 return 0
@@ -143,7 +143,7 @@ class SegmentLifecycle:
         if row is None:
             return None
         self._log.check(self._topic.name, row)
-        file = SegmentPaths(self._log.of_topic(self._topic.uid), row.first_offset).log
+        file = SegmentPaths(self._log.topic_folder(self._topic.uid), row.first_offset).log
         if not file.exists():
             raise ObjectMissing(
                 f"the segment {file} of {self._topic.name} is missing",

@@ -47,7 +47,7 @@ class LogSweep:
             delay = resolver.resolved(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
-                    files = SegmentPaths(self.environment.log.of_topic(owner.uid), segment.first_offset)
+                    files = SegmentPaths(self.environment.log.topic_folder(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
                         sync_folder(files.folder)  # a file that a power cut restores must still have its row
@@ -101,7 +101,7 @@ class LogSweep:
         aside. The end is older than the list of files, and that is older than the rows that are checked: so any file
         that a live writer creates is at or after the end, and has a row before it holds messages.
         """
-        folder = self.environment.log.of_topic(topic.uid)
+        folder = self.environment.log.topic_folder(topic.uid)
         sizes = segments_in(folder)
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0

@@ -109,7 +109,7 @@ def _check_idle(connection: Connection, context: Context, topic: TopicRecord) ->
         )
     last = runs.last(connection, topic.id)
     if last is not None and _lives(context, last):
-        raise runs.is_running(topic, last)
+        raise runs.running_error(topic, last)
 
 
 def withdraw(
@@ -234,7 +234,7 @@ def abort(connection: Connection, context: Context, topic_ids: Sequence[int]) ->
     _lock(connection, topic_ids)
     for topic_id in sorted(topic_ids):
         _stop(connection, context, topic_id, "compaction of the topic was aborted")
-        compaction_control_rows.cleared(connection, topic_id)
+        compaction_control_rows.clear_failures(connection, topic_id)
     return _controls(connection, context, topic_ids)
 
 
@@ -281,7 +281,7 @@ def record_failure(
     """
     topics.locked(connection, topic_id)
     before = get(connection, context, topic_id)
-    compaction_control_rows.failed(connection, topic_id, before.failures + 1, retry_at, error)
+    compaction_control_rows.store_failures(connection, topic_id, before.failures + 1, retry_at, error)
     if leader is not None:
         if requested_at in (None, before.requested_at):
             compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
@@ -303,14 +303,14 @@ def fail_run(
     if not was_running:
         return None
     failures = get(connection, context, run.topic_id).failures + 1
-    compaction_control_rows.failed(connection, run.topic_id, failures, retry_at(failures), error)
+    compaction_control_rows.store_failures(connection, run.topic_id, failures, retry_at(failures), error)
     return failures
 
 
 def record_success(connection: Connection, topic_id: int) -> None:
     """Store that the topic does not fail any more. A run that succeeds does this by itself."""
     topics.locked(connection, topic_id)
-    compaction_control_rows.cleared(connection, topic_id)
+    compaction_control_rows.clear_failures(connection, topic_id)
 
 
 def _lives(context: Context, run: RunRecord | None) -> bool:

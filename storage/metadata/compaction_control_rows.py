@@ -95,18 +95,18 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
         )
 
 
-def cleared(connection: Connection, topic_id: int) -> None:
+def clear_failures(connection: Connection, topic_id: int) -> None:
     """Store that the topic does not fail any more. Idempotent. The topic is locked."""
     failing = (controls.c.topic_id == topic_id) & (controls.c.failures > 0)
     queries.change_where(connection, controls, failing, failures=0, retry_at=None, **NO_ERROR.fields("last_error"))
 
 
-def failed(connection: Connection, topic_id: int, failures: int, retry_at: int, error: ErrorText) -> None:
+def store_failures(connection: Connection, topic_id: int, failures: int, retry_at: int, error: ErrorText) -> None:
     """Store the topic's failures in a row, the time of the next try, and the last error. The topic is locked."""
     put(connection, topic_id, failures=failures, retry_at=retry_at, **error.fields("last_error"))
 
 
-def ended(connection: Connection, topic_id: int, run_id: int) -> None:
+def clear_aborting_run(connection: Connection, topic_id: int, run_id: int) -> None:
     """Store that the worker of an aborted run has stopped. The topic is locked."""
     aborted = (controls.c.topic_id == topic_id) & (controls.c.aborting_run_id == run_id)
     queries.change_where(connection, controls, aborted, aborting_run_id=None)

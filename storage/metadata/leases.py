@@ -39,7 +39,7 @@ def acquire(connection: Connection, context: Context, topic_id: int, owner: str,
     row = _locked(connection, topic_id)
     if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
         remedy = "wait for it to finish, or end that process, then try again"
-        raise held(connection, context, row, remedy, Advice(AdviceKind.APPEND_THROUGH_OWNER))
+        raise held_error(connection, context, row, remedy, Advice(AdviceKind.APPEND_THROUGH_OWNER))
     lease = Lease(topic_id, owner, row["token"] + 1, context.now + ttl_ms)
     queries.change(connection, leases, topic_id, holder=owner, token=lease.token, expires_at=lease.expires_at)
     return lease
@@ -84,11 +84,10 @@ def release(connection: Connection, lease: Lease) -> None:
 def current(connection: Connection, context: Context, topic_id: int) -> Lease | None:
     """Return the topic's lease, as it was taken or renewed last; None: it is free or expired."""
     lease = queries.find(connection, select(leases).where(leases.c.topic_id == topic_id), row_mapping.lease)
-    held_now = lease is not None and is_held(lease.owner, lease.expires_at, LEASE_TTL_MS, context.now)
-    return lease if held_now else None
+    return lease if lease and is_held(lease.owner, lease.expires_at, LEASE_TTL_MS, context.now) else None
 
 
-def end(
+def revoke(
     connection: Connection, context: Context, topic_id: int, *, force: bool = False, dry_run: bool = False
 ) -> Lease | None:
     """Take the lease from its owner, which is fenced from then on. Returns the lease as it was; None: it was free.
@@ -106,7 +105,7 @@ def end(
         if is_alive_here(lease.owner) or any(
             same_process(service.name, lease.owner) for service in services.live(connection, context)
         ):
-            raise held(connection, context, row, alive, alive)
+            raise held_error(connection, context, row, alive, alive)
     if not dry_run:
         release(connection, lease)
     return lease
@@ -115,7 +114,9 @@ def end(
 # Parts of other transactions
 
 
-def held(connection: Connection, context: Context, row: RowMapping, remedy: str, of_service: str | Advice) -> LeaseHeld:
+def held_error(
+    connection: Connection, context: Context, row: RowMapping, remedy: str, of_service: str | Advice
+) -> LeaseHeld:
     """Return the error that names the writer in a row. `of_service`: the remedy where a live service is the writer."""
     topic, owner = topics.by_id(connection, row["topic_id"]).name, str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"

@@ -99,7 +99,7 @@ def collect(connection: Connection, context: Context, topic_id: int, ledger_id: 
     return True
 
 
-def referenced(connection: Connection, context: Context, topic_id: int) -> GcSnapshot:
+def gc_snapshot(connection: Connection, context: Context, topic_id: int) -> GcSnapshot:
     """Return the rows that lead to objects of the topic, and the attempts that may still write some.
 
     Ledgers that are trimmed are among them until they are purged. List the objects first and call this afterwards:

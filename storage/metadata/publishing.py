@@ -46,7 +46,7 @@ def publish(
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, record, compacted.ledger_id, statistics, now)
     if retry is not None:
-        compaction_control_rows.failed(connection, topic.id, 1, retry.at, retry.error)
+        compaction_control_rows.store_failures(connection, topic.id, 1, retry.at, retry.error)
     failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

@@ -57,7 +57,7 @@ def claim(
     running = queries.find(connection, under_way, row_mapping.run)
     if running is not None:
         if is_alive(running.owner, running.heartbeat_at, heartbeat_ttl_ms, now):
-            raise is_running(topic, running)
+            raise running_error(topic, running)
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
     epoch = topic.epoch + 1
@@ -159,7 +159,7 @@ def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorT
     Only the run's worker calls this, when it has stopped.
     """
     topics.locked(connection, run.topic_id)
-    compaction_control_rows.ended(connection, run.topic_id, run.run_id)
+    compaction_control_rows.clear_aborting_run(connection, run.topic_id, run.run_id)
     record = get(connection, run.run_id)
     if record.state is not RunState.RUNNING:
         return record
@@ -263,7 +263,7 @@ def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
     connection.execute(select(runs.c.run_id).where(*running).order_by(runs.c.run_id).with_for_update()).all()
 
 
-def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
+def running_error(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
     """Return the error that names the run under way."""
     return CompactionRunning(
         f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
@@ -290,7 +290,7 @@ def _current(connection: Connection, run: RunRecord) -> RunRecord:
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
     attempts.finish_all(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
-        compaction_control_rows.cleared(connection, run.topic_id)
+        compaction_control_rows.clear_failures(connection, run.topic_id)
     queries.change(connection, runs, run.run_id, state=state.value, finished_at=now, **values)
 
 

@@ -93,8 +93,7 @@ def resign(connection: Connection, token: int) -> None:
 def leader(connection: Connection, context: Context) -> str | None:
     """Return the name of the service that leads; None: there is none."""
     row = connection.execute(select(leadership).where(leadership.c.role == SCHEDULER)).one()
-    leads = row.holder is not None and row.expires_at > context.now
-    return str(row.holder) if leads else None
+    return str(row.holder) if row.holder is not None and row.expires_at > context.now else None
 
 
 def check_leader(connection: Connection, token: int) -> None:

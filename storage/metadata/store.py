@@ -89,7 +89,7 @@ class MetadataStore:
         """Close the connections; the store may be used again and then opens new ones."""
         self.database.close()
 
-    def snapshot(self, topic_id: int) -> TopicSnapshot:
+    def topic_snapshot(self, topic_id: int) -> TopicSnapshot:
         """Return the topic with its ledgers, unsealed segments, `__compaction` cursor, compacted ledger and last run.
 
         All of one moment.

@@ -140,7 +140,7 @@ class LeaseStore(Store):
     renew_many = writes(leases.renew_many)
     release = writes(leases.release)
     current = reads(leases.current)
-    end = writes(leases.end)
+    revoke = writes(leases.revoke)
 
 
 class AttemptStore(Store):
@@ -259,7 +259,7 @@ class PinStore(Store):
     release = writes(pins.release)
     retired = reads(pins.retired)
     collect = writes(pins.collect)
-    referenced = snapshots(pins.referenced)
+    gc_snapshot = snapshots(pins.gc_snapshot)
 
 
 class RunStore(Store):

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, delete, insert, select
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
-from storage.metadata.leases import held
+from storage.metadata.leases import held_error
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import DeletedTopic
@@ -86,7 +86,7 @@ def check_unwritten(connection: Connection, context: Context, topic_ids: Collect
     for lease in connection.execute(_leases_of(topic_ids)).mappings().all():
         if is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now):
             through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
-            raise held(connection, context, lease, "stop the writer first, or force it", through)
+            raise held_error(connection, context, lease, "stop the writer first, or force it", through)
 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:

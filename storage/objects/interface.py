@@ -213,7 +213,7 @@ class ObjectStore(ABC):
         """Delete an object, which need not exist."""
 
     @abstractmethod
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         """Check every promise above with temporary objects; `Misconfigured` names a broken one."""
 
     def within(self, seconds: float) -> ObjectStore:

@@ -37,7 +37,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode, make_inside, make_private, sync_folder
+from storage.file_modes import file_mode_in, make_inside, make_private, sync_folder
 from storage.objects.capability_check import CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
@@ -153,7 +153,7 @@ class LocalStore(ObjectStore):
         with self._naming(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         return check_capabilities(self, streamed=self).require()
 
     def _path(self, name: str) -> Path:
@@ -187,7 +187,7 @@ class LocalStore(ObjectStore):
             self._sweep()
         while True:
             path = self._temporary / uuid.uuid4().hex
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode(self._temporary))
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode_in(path.parent))
             with suppress(OSError):  # a file system without locks: no process can lock, so none sweeps
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:

@@ -2,8 +2,8 @@
 
 A new store is a module that implements `ObjectStore`, a line in `OPENERS`, and an entry in the list of
 tests/conformance/objects/conftest.py. Openers import their module when they are called, so a process that never uses S3
-need not import (or have) boto3. Opening makes no request: a wrong bucket fails at the first call, or in `check`. Error:
-`Misconfigured`, for a bad URL. Must not know: credentials.
+need not import (or have) boto3. Opening makes no request: a wrong bucket fails at the first call, or in
+`check_capabilities`. Error: `Misconfigured`, for a bad URL. Must not know: credentials.
 """
 
 from __future__ import annotations

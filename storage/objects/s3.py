@@ -1,11 +1,11 @@
 """Objects in a bucket of AWS S3, or of any server that speaks its protocol, below a prefix.
 
-Create-if-absent is the server's (`If-None-Match: *`); `check` finds out whether a server honours it. Requests are
-retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
-object carries a mark, drawn for the call that creates it, in its user metadata: a refused call reads the object's mark,
-and its own mark means success. A mark proves more than equal bytes do: two writers of the same bytes have one winner.
-If even the retries get no answer, the mark decides, too; only if the mark cannot be read does the call fail, and then
-(`Unavailable`) the object may appear later.
+Create-if-absent is the server's (`If-None-Match: *`); `check_capabilities` finds out whether a server honours it.
+Requests are retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself.
+Hence every object carries a mark, drawn for the call that creates it, in its user metadata: a refused call reads the
+object's mark, and its own mark means success. A mark proves more than equal bytes do: two writers of the same bytes
+have one winner. If even the retries get no answer, the mark decides, too; only if the mark cannot be read does the call
+fail, and then (`Unavailable`) the object may appear later.
 
 boto3 clients are safe among threads, not over a fork or a pickle: a forked child creates its own, pickling is refused.
 Must not know: the meaning of the bytes; credentials, which boto3 finds in the process's environment. Errors: see
@@ -175,7 +175,7 @@ class S3Store(ObjectStore):
                 if code_of(error) != "NoSuchKey":
                     raise
 
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         in_parts = replace(self._requests, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES)
         streamed = S3Store(self.location, in_parts, self._clock)
         try:

@@ -54,7 +54,7 @@ class RateLimiter:
     def spend(self, size: int) -> None:
         """Wait until these bytes are within the rate. Raises Fenced if it is stopped before that."""
         if self._stop is not None and self._stop.is_set():
-            raise stopped()
+            raise stopped_error()
         if self._rate is None:
             return
         now = float(self._clock.now_ms())
@@ -64,11 +64,11 @@ class RateLimiter:
             self._clock.wait(_HEARS_SECONDS)
             seconds -= _HEARS_SECONDS
             if self._stop.is_set():
-                raise stopped()
+                raise stopped_error()
         self._clock.wait(seconds)
 
 
-def stopped() -> Fenced:
+def stopped_error() -> Fenced:
     """Return the error of a cancelled task."""
     return Fenced("the compaction was cancelled", "start it again if it is still wanted")
 
@@ -119,8 +119,8 @@ class ThrottledStore(ObjectStore):
     def delete(self, name: str) -> None:
         self._store.delete(name)
 
-    def check(self) -> CapabilityReport:
-        return self._store.check()
+    def check_capabilities(self) -> CapabilityReport:
+        return self._store.check_capabilities()
 
     def close(self) -> None:
         self._store.close()

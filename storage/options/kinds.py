@@ -43,7 +43,7 @@ class ValueKind(Protocol):
         ...
 
 
-def refused(name: str, raw: object, allowed: str) -> InvalidInput:
+def refused_value(name: str, raw: object, allowed: str) -> InvalidInput:
     """Return the error for a value that is not allowed; it names the allowed values."""
     text = repr(raw) if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False, default=repr)
     return InvalidInput(f"{text} is not a value of {name}", f"give {allowed}")
@@ -80,7 +80,7 @@ class WholeNumber(_Plain):
     def parse(self, name: str, raw: object) -> int:
         number = self._number(raw.strip().lower() if isinstance(raw, str) else raw)
         if number is None or not self.least <= number <= self.greatest:
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         return number
 
     def _number(self, raw: object) -> int | None:
@@ -153,7 +153,7 @@ class Decimal(_Plain):
         except (ValueError, OverflowError):
             number = None
         if number is None or number == float("inf") or not self.least <= number <= self.greatest:  # NaN is not
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         return number
 
 
@@ -167,7 +167,7 @@ class Boolean(_Plain):
         word = raw.strip().lower() if isinstance(raw, str) else raw
         if isinstance(word, bool) or word in ("true", "false"):
             return word in (True, "true")
-        raise refused(name, raw, self.allowed)
+        raise refused_value(name, raw, self.allowed)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Choice(_Plain):
         by_small_letters = {word.lower(): word for word in self.words}
         word = by_small_letters.get(raw.strip().lower()) if isinstance(raw, str) else None
         if word is None:
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         return word
 
 
@@ -196,7 +196,7 @@ class Text(_Plain):
 
     def parse(self, name: str, raw: object) -> str:
         if not isinstance(raw, str) or not raw.isprintable():
-            raise refused(name, "…" if isinstance(raw, str) else raw, f"{self.allowed}, in one line")
+            raise refused_value(name, "…" if isinstance(raw, str) else raw, f"{self.allowed}, in one line")
         return raw
 
 
@@ -213,7 +213,7 @@ class TextList:
     def parse(self, name: str, raw: object) -> tuple[str, ...]:
         parts = raw.split(",") if isinstance(raw, str) else raw
         if not isinstance(parts, list) or not all(isinstance(part, str) and part.isprintable() for part in parts):
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
     def to_json(self, value: object) -> object:
@@ -235,10 +235,10 @@ class CleanupPolicy:
         elif isinstance(raw, list | tuple | set | frozenset):
             parts += raw
         else:
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         words = frozenset(part for part in parts if isinstance(part, str))
         if not all(isinstance(part, str) for part in parts) or not words <= set(_CLEANUP):
-            raise refused(name, raw, self.allowed)
+            raise refused_value(name, raw, self.allowed)
         return words
 
     def to_json(self, value: object) -> object:
@@ -262,7 +262,7 @@ class Optional:
         try:
             return self.kind.parse(name, raw)
         except InvalidInput:
-            raise refused(name, raw, self.allowed) from None
+            raise refused_value(name, raw, self.allowed) from None
 
     def to_json(self, value: object) -> object:
         return None if value is None else self.kind.to_json(value)

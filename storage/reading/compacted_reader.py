@@ -131,7 +131,7 @@ class CompactedReader:
                 return
 
     def _take_snapshot(self) -> TopicSnapshot:
-        return self._environment.metadata.snapshot(self._topic_id)
+        return self._environment.metadata.topic_snapshot(self._topic_id)
 
     def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
         """Yield the messages at or below the horizon; return the snapshot in which to continue raw after it.

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.entries.chunk_assembler import joined, row_messages
+from storage.entries.chunk_assembler import join_chunks, row_messages
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import assemble, offsets
@@ -108,7 +108,7 @@ class _PointRead:
             compacted = (chunk for chunk in chunks if chunk.offset <= self._horizon)
             if not all(retention.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
-        return joined(chunks)
+        return join_chunks(chunks)
 
     def _chunks_before(self, last: int) -> list[int]:
         """Return the offsets of the chunks of a chunked message, but for the last one."""

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.ledger import chunk_table, rows
-from storage.ledger.chunk_table import Chunks, Mask, assemble, belonging, chunk_records, offsets, read_ledger_chunks
+from storage.ledger.chunk_table import Chunks, Mask, assemble, chunk_mask, chunk_records, offsets, read_ledger_chunks
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
@@ -139,8 +139,8 @@ class LastMessageFinder:
                 if deleted:
                     live = alive(deleted, part.first.offset, table.column("offset").to_numpy())
                     table = table.filter(pa.array(live))
-                table = table if retention is None else retention.of(table)
-                if whole is None and belonging(table).any():
+                table = table if retention is None else retention.apply(table)
+                if whole is None and chunk_mask(table).any():
                     whole = self._last_whole(manifest)
                 last = _last_plain(table)
                 if whole is not None and whole in table.column("offset").to_numpy():
@@ -262,7 +262,7 @@ def _from(first: int, table: pa.Table) -> pa.Table:
 
 def _last_plain(table: pa.Table) -> int | None:
     """Return the offset of the last row that is no chunk of a message; None: every row is one."""
-    plain = np.flatnonzero(~belonging(table))
+    plain = np.flatnonzero(~chunk_mask(table))
     return table.column("offset")[int(plain[-1])].as_py() if len(plain) else None
 
 

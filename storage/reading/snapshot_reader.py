@@ -67,7 +67,7 @@ class RetentionFilter:
         """Return whether a compacted message is visible."""
         return offset >= self.start_offset and (self.not_before_ms is None or publish_time >= self.not_before_ms)
 
-    def of(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table) -> pa.Table:
         """Return the visible rows of a table (with `offset`, ascending, and `publish_time`); the result may
         be empty."""
         if len(table) and table.column("offset")[0].as_py() < self.start_offset:
@@ -238,7 +238,7 @@ class SnapshotReader:
                 if bound.is_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := _from(bound, table if self.retention is None else self.retention.of(table))):
+                    if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
                         yield table
 
     def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
@@ -293,7 +293,7 @@ class SnapshotReader:
                 if part.first.offset >= end or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
-                    if len(table := between(table if self.retention is None else self.retention.of(table), 0, end)):
+                    if len(table := between(table if self.retention is None else self.retention.apply(table), 0, end)):
                         yield table
 
     def segment_windows(

@@ -19,7 +19,7 @@ from tests.workbench import Workbench, raw
 
 
 def log_file(bench: Workbench, topic: Topic, first_offset: int) -> Path:
-    return SegmentPaths(bench.log.of_topic(topic.record.uid), first_offset).log
+    return SegmentPaths(bench.log.topic_folder(topic.record.uid), first_offset).log
 
 
 def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:

@@ -92,7 +92,7 @@ def written(tmp_path: Path) -> Iterator[tuple[Topic, Path]]:
         for number in range(100):
             log.append(single(b"k", b"x" * 2000, NOW + number % 7))
             log.append(batch((b"a", b"1"), (b"b", None), codec=CompressionType.ZSTD))
-    yield topic, bench.log.of_topic(topic.record.uid) / f"{1:020d}"
+    yield topic, bench.log.topic_folder(topic.record.uid) / f"{1:020d}"
     bench.metadata.close()
 
 

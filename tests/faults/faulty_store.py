@@ -157,8 +157,8 @@ class FaultyStore(ObjectStore):
     def delete(self, name: str) -> None:
         self.write(name, lambda: self._inner.delete(name), "delete")
 
-    def check(self) -> CapabilityReport:
-        return self._inner.check()
+    def check_capabilities(self) -> CapabilityReport:
+        return self._inner.check_capabilities()
 
     def close(self) -> None:
         self._inner.close()

@@ -158,7 +158,7 @@ def tailed(bench: Workbench) -> None:
     append(bench, ENTRIES)
     topic = the_topic(bench)
     (segment,) = topic.snapshot().segments
-    with SegmentPaths(bench.log.of_topic(topic.record.uid), segment.first_offset).log.open("ab") as file:
+    with SegmentPaths(bench.log.topic_folder(topic.record.uid), segment.first_offset).log.open("ab") as file:
         file.write(bytes([0, 0, 0, 99, 1]) + b"torn off in the middle of a frame")
 
 

@@ -124,7 +124,7 @@ def test_what_a_dead_process_holds_by_a_fast_clock_is_free_at_once(
     assert store.runs.expire_attempts(topic.id, GRACE) == [attempt.attempt_id]
     publish_all(store, topic)
     clock.advance(GRACE)
-    assert store.pins.referenced(topic.id).pins == ()
+    assert store.pins.gc_snapshot(topic.id).pins == ()
     assert store.pins.collect(topic.id, pin.ledger_id, GRACE)
     assert store.services.live() == []
     assert store.services.purge_dead() == 1
@@ -174,14 +174,14 @@ def test_what_serves_stays_whatever_the_time(
 ) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     assert before.compacted is not None
     clock.advance(jump)
     assert not store.pins.collect(topic.id, before.compacted.ledger_id, 0)
     store.runs.expire_attempts(topic.id, 0)
     store.attempts.purge(topic.id, clock.now_ms())
     clock.advance(-jump)
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     assert store.pins.take(topic.id, "reader", TTL)[0] == before
 
 
@@ -238,10 +238,10 @@ def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL
         worker = stores[number % 2]
         created = append(stores[1], topic, 2)
         run = claim(worker, topic)
-        snapshot = worker.snapshot(topic.id)
+        snapshot = worker.topic_snapshot(topic.id)
         assert (snapshot.topic.generation, snapshot.topic.epoch) == (number, number + 1)
         worker.publishing.publish(run, number, compacted(worker, run, number + 1, end_of(created[0])), {})
-        after = stores[0].snapshot(topic.id)
+        after = stores[0].topic_snapshot(topic.id)
         assert after.horizon is not None
         assert after.horizon.offset > horizon
         horizon = after.horizon.offset

@@ -45,7 +45,7 @@ class World:
     witness: MetadataStore
 
     def state(self) -> tuple[TopicSnapshot, GcSnapshot]:
-        return self.witness.snapshot(self.topic.id), self.witness.pins.referenced(self.topic.id)
+        return self.witness.topic_snapshot(self.topic.id), self.witness.pins.gc_snapshot(self.topic.id)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def world(database_url: URL, open_store: OpenStore) -> Iterator[World]:
 def publication(world: World) -> tuple[RunRecord, int, CompactedLedgerRecord]:
     """A run that is about to publish, the generation it read, and what it publishes."""
     run = claim(world.witness, world.topic)
-    snapshot = world.witness.snapshot(world.topic.id)
+    snapshot = world.witness.topic_snapshot(world.topic.id)
     generation = snapshot.topic.generation
     return run, generation, compacted(world.witness, run, generation + 1, end_of(snapshot.ledgers[-1]))
 
@@ -90,7 +90,7 @@ def test_a_publish_that_was_not_committed_can_be_done_again(world: World) -> Non
     assert "not known" not in answer.value.message
     assert world.state() == before
     assert world.store.publishing.publish(run, generation, new, {}).state is RunState.SUCCESS
-    assert world.witness.snapshot(world.topic.id).compacted == new
+    assert world.witness.topic_snapshot(world.topic.id).compacted == new
 
 
 def test_a_publish_whose_answer_was_lost_is_a_success(world: World) -> None:
@@ -99,7 +99,7 @@ def test_a_publish_whose_answer_was_lost_is_a_success(world: World) -> None:
     ended = world.store.publishing.publish(run, generation, new, {"survivors": 2})
     assert world.link.cuts == 1
     assert (ended.state, ended.compacted_ledger_id) == (RunState.SUCCESS, new.ledger_id)
-    after = world.witness.snapshot(world.topic.id)
+    after = world.witness.topic_snapshot(world.topic.id)
     assert (after.compacted, after.last_run, after.horizon) == (new, ended, new.horizon)
 
 
@@ -134,10 +134,10 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     ended = world.store.runs.fail(run, ErrorText.of(answer.value))
     if cut is Cut.BEFORE:
         assert ended.state is RunState.ERROR
-        assert world.witness.snapshot(world.topic.id).compacted == before[0].compacted
+        assert world.witness.topic_snapshot(world.topic.id).compacted == before[0].compacted
     else:
         assert (ended.state, str(ended.error)) == (RunState.SUCCESS, "")
-        assert world.witness.snapshot(world.topic.id).compacted == new
+        assert world.witness.topic_snapshot(world.topic.id).compacted == new
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -228,7 +228,7 @@ CHANGES: dict[str, Change] = {
     "beat": lambda store, topic, run: store.runs.heartbeat([run], {run.run_id: {"parts": 1}}),
     "cancel": lambda store, topic, run: cancelled(store, run),
     "collect": lambda store, topic, run: store.pins.collect(
-        topic.id, store.pins.referenced(topic.id).compacted[0].ledger_id, 0
+        topic.id, store.pins.gc_snapshot(topic.id).compacted[0].ledger_id, 0
     ),
     "delete the cursor": lambda store, topic, run: store.cursors.delete(topic.id, "__compaction"),
     "fail": lambda store, topic, run: store.runs.fail(run, ErrorText("broken")),

@@ -193,7 +193,7 @@ def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
 def kept_pinned(bench: Workbench, topic: Topic) -> Iterator[None]:
     """Keep a pin alive for a long time, as a reader does that requests its next message before its TTL is over."""
     with patch.object(pins_module, "PIN_TTL_MS", 10 * GRACE_MS):
-        for pin in bench.metadata.pins.referenced(topic.record.id).pins:
+        for pin in bench.metadata.pins.gc_snapshot(topic.record.id).pins:
             bench.metadata.pins.renew(pin, 10 * GRACE_MS)
         yield
 
@@ -284,13 +284,13 @@ def test_the_harness_notices_when_unfinished_attempts_lose_their_objects(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every attempt taken for long finished, a living import loses its ledgers."""
-    real = bench.metadata.pins.referenced
+    real = bench.metadata.pins.gc_snapshot
 
     def all_finished(topic_id: int) -> Any:
         snapshot = real(topic_id)
         return replace(snapshot, attempts=tuple(replace(attempt, finished_at=0) for attempt in snapshot.attempts))
 
-    monkeypatch.setattr(bench.metadata.pins, "referenced", all_finished)
+    monkeypatch.setattr(bench.metadata.pins, "gc_snapshot", all_finished)
     import_beside_collections(bench, topic, alive=True)
     with pytest.raises(Exception, match="does not exist"):
         raw(topic)

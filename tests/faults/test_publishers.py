@@ -32,7 +32,7 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
     (ledger,) = append(stores[0], topic, 10 * (rounds + 1))
     for round_number in range(rounds):
         run = claim(stores[0], topic)
-        before = stores[0].snapshot(topic.id)
+        before = stores[0].topic_snapshot(topic.id)
         generation = before.topic.generation
         candidates = []
         for number in range(len(stores)):
@@ -60,7 +60,7 @@ def check_serves(
     winner: CompactedLedgerRecord,
     old_horizon: LogPosition | None,
 ) -> None:
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after.compacted == winner
     assert after.topic.generation == winner.generation
     assert after.cursor is not None
@@ -134,12 +134,12 @@ def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
     store.publishing.publish(first, 0, compacted(store, first, 1, horizon), {})
 
     second = claim(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     with pytest.raises(Fenced, match=r"generation or epoch of .*orders moved"):
         store.publishing.publish(second, 0, compacted(store, second, 2, horizon), {})
     with pytest.raises(Fenced, match=r"generation or epoch of .*orders moved"):
         store.publishing.publish(first, 1, compacted(store, first, 2, horizon), {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     store.publishing.publish(second, 1, compacted(store, second, 2, horizon), {})
 
 
@@ -171,6 +171,6 @@ def test_a_stale_epoch_has_no_effect_whatever_it_tries(
         *late, won = at_once(*calls, partial(stores[-1].publishing.publish, current, generation, candidates[-1], {}))
         assert isinstance(won, RunRecord)
         assert [type(result) for result in late] == [Fenced] * len(zombies)
-        assert stores[0].snapshot(topic.id).compacted == candidates[-1]
+        assert stores[0].topic_snapshot(topic.id).compacted == candidates[-1]
         assert stores[0].runs.heartbeat(claimed) == [run.run_id for run in claimed]
     assert stores[0].topics.get(topic.name).generation == 10

@@ -90,7 +90,7 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
 
 def is_locked(bench: Workbench, topic: Topic) -> bool:
     """Return whether a process holds the file of the topic's first segment."""
-    with SegmentPaths(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
+    with SegmentPaths(bench.log.topic_folder(topic.record.uid), 0).log.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

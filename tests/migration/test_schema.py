@@ -178,7 +178,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     clock = ManualClock()
     store = MetadataStore(database.url, clock)
     (topic,) = store.topics.all()
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert (topic.start_offset, topic.next_offset, snapshot.segments) == (0, 100, ())
     assert [(ledger.ledger_id, ledger.last_offset, ledger.deleted_at) for ledger in snapshot.ledgers] == [(5, 99, None)]
     assert snapshot.cursor is not None
@@ -188,7 +188,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     lease = store.leases.acquire(topic.id, "writer", 1)
     segment = SegmentRecord(store.ledgers.allocate_ids(1), 100, "ab" * 16, SegmentState.OPEN, created_at=1)
     store.segments.open(lease, segment)
-    assert store.snapshot(topic.id).segments == (segment,)
+    assert store.topic_snapshot(topic.id).segments == (segment,)
     store.close()
 
 

@@ -159,7 +159,7 @@ class Schedule:
 
     def needed(self) -> set[str]:
         """Return what is referred to, pinned, young or in progress: written apart from the collector."""
-        snapshot, now = self.bench.metadata.pins.referenced(self.topic.record.id), self.clock.now_ms()
+        snapshot, now = self.bench.metadata.pins.gc_snapshot(self.topic.record.id), self.clock.now_ms()
         delay = self.bench.metadata.policies.effective(self.topic.record).file_delete_delay_ms
         stays, goes = set[str](), set[str]()
         for ledger in snapshot.ledgers:

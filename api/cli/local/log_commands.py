@@ -167,7 +167,7 @@ def _lines_of(environment: Environment, topic: TopicRecord, extent: LedgerRecord
     if isinstance(extent, LedgerRecord):
         return _ledger_lines(environment, topic, extent)
     environment.log.check(topic.name, extent)
-    file = SegmentPaths(environment.log.of_topic(topic.uid), extent.first_offset).log
+    file = SegmentPaths(environment.log.topic_folder(topic.uid), extent.first_offset).log
     return _segment_lines(file, topic.name.partition)
 
 

@@ -46,7 +46,7 @@ def check_store(context: typer.Context) -> None:
     Tests everything that compactor relies on, races included, and removes the objects of the test.
     """
     with closing(open_object_store(context.obj)) as store:
-        report = store.check()
+        report = store.check_capabilities()
     for capability in report.capabilities:
         put(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()

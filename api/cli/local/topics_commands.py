@@ -147,7 +147,7 @@ def delete_topic(
         except LeaseHeld as error:
             refusal = error
         for record in records:
-            snapshot = environment.metadata.snapshot(record.id)
+            snapshot = environment.metadata.topic_snapshot(record.id)
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
             tail = unsealed(environment.log, snapshot)
             messages += tail.messages

@@ -87,7 +87,7 @@ def compacted(store: MetadataStore, run: RunRecord, generation: int, horizon: Lo
 def publish_all(store: MetadataStore, topic: TopicRecord) -> RunRecord:
     """One whole run up to the topic's end."""
     run = claim(store, topic)
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     generation = snapshot.topic.generation
     new = compacted(store, run, generation + 1, end_of(snapshot.ledgers[-1]))
     return store.publishing.publish(run, generation, new, {"survivors": 2})

@@ -89,8 +89,8 @@ def seal_all(store: MetadataStore, topic: TopicRecord) -> list[LedgerRecord]:
 def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
     """All that changes of the log may touch."""
     return (
-        store.snapshot(topic.id),
-        store.pins.referenced(topic.id),
+        store.topic_snapshot(topic.id),
+        store.pins.gc_snapshot(topic.id),
         store.segments.of_topic(topic.id),
         store.segments.roll_requested(topic.id),
     )

@@ -79,7 +79,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     ended = store.runs.get(run.run_id)
     assert (ended.state, ended.finished_at) == (RunState.ERROR, clock.now_ms())
     assert str(ended.error) == "its worker stopped answering; expired by garbage collection"
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for call in (
         lambda: store.runs.update(run),
         lambda: store.runs.finish(run, {}),
@@ -89,7 +89,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
             call()
     assert store.runs.heartbeat([run]) == [run.run_id]
     assert store.runs.fail(run, ErrorText("I was asleep")) == ended
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     # The next claim finds no attempt to take over from.
     assert claim(store, topic).run_id > run.run_id
     assert store.runs.get(run.run_id) == ended
@@ -134,7 +134,7 @@ def test_giving_up_that_fails_in_the_middle_changes_nothing(
     clock.advance(TTL)
     check_all_or_nothing(
         store,
-        lambda: (store.attempts.of_topic(topic.id), store.snapshot(topic.id)),
+        lambda: (store.attempts.of_topic(topic.id), store.topic_snapshot(topic.id)),
         lambda: store.runs.expire_attempts(topic.id, TTL),
     )
     assert store.runs.get(run.run_id).state is RunState.ERROR
@@ -180,7 +180,7 @@ def test_publish_against_giving_up_is_one_or_the_other(
             partial(stores[0].publishing.publish, run, generation, new, {}),
             lambda: stores[1].runs.expire_attempts(topic.id, TTL),
         )
-        serving = stores[0].snapshot(topic.id).compacted
+        serving = stores[0].topic_snapshot(topic.id).compacted
         if expired == []:
             assert isinstance(published, RunRecord)
             assert serving == new
@@ -227,7 +227,7 @@ def test_attempts_that_have_objects_yet_are_not_forgotten(
 
 
 def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
-    assert store.pins.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
+    assert store.pins.gc_snapshot(topic.id) == GcSnapshot(topic, (), (), (), ())
     created = append(store, topic, 3, 4)
     first = publish_all(store, topic)
     pin = store.pins.take(topic.id, "reader", TTL)[1]
@@ -235,7 +235,7 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord, ot
     run = claim(store, topic)
     append(store, other, 3)
     publish_all(store, other)
-    snapshot = store.pins.referenced(topic.id)
+    snapshot = store.pins.gc_snapshot(topic.id)
     assert snapshot.topic == store.topics.get(topic.name)
     assert snapshot.ledgers == tuple(created)
     assert [item.ledger_id for item in snapshot.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
@@ -244,7 +244,7 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord, ot
     assert [attempt.attempt_id for attempt in snapshot.attempts if attempt.finished_at is None] == [run.attempt_id]
     assert snapshot.pins == (pin,)
     with pytest.raises(TopicNotFound):
-        store.pins.referenced(UNKNOWN_TOPIC)
+        store.pins.gc_snapshot(UNKNOWN_TOPIC)
 
 
 def test_what_refers_to_objects_is_of_one_moment(open_stores: OpenStores, topic: TopicRecord) -> None:
@@ -260,7 +260,7 @@ def test_what_refers_to_objects_is_of_one_moment(open_stores: OpenStores, topic:
         def publish(run: RunRecord = runs[0], generation: int = generation, new: object = new) -> object:
             return stores[0].publishing.publish(run, generation, new, {})  # type: ignore[arg-type]
 
-        _, *seen = at_once(publish, lambda: [stores[1].pins.referenced(topic.id) for _ in range(3)])
+        _, *seen = at_once(publish, lambda: [stores[1].pins.gc_snapshot(topic.id) for _ in range(3)])
         assert isinstance(seen[0], list)
         for snapshot in seen[0]:
             assert isinstance(snapshot, GcSnapshot)

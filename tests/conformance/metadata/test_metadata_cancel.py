@@ -37,14 +37,14 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
     publish_all(store, topic)
     created = append(store, topic, 3)
     run = store.runs.update(claim(store, topic), phase="phase one", statistics={"parts": 5})
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     clock.advance(7)
     ended = store.runs.cancel(run.run_id, "asked for by op\x00erator")
     assert ended == replace(
         run, state=RunState.CANCELLED, finished_at=clock.now_ms(), error=ErrorText("asked for by op\\x00erator")
     )
     assert store.runs.get(run.run_id) == ended
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after == replace(before, topic=replace(before.topic, epoch=run.epoch + 1), last_run=ended)
     assert finished_at(store, run.attempt_id) == clock.now_ms()
     for call in (
@@ -56,7 +56,7 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
             call()
     assert store.runs.heartbeat([run]) == [run.run_id]
     assert store.runs.fail(run, ErrorText("the engine was cancelled")) == ended
-    assert store.snapshot(topic.id) == after
+    assert store.topic_snapshot(topic.id) == after
     # The next run need not wait for a heartbeat.
     assert claim(store, topic).epoch == run.epoch + 2
 
@@ -65,7 +65,7 @@ def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: T
     append(store, topic, 3)
     ended = [publish_all(store, topic), store.runs.fail(claim(store, topic), ErrorText("broken"))]
     ended.append(store.runs.cancel(claim(store, topic).run_id, "once"))
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for run in ended:
         with pytest.raises(
             Conflict, match=rf"run {run.run_id} of .*orders cannot.*ended as {run.state.value}"
@@ -73,7 +73,7 @@ def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: T
             store.runs.cancel(run.run_id, "twice")
         assert type(answer.value) is Conflict
         assert store.runs.get(run.run_id) == run
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     with pytest.raises(NotFound, match="run 10000"):
         store.runs.cancel(10_000, "")
 
@@ -89,7 +89,7 @@ def test_cancel_against_publish_is_one_or_the_other(open_stores: OpenStores, top
             partial(stores[0].publishing.publish, run, generation, new, {}),
             partial(stores[1].runs.cancel, run.run_id, "race"),
         )
-        after = stores[0].snapshot(topic.id)
+        after = stores[0].topic_snapshot(topic.id)
         if isinstance(cancelled, RunRecord):
             assert isinstance(published, Fenced)
             assert "is CANCELLED already: race" in published.message

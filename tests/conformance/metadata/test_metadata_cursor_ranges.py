@@ -164,7 +164,7 @@ def test_with_a_cursor_go_its_ranges(store: MetadataStore, topic: TopicRecord, l
 def test_the_horizon_cannot_be_acknowledged(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for call in (
         lambda: store.cursors.load(topic.id, COMPACTION_CURSOR, MUCH),
         lambda: merge(store, topic.id, COMPACTION_CURSOR, "", at(2**60), {}),
@@ -172,7 +172,7 @@ def test_the_horizon_cannot_be_acknowledged(store: MetadataStore, topic: TopicRe
     ):
         with pytest.raises(InvalidInput, match=r"__compaction of persistent://public/default/orders .*horizon"):
             call()
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     assert store.cursors.summary(topic.id, COMPACTION_CURSOR)[1] == RangesSummary(0, 0, 0, 0)
 
 

@@ -71,12 +71,12 @@ def test_properties_have_a_size(store: MetadataStore, topic: TopicRecord) -> Non
 def test_the_horizon_cannot_be_reset(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for position in (LogPosition(0, MessageId(0, 0)), LogPosition(2**62, LATEST)):
         with pytest.raises(InvalidInput, match="__compaction of persistent://public/default/orders") as caught:
             store.cursors.reset(topic.id, "__compaction", position)
         assert "compact the topic" in caught.value.remedy
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_the_pointer_cannot_be_set(store: MetadataStore, topic: TopicRecord) -> None:
@@ -96,12 +96,12 @@ def test_the_pointer_cannot_be_set(store: MetadataStore, topic: TopicRecord) -> 
 def test_made_by_hand_it_has_no_horizon(store: MetadataStore, topic: TopicRecord) -> None:
     created = append(store, topic, 3)
     store.cursors.ensure(topic.id, "__compaction")
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert snapshot.cursor == CursorRecord("__compaction", None, {})
     assert (snapshot.compacted, snapshot.horizon) == (None, None)
     store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
     publish_all(store, topic)
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after.horizon == end_of(created[0])
     assert after.cursor is not None
     assert after.cursor.properties["owner"] == "me"
@@ -110,9 +110,9 @@ def test_made_by_hand_it_has_no_horizon(store: MetadataStore, topic: TopicRecord
 def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: TopicRecord) -> None:
     created = append(store, topic, 3, 4)
     publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     store.cursors.delete(topic.id, "__compaction")
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
     assert after.topic.epoch == before.topic.epoch + 1
     assert after.topic.generation == before.topic.generation
@@ -121,16 +121,16 @@ def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: Topi
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(created[0]))
     store.publishing.publish(run, 1, new, {})
-    assert store.snapshot(topic.id).compacted == new
+    assert store.topic_snapshot(topic.id).compacted == new
 
 
 def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     store.cursors.ensure(topic.id, "reader")
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     store.cursors.delete(topic.id, "reader")
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:

@@ -125,16 +125,16 @@ def test_a_lease_whose_row_is_locked_holds_up_no_other(
 
 
 def test_a_lease_is_ended_for_a_dead_owner(store: MetadataStore, topic: TopicRecord) -> None:
-    assert store.leases.end(topic.id) is None
+    assert store.leases.revoke(topic.id) is None
     lease = store.leases.acquire(topic.id, "elsewhere:7:aa", TTL)
-    assert store.leases.end(topic.id, dry_run=True) == lease == store.leases.current(topic.id)
-    assert store.leases.end(topic.id) == lease
+    assert store.leases.revoke(topic.id, dry_run=True) == lease == store.leases.current(topic.id)
+    assert store.leases.revoke(topic.id) == lease
     for late in (lambda: store.leases.renew(lease, TTL), lambda: store.ledgers.append(lease, [])):
         with pytest.raises(Fenced, match="released"):
             late()
     assert store.leases.acquire(topic.id, "next", TTL).token == lease.token + 1
     with pytest.raises(TopicNotFound):
-        store.leases.end(topic.id + 1)
+        store.leases.revoke(topic.id + 1)
 
 
 @pytest.mark.parametrize("alive", ["service:7:aa", owner_name()], ids=["a service", "a process of this machine"])
@@ -145,8 +145,8 @@ def test_a_lease_of_a_live_owner_is_ended_by_force_alone(store: MetadataStore, t
     lease = store.leases.acquire(topic.id, alive, TTL)
     for dry_run in (True, False):
         with pytest.raises(LeaseHeld, match="its owner is alive"):
-            store.leases.end(topic.id, dry_run=dry_run)
-    assert store.leases.end(topic.id, force=True) == lease
+            store.leases.revoke(topic.id, dry_run=dry_run)
+    assert store.leases.revoke(topic.id, force=True) == lease
     assert store.leases.current(topic.id) is None
 
 
@@ -198,10 +198,10 @@ def test_an_overtaken_lease_appends_nothing(store: MetadataStore, topic: TopicRe
     record = prepared(store, topic, 0)
     clock.advance(TTL)
     overtaking = store.leases.acquire(topic.id, "quick", TTL)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     with pytest.raises(Fenced, match=r"late no longer holds the lease of persistent://public/default/orders.*quick"):
         store.ledgers.append(late, [record])
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     # Also when the overtaker is gone again.
     store.leases.release(overtaking)
     with pytest.raises(Fenced):
@@ -244,7 +244,7 @@ def test_ledgers_must_go_on_where_the_topic_ends(store: MetadataStore, topic: To
     append(store, topic, 3)
     stale = replace(prepared(store, topic, 3), ledger_id=0)
     lease = store.leases.acquire(topic.id, "me", TTL)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for wrong in (prepared(store, topic, 2), prepared(store, topic, 4)):
         with pytest.raises(Fenced, match="offset"):
             store.ledgers.append(lease, [wrong])
@@ -256,7 +256,7 @@ def test_ledgers_must_go_on_where_the_topic_ends(store: MetadataStore, topic: To
             store.ledgers.append(lease, wrong_list)
     with pytest.raises(AssertionError, match="before its first"):
         store.ledgers.append(lease, [replace(first, last_offset=2)])
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     store.ledgers.append(lease, [first, second])
     assert store.topics.get(topic.name).next_offset == 5
 

@@ -24,7 +24,7 @@ UNKNOWN_ID = 10**9
 
 
 def serving(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
-    current = store.snapshot(topic.id).compacted
+    current = store.topic_snapshot(topic.id).compacted
     assert current is not None
     return current
 
@@ -36,7 +36,7 @@ def pinned(store: MetadataStore, topic: TopicRecord, holder: str = "reader", ttl
 
 
 def kept(store: MetadataStore, topic: TopicRecord) -> list[int]:
-    return [item.ledger_id for item in store.pins.referenced(topic.id).compacted]
+    return [item.ledger_id for item in store.pins.gc_snapshot(topic.id).compacted]
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def retired(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
 
 
 def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    assert store.pins.take(topic.id, "reader", TTL) == (store.snapshot(topic.id), None)
+    assert store.pins.take(topic.id, "reader", TTL) == (store.topic_snapshot(topic.id), None)
     append(store, topic, 3)
     publish_all(store, topic)
     snapshot, pin = store.pins.take(topic.id, "host-1:99", TTL)
-    assert snapshot == store.snapshot(topic.id)
+    assert snapshot == store.topic_snapshot(topic.id)
     assert snapshot.compacted is not None
     assert pin is not None
     assert pin == Pin(pin.pin_id, topic.id, snapshot.compacted.ledger_id, "host-1:99", clock.now_ms() + TTL)
     assert len(pin.pin_id) == 32
-    assert store.pins.referenced(topic.id).pins == (pin,)
+    assert store.pins.gc_snapshot(topic.id).pins == (pin,)
     with pytest.raises(TopicNotFound):
         store.pins.take(UNKNOWN_ID, "reader", TTL)
 
@@ -69,7 +69,7 @@ def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
     snapshot, pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)
     assert pin is not None
     assert pin.ledger_id == retired.ledger_id
-    assert snapshot == store.snapshot(topic.id), "what serves is what it was"
+    assert snapshot == store.topic_snapshot(topic.id), "what serves is what it was"
     assert not store.pins.collect(topic.id, retired.ledger_id, 0)
     store.pins.release(pin)
     assert store.pins.take(other.id, "reader", TTL, retired.ledger_id)[1] is None
@@ -98,12 +98,12 @@ def test_a_retired_ledger_goes_after_its_grace_time(
     clock.advance(GRACE - 1)
     assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
     assert store.pins.retired(topic.id) == [retired]
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     clock.advance(1)
     assert store.pins.collect(topic.id, retired.ledger_id, GRACE)
     assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
     assert store.pins.retired(topic.id) == []
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -112,7 +112,7 @@ def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord
     clock.advance(10 * GRACE)
     assert not store.pins.collect(topic.id, serving(store, topic).ledger_id, 0)
     assert store.pins.retired(topic.id) == []
-    assert store.snapshot(topic.id).compacted is not None
+    assert store.topic_snapshot(topic.id).compacted is not None
 
 
 def test_nor_is_what_another_topic_has(
@@ -153,7 +153,7 @@ def test_a_pin_holds_its_ledger_until_it_expires(store: MetadataStore, topic: To
     assert not store.pins.collect(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [pin.ledger_id, newer.ledger_id]
     clock.advance(1)
-    assert store.pins.referenced(topic.id).pins == (newer,)
+    assert store.pins.gc_snapshot(topic.id).pins == (newer,)
     assert store.pins.collect(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [newer.ledger_id]
 
@@ -169,7 +169,7 @@ def test_a_renewed_pin_holds_on(store: MetadataStore, topic: TopicRecord, clock:
         assert renewed == replace(pin, expires_at=clock.now_ms() + TTL)
         assert not store.pins.collect(topic.id, pin.ledger_id, 0)
         pin = renewed
-    assert store.pins.referenced(topic.id).pins == (pin,)
+    assert store.pins.gc_snapshot(topic.id).pins == (pin,)
 
 
 @pytest.mark.slow
@@ -182,9 +182,9 @@ def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
     publish_all(store, topic)
     clock.advance(10 * TTL)
     newer = pinned(store, topic, "another")  # sweeps what has expired
-    assert store.pins.referenced(topic.id).pins == (newer,)
+    assert store.pins.gc_snapshot(topic.id).pins == (newer,)
     renewed = store.pins.renew(pin, TTL)
-    assert set(store.pins.referenced(topic.id).pins) == {newer, renewed}
+    assert set(store.pins.gc_snapshot(topic.id).pins) == {newer, renewed}
     assert not store.pins.collect(topic.id, pin.ledger_id, 0)
 
 
@@ -199,7 +199,7 @@ def test_a_pin_whose_ledger_was_collected_is_fenced(
     assert store.pins.collect(topic.id, pin.ledger_id, 0)
     with pytest.raises(Fenced, match=rf"pin of slow on compacted ledger {pin.ledger_id} of persistent:.*collected"):
         store.pins.renew(pin, TTL)
-    assert store.pins.referenced(topic.id).pins == ()
+    assert store.pins.gc_snapshot(topic.id).pins == ()
     store.pins.release(pin)
     assert pinned(store, topic).ledger_id == serving(store, topic).ledger_id
 

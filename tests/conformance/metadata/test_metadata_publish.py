@@ -43,7 +43,7 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
         new.ledger_id,
         "",
     )
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after.compacted == new
     assert after.horizon == end_of(created[0])
     assert after.topic.generation == 1
@@ -60,14 +60,14 @@ def test_the_next_generation_retires_the_one_before(
 ) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    old = store.snapshot(topic.id).compacted
+    old = store.topic_snapshot(topic.id).compacted
     assert old is not None
     created = append(store, topic, 4)
     clock.advance(9)
     run = claim(store, topic)
     new = emptied(compacted(store, run, 2, end_of(created[0])))
     store.publishing.publish(run, 1, new, {})
-    assert store.snapshot(topic.id).compacted == new
+    assert store.topic_snapshot(topic.id).compacted == new
     with store.database.read() as connection:
         rows = connection.execute(
             select(compacted_ledgers.c.ledger_id, compacted_ledgers.c.retired_at).order_by("generation")
@@ -88,10 +88,10 @@ def test_a_stale_generation_never_publishes(store: MetadataStore, topic: TopicRe
     created = append(store, topic, 3)
     publish_all(store, topic)
     run = claim(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     with pytest.raises(Fenced, match=r"read generation 0 of persistent://public/default/orders.*is at 1"):
         store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_a_stale_epoch_never_publishes(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -99,11 +99,11 @@ def test_a_stale_epoch_never_publishes(store: MetadataStore, topic: TopicRecord,
     zombie = claim(store, topic)
     clock.advance(TTL)
     successor = claim(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     late = compacted(store, zombie, 1, end_of(created[0]))
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
         store.publishing.publish(zombie, 0, late, {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     store.publishing.publish(successor, 0, compacted(store, successor, 1, end_of(created[0])), {})
     with pytest.raises(Fenced):
         store.publishing.publish(zombie, 1, replace(late, generation=2), {})
@@ -113,17 +113,17 @@ def test_a_stale_epoch_never_publishes(store: MetadataStore, topic: TopicRecord,
 def test_a_run_publishes_once(store: MetadataStore, topic: TopicRecord) -> None:
     created = append(store, topic, 3)
     run = publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     with pytest.raises(Fenced, match="SUCCESS already"):
         store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created[0])), {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -> None:
     created = append(store, topic, 3, 4)
     publish_all(store, topic)
     run = claim(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     for back in (
         end_of(created[0]),
         LogPosition(created[1].last_offset - 1, created[1].last_message_id),
@@ -131,13 +131,13 @@ def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -
     ):
         with pytest.raises(Fenced, match=r"horizon of persistent://public/default/orders back from .*offset 6"):
             store.publishing.publish(run, 1, compacted(store, run, 2, back), {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore, topic: TopicRecord) -> None:
     created = append(store, topic, 3)
     run = claim(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     right = compacted(store, run, 1, end_of(created[0]))
     for wrong, why in (
         (replace(right, horizon=LogPosition(3, MessageId(10**6, 0))), "past the end"),
@@ -146,7 +146,7 @@ def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore
     ):
         with pytest.raises(AssertionError, match=why):
             store.publishing.publish(run, 0, wrong, {})
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
 
 
 @pytest.mark.parametrize("publishers", [2, 8])
@@ -201,7 +201,7 @@ def check_one_winner(
     won = [number for number, result in enumerate(results) if isinstance(result, RunRecord)]
     assert len(won) == 1
     assert [type(result) for number, result in enumerate(results) if number not in won] == [Fenced] * (len(results) - 1)
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after.compacted == candidates[won[0]]
     assert after.topic.generation == generation
     assert after.cursor is not None
@@ -223,7 +223,7 @@ def test_publish_against_deletion_of_the_cursor(open_stores: OpenStores, topic: 
         )
         assert deleted is None
         assert isinstance(published, RunRecord | Fenced)
-        after = stores[0].snapshot(topic.id)
+        after = stores[0].topic_snapshot(topic.id)
         assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
         assert after.topic.generation == generation + isinstance(published, RunRecord)
         stores[0].runs.fail(run, ErrorText("fenced"))
@@ -237,7 +237,7 @@ def test_a_publish_that_fails_in_the_middle_changes_nothing(store: MetadataStore
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(created[0]))
     check_all_or_nothing(store, topic, lambda: store.publishing.publish(run, 1, new, {}), at_least=9)
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert after.compacted == new
     assert after.cursor is not None
     assert after.cursor.properties == {"owner": "me", "CompactedTopicLedger": str(new.ledger_id)}

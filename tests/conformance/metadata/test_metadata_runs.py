@@ -23,7 +23,7 @@ def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert run.policies == {"threshold": 5, "lag": None, "ratio": 0.5}
     assert (run.started_at, run.heartbeat_at, run.finished_at) == (clock.now_ms(), clock.now_ms(), None)
     assert (str(run.error), run.horizon, run.compacted_ledger_id, run.statistics) == ("", None, None, {})
-    assert store.runs.get(run.run_id) == store.runs.last(topic.id) == store.snapshot(topic.id).last_run == run
+    assert store.runs.get(run.run_id) == store.runs.last(topic.id) == store.topic_snapshot(topic.id).last_run == run
     attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
@@ -34,10 +34,10 @@ def test_a_second_claim_names_the_run(
 ) -> None:
     run = claim(store, topic, "host-1:99")
     clock.advance(TTL - 1)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     with pytest.raises(CompactionRunning, match=rf"run {run.run_id} by host-1:99 .*orders since 2023-11-14T22:13:20"):
         claim(store, topic)
-    assert store.snapshot(topic.id) == before
+    assert store.topic_snapshot(topic.id) == before
     assert claim(store, other).epoch == 1
 
 
@@ -66,7 +66,7 @@ def test_progress(store: MetadataStore, topic: TopicRecord) -> None:
     )
     assert store.runs.get(run.run_id) == run
     # The horizon of a run is not the topic's, until it is published.
-    assert store.snapshot(topic.id).horizon is None
+    assert store.topic_snapshot(topic.id).horizon is None
 
 
 def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -104,13 +104,13 @@ def test_of_many_one_claims(open_stores: OpenStores, topic: TopicRecord, clock: 
 def test_nothing_to_do_changes_nothing_else(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     run = claim(store, topic)
     clock.advance(7)
     run = store.runs.finish(run, {"messages": 0})
     assert (run.state, run.finished_at, run.statistics) == (RunState.SUCCESS, clock.now_ms(), {"messages": 0})
     assert run.compacted_ledger_id is None
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
     assert after.topic.generation == before.topic.generation
     with pytest.raises(Fenced, match="SUCCESS already"):
@@ -121,7 +121,7 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
     append(store, topic, 3)
     publish_all(store, topic)
     append(store, topic, 3)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     run = claim(store, topic)
     clock.advance(7)
     text = "ObjectMissing: ledger 7\nTraceback… \ud800 nul \x00 ünï"
@@ -129,7 +129,7 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
     assert failed.state is RunState.ERROR
     assert failed.finished_at == clock.now_ms()
     assert str(failed.error) == "ObjectMissing: ledger 7\nTraceback… \\ud800 nul \\x00 ünï"
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
     assert store.runs.fail(run, ErrorText("something later")).error == failed.error
     assert finished_at(store, run.attempt_id) == clock.now_ms()

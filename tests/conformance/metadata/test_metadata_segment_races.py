@@ -166,7 +166,7 @@ def test_of_two_that_seal_one_segment_one_wins(open_stores: OpenStores, topic: T
         else:
             assert isinstance(first, Fenced)
             assert ledger_made == second
-        assert stores[0].snapshot(topic.id).segments == ()
+        assert stores[0].topic_snapshot(topic.id).segments == ()
 
 
 def test_two_commits_of_one_sealer(open_stores: OpenStores, topic: TopicRecord) -> None:
@@ -218,7 +218,7 @@ def test_snapshots_never_miss_or_repeat_a_message(open_stores: OpenStores, topic
         seen = []
         while len(over) < 2:
             reads.acquire()
-            seen.append(reader.snapshot(topic.id))
+            seen.append(reader.topic_snapshot(topic.id))
         return seen
 
     def pin() -> list[TopicSnapshot]:
@@ -242,5 +242,5 @@ def test_snapshots_never_miss_or_repeat_a_message(open_stores: OpenStores, topic
             elif piece.content is not None:
                 end = piece.content.last_offset + 1
         assert end == snapshot.topic.next_offset
-    after = reader.snapshot(topic.id)
+    after = reader.topic_snapshot(topic.id)
     assert (len(after.ledgers), after.segments, after.topic.next_offset) == (12, (), 36)

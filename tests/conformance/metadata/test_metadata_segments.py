@@ -32,7 +32,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
         assert store.segments.find_open(topic.id) == segment
-        assert store.snapshot(topic.id).segments == (segment,)
+        assert store.topic_snapshot(topic.id).segments == (segment,)
         assert store.topics.get(topic.name).next_offset == 0
 
         clock.advance(5)
@@ -40,7 +40,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
         closed = store.segments.roll(lease, segment.ledger_id, held)
     assert closed == replace(segment, state=SegmentState.ROLLED, rolled_at=clock.now_ms(), content=held)
     assert store.segments.find_open(topic.id) is None
-    assert store.snapshot(topic.id).segments == (closed,)
+    assert store.topic_snapshot(topic.id).segments == (closed,)
     assert store.topics.get(topic.name).next_offset == 7
 
     clock.advance(5)
@@ -49,7 +49,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
     created = ledger_of(claimed_segment, attempt)
     store.sealing.seal(attempt, created)
-    after = store.snapshot(topic.id)
+    after = store.topic_snapshot(topic.id)
     assert (after.ledgers, after.segments, after.topic.next_offset) == ((created,), (), 7)
     sealed = replace(claimed_segment, state=SegmentState.SEALED, sealed_at=clock.now_ms())
     assert store.segments.of_topic(topic.id) == [sealed]
@@ -59,7 +59,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     store.sealing.purge(topic.id, sealed.ledger_id)
     store.sealing.purge(topic.id, sealed.ledger_id)
     assert store.segments.of_topic(topic.id) == []
-    assert store.snapshot(topic.id) == after
+    assert store.topic_snapshot(topic.id) == after
 
 
 def test_segments_follow_each_other(store: MetadataStore, topic: TopicRecord) -> None:
@@ -67,7 +67,7 @@ def test_segments_follow_each_other(store: MetadataStore, topic: TopicRecord) ->
     with leased(store, topic) as lease:
         third = opened(store, lease, topic)
     assert [item.first_offset for item in (first, second, third)] == [0, 3, 7]
-    assert store.snapshot(topic.id).segments == (first, second, third)
+    assert store.topic_snapshot(topic.id).segments == (first, second, third)
 
 
 def test_who_lost_the_lease_opens_rolls_and_drops_nothing(

@@ -73,7 +73,7 @@ def test_one_made_again_shares_nothing(store: MetadataStore) -> None:
     assert again.id > first.id
     assert (again.uid != first.uid, again.next_offset, again.generation, again.epoch) == (True, 0, 0, 0)
     assert store.policies.of_scope(topic_scope(again)) == store.topics.properties(again.id) == {}
-    assert store.snapshot(again.id).extents == ()
+    assert store.topic_snapshot(again.id).extents == ()
     assert store.cursors.of_topic(again.id) == []
     assert store.runs.last(again.id) is None
 
@@ -108,7 +108,7 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
         "claim": lambda: claim(store, topic),
         "renew a pin": lambda: store.pins.renew(pin, TTL),
         "pin": lambda: store.pins.take(topic.id, "reader", TTL),
-        "look": lambda: store.snapshot(topic.id),
+        "look": lambda: store.topic_snapshot(topic.id),
         "acknowledge": lambda: merge(store, topic.id, "mine", life, None, {0: BitMap([2])}),
         "make a cursor": lambda: store.cursors.ensure(topic.id, COMPACTION_CURSOR),
         "renew the lease": lambda: store.leases.renew(lease, TTL),
@@ -146,7 +146,7 @@ def test_work_in_progress_is_refused(
         if isinstance(answer.value, TopicNotFound) and what != "set a policy":
             assert "persistent://public/default/orders was deleted" in answer.value.message, what
     assert rows(store) == remaining
-    assert store.snapshot(again.id).extents == ()
+    assert store.topic_snapshot(again.id).extents == ()
 
 
 def test_what_gives_back_says_nothing(store: MetadataStore, topic: TopicRecord) -> None:

@@ -67,7 +67,7 @@ def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
         store.topics.get(TopicName.parse("nothing"))
     assert caught.value.advice == Advice(AdviceKind.LIST_TOPICS)
     for call in (
-        lambda: store.snapshot(77),
+        lambda: store.topic_snapshot(77),
         lambda: store.leases.acquire(77, "me", 1),
         lambda: store.runs.claim(77, "me", {}, 1),
         lambda: store.cursors.ensure(77, "c"),
@@ -114,7 +114,7 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     unsealed = sum(segment.content.logical_bytes for segment in segments if segment.content)
     statements = []
     event.listen(store.database.engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
-    compacted = store.snapshot(topic.id).compacted
+    compacted = store.topic_snapshot(topic.id).compacted
     assert compacted is not None
     statements.clear()
     assert store.topics.summaries() == [
@@ -165,11 +165,11 @@ def test_a_snapshot_is_of_one_moment(open_stores: OpenStores, topic: TopicRecord
             result.extend(append(writer, topic, 4))
 
     event.listen(reader.database.engine, "before_cursor_execute", append_in_the_middle)
-    snapshot = reader.snapshot(topic.id)
+    snapshot = reader.topic_snapshot(topic.id)
     assert result
     assert snapshot.topic.next_offset == 3
     assert snapshot.ledgers == tuple(before)
-    assert reader.snapshot(topic.id).ledgers == (*before, *result)
+    assert reader.topic_snapshot(topic.id).ledgers == (*before, *result)
 
 
 def test_everything_outlives_the_process(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -180,7 +180,7 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     failed = store.runs.fail(claim(store, topic), ErrorText("disk on fire"))
     lease = store.leases.acquire(topic.id, "me", 1)
     before = (
-        store.snapshot(topic.id),
+        store.topic_snapshot(topic.id),
         store.runs.of_topic(topic.id, 10),
         store.cursors.of_topic(topic.id),
         store.topics.all(),
@@ -191,7 +191,7 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     again = open_store(database_url)
     again.check_schema()
     assert (
-        again.snapshot(topic.id),
+        again.topic_snapshot(topic.id),
         again.runs.of_topic(topic.id, 10),
         again.cursors.of_topic(topic.id),
         again.topics.all(),
@@ -211,7 +211,7 @@ def test_many_writers_do_not_die_of_locks(open_stores: OpenStores) -> None:
         for step in range(10):
             cursor = store.cursors.ensure(topic.id, f"cursor-{number}")
             store.cursors.set_properties(topic.id, cursor.name, {f"step-{step}": "done"})
-            store.snapshot(topic.id)
+            store.topic_snapshot(topic.id)
         return len(store.cursors.get(topic.id, f"cursor-{number}").properties)
 
     assert at_once(*(partial(work, number) for number in range(16))) == [10] * 16

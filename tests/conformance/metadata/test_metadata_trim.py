@@ -31,7 +31,7 @@ def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, cloc
     created = append(store, topic, 3, 4, 5)
     clock.advance(9)
     store.trimming.trim(topic.id, 7, ids(created[:2]), force=False)
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert (snapshot.ledgers, snapshot.topic.start_offset, snapshot.topic.next_offset) == ((created[2],), 7, 12)
     assert store.ledgers.of_topic(topic.id) == (created[2],)
     (summary,) = store.topics.summaries()
@@ -40,15 +40,15 @@ def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, cloc
     trimmed = store.trimming.trimmed(topic.id)
     assert ids(trimmed) == ids(created[:2])
     assert {ledger.deleted_at for ledger in trimmed} == {clock.now_ms()}
-    assert store.pins.referenced(topic.id).ledgers == (*trimmed, created[2]), "their objects are not garbage yet"
+    assert store.pins.gc_snapshot(topic.id).ledgers == (*trimmed, created[2]), "their objects are not garbage yet"
 
     clock.advance(5)
     store.trimming.trim(topic.id, 12, ids(created[2:]), force=False)
     assert store.trimming.purge(topic.id, clock.now_ms() - 6) == 0
     assert store.trimming.purge(topic.id, clock.now_ms() - 5) == 2
-    assert ids(list(store.pins.referenced(topic.id).ledgers)) == ids(created[2:])
+    assert ids(list(store.pins.gc_snapshot(topic.id).ledgers)) == ids(created[2:])
     assert store.trimming.purge(topic.id, clock.now_ms()) == 1
-    assert store.pins.referenced(topic.id).ledgers == ()
+    assert store.pins.gc_snapshot(topic.id).ledgers == ()
     assert store.trimming.trimmed(topic.id) == []
 
 
@@ -202,7 +202,7 @@ def test_what_is_compacted_goes_and_the_start_stays(store: MetadataStore, topic:
     created = append(store, topic, 3, 4, 5)
     compact_up_to(store, topic, end_of(created[1]))
     store.trimming.trim(topic.id, 7, ids(created[:2]), force=False, keep_start=True)
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert (snapshot.topic.start_offset, snapshot.ledgers, snapshot.horizon) == (0, (created[2],), end_of(created[1]))
 
 
@@ -258,7 +258,7 @@ def test_what_only_the_compacted_ledger_holds_is_not_given_up_by_the_way(
     assert "force" in answer.value.remedy
     assert state(store, topic) == before
     store.cursors.delete(topic.id, COMPACTION_CURSOR, force=True)
-    assert store.snapshot(topic.id).compacted is None
+    assert store.topic_snapshot(topic.id).compacted is None
 
 
 def test_all_raw_is_gone(store: MetadataStore, topic: TopicRecord) -> None:
@@ -353,7 +353,7 @@ def test_trim_against_publish(open_stores: OpenStores, topic: TopicRecord) -> No
             ),
         )
         assert isinstance(published, RunRecord)
-        after = stores[0].snapshot(topic.id)
+        after = stores[0].topic_snapshot(topic.id)
         assert after.compacted == new
         if trimmed is None:
             assert after.ledgers == ()
@@ -393,7 +393,7 @@ def test_trim_against_deletion_of_the_cursor(open_stores: OpenStores, topic: Top
             lambda: stores[1].cursors.delete(topic.id, COMPACTION_CURSOR),
         )
         assert sorted(type(result).__name__ for result in (trimmed, deleted)) == ["Conflict", "NoneType"]
-        after = stores[0].snapshot(topic.id)
+        after = stores[0].topic_snapshot(topic.id)
         assert (after.compacted is None, after.ledgers) in ((True, tuple(created)), (False, (created[1],)))
         if trimmed is None:
             break

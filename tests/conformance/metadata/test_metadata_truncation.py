@@ -35,11 +35,11 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     store.cursors.set_properties(topic.id, COMPACTION_CURSOR, {"mine": "stays"})
     store.cursors.create(topic.id, "reader", None, {})
     (waiting,) = rolled(store, topic, 2)
-    before = store.snapshot(topic.id)
+    before = store.topic_snapshot(topic.id)
     clock.advance(5)
 
     (after,) = store.trimming.truncate([topic.id])
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert snapshot.topic == after
     assert (after.start_offset, after.next_offset, after.generation) == (9, 9, before.topic.generation)
     assert after.epoch > before.topic.epoch
@@ -67,7 +67,7 @@ def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecor
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
     store.trimming.truncate([topic.id])
-    snapshot = store.snapshot(topic.id)
+    snapshot = store.topic_snapshot(topic.id)
     assert (snapshot.extents, snapshot.topic.start_offset) == ((segment,), 3)
 
 
@@ -129,7 +129,7 @@ def test_a_truncation_whose_answer_was_lost_is_found_out(
         broken.link.cut(Cut.AFTER)
         assert broken.store.trimming.truncate([topic.id])[0].start_offset == 5
         assert broken.link.cuts == 1
-    assert store.snapshot(topic.id).extents == ()
+    assert store.topic_snapshot(topic.id).extents == ()
 
 
 def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:

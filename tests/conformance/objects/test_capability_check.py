@@ -126,7 +126,7 @@ def test_an_s3_server_that_takes_no_notice_of_conditions_is_found(
 def test_the_probe_cleans_up_after_a_failure(tmp_path: Path) -> None:
     store = EveryoneWins(tmp_path)
     with pytest.raises(Misconfigured, match="conditional put"):
-        store.check()
+        store.check_capabilities()
     assert list(store.list(PROBE_PREFIX)) == []
 
 

@@ -269,7 +269,7 @@ def test_a_location_travels_and_opens_the_same_store(store: ObjectStore) -> None
 
 
 def test_every_store_passes_its_own_check_and_is_clean_after_it(store: ObjectStore) -> None:
-    report = store.check()
+    report = store.check_capabilities()
     assert [capability.name for capability in report.capabilities] == [
         "conditional put",
         "conditional put of large objects",

@@ -228,7 +228,7 @@ def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -
             time.sleep(0.1)
         referenced: set[str] = set()
         for topic in metadata.topics.all():
-            references = metadata.pins.referenced(topic.id)
+            references = metadata.pins.gc_snapshot(topic.id)
             referenced |= {name for ledger in references.ledgers for name in (ledger.rows.name, ledger.index.name)}
             for compacted in references.compacted:
                 referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}

@@ -237,7 +237,7 @@ _dirty_ledgers = run_input.dirty_ledgers
 
 
 def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int:
-    folder = self.environment.log.of_topic(topic.uid)
+    folder = self.environment.log.topic_folder(topic.uid)
     firsts = [int(path.stem) for path in folder.glob("*.log")] if folder.is_dir() else []
     below = [first for first in firsts if first < topic.next_offset]
     for first in below:

@@ -87,7 +87,7 @@ class Collecting:
         if model.serving is None or world.depth:
             return
         ledger = model.serving
-        compacted = world.observer.snapshot(model.record.id).compacted
+        compacted = world.observer.topic_snapshot(model.record.id).compacted
         assert compacted is not None
         parts = read_manifest(world.store, compacted.manifest).parts
         needed = {part.rows.stored.name for part in parts} | {part.deleted.name for part in parts if part.deleted}
@@ -175,7 +175,7 @@ class Collecting:
         require(remaining >= referenced, f"in the end these are missing: {sorted(referenced - remaining)}")
         require(remaining <= referenced, f"in the end these are left over: {sorted(remaining - referenced)}")
         for model in world.topics:
-            after = world.observer.pins.referenced(model.record.id)
+            after = world.observer.pins.gc_snapshot(model.record.id)
             require(len(after.compacted) == (model.serving is not None), "rows of retired generations are left")
             require(all(attempt.finished_at is not None for attempt in after.attempts), "attempts are left open")
         for model in world.topics:
@@ -187,8 +187,8 @@ class Collecting:
     def _check_files(self, model: TopicModel) -> None:
         """Only log files that no ledger replaces yet are left, and one at the topic's end if its writer died before
         it stored the row: the next writer takes it."""
-        snapshot = self._world.observer.snapshot(model.record.id)
+        snapshot = self._world.observer.topic_snapshot(model.record.id)
         named = {segment.first_offset for segment in snapshot.segments}
-        files = {int(path.name[:20]) for path in self._world.log_directory.of_topic(model.record.uid).glob("*")}
+        files = {int(path.name[:20]) for path in self._world.log_directory.topic_folder(model.record.uid).glob("*")}
         extra = {first for first in files - named if first < snapshot.topic.next_offset}
         require(not extra and named <= files, f"in the end there are the segments {files}, and {named} are named")

@@ -137,7 +137,7 @@ class Compacting:
     def _check_nothing_new(self, model: TopicModel, used: RunPolicies, floor: int | None) -> None:
         """P11, property 3: a trigger that makes no run would have changed nothing."""
         now = self._world.clock.now_ms()
-        snapshot = self._world.observer.snapshot(model.record.id)
+        snapshot = self._world.observer.topic_snapshot(model.record.id)
         if snapshot.topic.next_offset > len(model.everything):  # committed, and its caller was interrupted behind that
             self._world.observe()
         end = model.last_old_enough(snapshot, used, now, model.horizon, model.first)

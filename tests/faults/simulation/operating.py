@@ -86,7 +86,7 @@ class Operating:
             environment = Environment(process.metadata, process.store, world.clock, world.log_directory)
             (truncated,) = truncate(environment, [model.record])
         except Unavailable:
-            snapshot = world.observer.snapshot(model.record.id)
+            snapshot = world.observer.topic_snapshot(model.record.id)
             is_cleared = snapshot.topic.start_offset > model.start or (model.serving and snapshot.compacted is None)
             if not noted and is_cleared:
                 note()

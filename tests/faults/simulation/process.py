@@ -96,7 +96,7 @@ class MemoryStore(ObjectStore):
             self._world.before_delete(self._process, name)
         stored.pop(name, None)
 
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         raise NotImplementedError
 
     def _find(self, name: str) -> bytes:
@@ -297,7 +297,7 @@ class WatchedPins(PinStore):
         snapshot, pin = super().take(topic_id, holder, ttl_ms, ledger_id)
         pinned = snapshot.compacted
         if pin is not None:
-            kept = self._process.world.observer.pins.referenced(topic_id).compacted
+            kept = self._process.world.observer.pins.gc_snapshot(topic_id).compacted
             (pinned,) = [item for item in kept if item.ledger_id == pin.ledger_id]
             self._process.world.sweep_pins(topic_id)
             self._process.world.pins[pin.pin_id] = pin
@@ -318,7 +318,7 @@ class WatchedPins(PinStore):
             super().release(pin)
         finally:  # it may be gone though the answer was lost
             world = self._process.world
-            if all(item.pin_id != pin.pin_id for item in world.observer.pins.referenced(pin.topic_id).pins):
+            if all(item.pin_id != pin.pin_id for item in world.observer.pins.gc_snapshot(pin.topic_id).pins):
                 world.pins.pop(pin.pin_id, None)
 
     def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:

@@ -272,7 +272,9 @@ class World:
         """The run has just taken its snapshot."""
         process.floor = None
         self.observe()
-        model.notes[run_id] = RunNotes(self.observer.snapshot(model.record.id), model.life, model.first, model.stops)
+        model.notes[run_id] = RunNotes(
+            self.observer.topic_snapshot(model.record.id), model.life, model.first, model.stops
+        )
 
     def observe(self) -> None:
         """Compare the database with the models, and take in what is new. Properties 1, 5, 8, 17, 18."""
@@ -282,7 +284,7 @@ class World:
             for model in self.topics:
                 if not changed and not model.maybe:
                     continue
-                self._observe(model, self.observer.snapshot(model.record.id))
+                self._observe(model, self.observer.topic_snapshot(model.record.id))
         except (Violation, CompactorError) as error:
             self.violated(str(error))
 
@@ -388,7 +390,7 @@ class World:
     def _references_of(self, model: TopicModel) -> GcSnapshot:
         version = self._commits.seen()
         if self._references.get(model.record.id, (-1, None))[0] != version:
-            self._references[model.record.id] = version, self.observer.pins.referenced(model.record.id)
+            self._references[model.record.id] = version, self.observer.pins.gc_snapshot(model.record.id)
         return self._references[model.record.id][1]
 
     def make_topic(self, name: TopicName) -> TopicModel:

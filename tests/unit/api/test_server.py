@@ -141,7 +141,9 @@ def test_a_service_does_not_start_with_a_store_that_lets_two_writers_win(
             pytest.fail("it has started")
     with running(settings):
         pass
-    monkeypatch.setattr(LocalStore, "check", lambda _: pytest.fail("the second start does not check it again"))
+    monkeypatch.setattr(
+        LocalStore, "check_capabilities", lambda _: pytest.fail("the second start does not check it again")
+    )
     with running(settings):
         pass
 

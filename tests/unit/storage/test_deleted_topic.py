@@ -50,7 +50,7 @@ def delete(bench: Workbench) -> TopicRecord:
 
 
 def untouched(bench: Workbench, again: TopicRecord) -> bool:
-    return bench.metadata.snapshot(again.id).extents == () and raw(bench.topic()) == []
+    return bench.metadata.topic_snapshot(again.id).extents == () and raw(bench.topic()) == []
 
 
 def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
     topic, wrong_topic = bench.topic(), wrong.topic()
     produce(topic, [single(b"a", b"1")])
     topic.log_manager().roll(topic.record)
-    before = bench.metadata.snapshot(topic.record.id)
+    before = bench.metadata.topic_snapshot(topic.record.id)
     for write in (
         lambda: wrong_topic.log_manager().roll_and_seal(wrong_topic.record),
         lambda: list(wrong_topic.log_manager().seal_damaged(wrong_topic.record)),
@@ -61,7 +61,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
         with pytest.raises(WrongStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
             write()
     assert names(wrong.store) == []
-    assert bench.metadata.snapshot(topic.record.id) == before
+    assert bench.metadata.topic_snapshot(topic.record.id) == before
     assert bench.metadata.attempts.of_topic(topic.record.id) == []
     assert [message.key for message in raw(topic)] == [b"a"]
 

@@ -11,7 +11,7 @@ from storage.metadata.store import MetadataStore
 from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import StoreLocation
 from storage.objects.local import LocalStore
-from storage.store_trial import StoreTrial, described
+from storage.store_trial import StoreTrial, location_text
 from tests.clocks import ManualClock
 
 
@@ -26,13 +26,13 @@ class EveryWriterWins(LocalStore):
 class CountsChecks(LocalStore):
     checks = 0
 
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         self.checks += 1
-        return super().check()
+        return super().check_capabilities()
 
 
 class Away(LocalStore):
-    def check(self) -> CapabilityReport:
+    def check_capabilities(self) -> CapabilityReport:
         raise Unavailable("the store is away", "wait")
 
 
@@ -69,5 +69,5 @@ def test_a_store_that_fails_or_is_away_is_tried_each_time(metadata: MetadataStor
 
 
 def test_a_location_names_bucket_and_server() -> None:
-    assert described(StoreLocation("s3://bucket/prefix")) == "s3://bucket/prefix"
-    assert described(StoreLocation("s3://b", "http://s3:7070")) == "s3://b at http://s3:7070"
+    assert location_text(StoreLocation("s3://bucket/prefix")) == "s3://bucket/prefix"
+    assert location_text(StoreLocation("s3://b", "http://s3:7070")) == "s3://b at http://s3:7070"

@@ -144,7 +144,7 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
         if answers and (error := answers.pop(0)) is not None:
             raise error
 
-    monkeypatch.setattr(LocalStore, "check", check)
+    monkeypatch.setattr(LocalStore, "check_capabilities", check)
     with open_environment(settings) as environment:
         clock = ManualClock()
         loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)

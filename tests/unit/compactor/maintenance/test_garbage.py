@@ -83,7 +83,7 @@ def listed(bench: Workbench, topic: Topic) -> set[str]:
 
 def referenced(bench: Workbench, topic: Topic) -> set[str]:
     """Return the names of all objects that rows and manifests of compacted ledgers refer to."""
-    snapshot = bench.metadata.pins.referenced(topic.record.id)
+    snapshot = bench.metadata.pins.gc_snapshot(topic.record.id)
     objects = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
     for compacted in snapshot.compacted:
         objects |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
@@ -131,7 +131,7 @@ def test_a_topic_with_nothing_to_do_costs_no_write(
 
 def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
     """Parts that the newer generation kept stay; afterwards exactly what is referred to is there."""
-    replaced, serving = bench.metadata.pins.referenced(topic.record.id).compacted
+    replaced, serving = bench.metadata.pins.gc_snapshot(topic.record.id).compacted
     old, new = (read_manifest(bench.store, item.manifest).objects for item in (replaced, serving))
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
@@ -161,7 +161,7 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
         pin = bench.metadata.pins.renew(pin, PIN_TTL_MS)
         collect(bench, topic)
     assert first <= listed(bench, topic)
-    kept = bench.metadata.pins.referenced(topic.record.id).compacted
+    kept = bench.metadata.pins.gc_snapshot(topic.record.id).compacted
     assert kept[0].ledger_id == serving.ledger_id
     assert len(kept) == 2
     bench.metadata.pins.release(pin)
@@ -186,11 +186,11 @@ def test_a_dry_run_says_the_same_and_changes_nothing(bench: Workbench, topic: To
     leave(bench, topic, "dead")
     bench.advance(GRACE_MS)
     leave(bench, topic, "alive")
-    before, known = listed(bench, topic), bench.metadata.pins.referenced(topic.record.id)
+    before, known = listed(bench, topic), bench.metadata.pins.gc_snapshot(topic.record.id)
     answer: list[list[str]] = [[], []]
     dry = collector(bench, answer[0]).collect(topic.record, dry_run=True)
     assert listed(bench, topic) == before
-    assert bench.metadata.pins.referenced(topic.record.id) == known
+    assert bench.metadata.pins.gc_snapshot(topic.record.id) == known
     wet = collector(bench, answer[1]).collect(topic.record)
     assert (dry.deleted, wet.deleted) == (False, True)
     assert replace(dry, deleted=True) == wet

@@ -211,7 +211,7 @@ def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench
     bench.set_policies(topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
     ledgers(bench, topic, 2, 2, age=2 * HOUR)
     produce(bench, topic, NOW, NOW)
-    (file,) = bench.log.of_topic(topic.record.uid).glob("*.log")
+    (file,) = bench.log.topic_folder(topic.record.uid).glob("*.log")
     if how == "gone":
         file.unlink()
     else:

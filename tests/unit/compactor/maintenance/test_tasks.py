@@ -257,7 +257,7 @@ def test_a_damaged_tail_is_logged_though_ledgers_go(bench: Bench, caplog: pytest
     bench.workbench.append(topic, [content((b"k", b"v"))])
     with topic.append_log() as log:
         log.append(encode_message(b"k", b"v", producer="p", sequence_id=0, publish_time=bench.clock.now_ms()))
-    (file,) = bench.workbench.log.of_topic(topic.record.uid).glob("*.log")
+    (file,) = bench.workbench.log.topic_folder(topic.record.uid).glob("*.log")
     file.unlink()
     bench.expire()
     bench.maintenance.run_due()
@@ -306,13 +306,13 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
         bench.imported(name)
     rested: list[float] = []
     pins = bench.workbench.metadata.pins
-    real = pins.referenced
+    real = pins.gc_snapshot
 
     def slowly(topic_id: int) -> Any:
         bench.clock.advance(500)
         return real(topic_id)
 
-    monkeypatch.setattr(pins, "referenced", slowly)
+    monkeypatch.setattr(pins, "gc_snapshot", slowly)
     bench.maintenance.rest = rested.append
     bench.maintenance.run_due()
     assert [item for item in rested if item] == [RESTS * 0.5, RESTS * 0.5]
@@ -327,7 +327,7 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench, caplog: py
         log.append(single(b"k", b"v"))
         log.roll()
         log.append(single(b"k", b"w"))
-    folder = workbench.log.of_topic(topic.record.uid)
+    folder = workbench.log.topic_folder(topic.record.uid)
     workbench.metadata.policies.change(["namespace:public/default"], {"file.delete.delay.ms": 5 * HOUR})
     bench.maintenance.run_due()
     workbench.metadata.tenancy.delete_topic(topic.record.id)

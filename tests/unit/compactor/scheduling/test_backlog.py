@@ -138,7 +138,7 @@ def test_a_segment_that_cannot_be_read_stops_no_other(bench: Workbench) -> None:
     topics = [bench.topic(name) for name in ("bad", "good")]
     for topic in topics:
         in_an_open_segment(bench, topic)
-    (end,) = (bench.log.of_topic(topics[0].record.uid)).glob("*.end")
+    (end,) = (bench.log.topic_folder(topics[0].record.uid)).glob("*.end")
     end.unlink()
     end.mkdir()
     set_at(bench, topics[1], BYTES, 1, "broker")

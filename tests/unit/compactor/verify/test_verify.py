@@ -307,7 +307,7 @@ def test_a_store_that_is_away_is_no_difference(bench: Workbench) -> None:
 
     with pytest.raises(Unavailable, match="away"):
         verify(bench, topic, engine=Meanwhile(away))
-    assert bench.metadata.pins.referenced(topic.record.id).pins == ()
+    assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == ()
 
 
 def test_it_writes_nothing(bench: Workbench) -> None:

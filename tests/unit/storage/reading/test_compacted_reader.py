@@ -50,7 +50,7 @@ def manifest(bench: Workbench, topic: Topic) -> Manifest:
 
 
 def pins(bench: Workbench, topic: Topic) -> tuple[Pin, ...]:
-    return bench.metadata.pins.referenced(topic.record.id).pins
+    return bench.metadata.pins.gc_snapshot(topic.record.id).pins
 
 
 def take(reading: Iterator[Message], count: int) -> list[Message]:

@@ -48,7 +48,7 @@ def test_what_follows_comes_again(bench: Workbench, topic: Topic, read_compacted
             for _ in range(number + 1):
                 reader.read()
             reader.return_to(offset)
-            assert bench.metadata.pins.referenced(topic.record.id).pins == ()
+            assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == ()
             following = [entry for page in pages(reader) for entry in page]
             assert following == [entry for entry in entries if entry.offset >= offset], (number, offset)
             reader.close()

@@ -83,7 +83,7 @@ def test_a_page_of_ordinary_rows_keeps_its_source_open(bench: Workbench, monkeyp
     for reader, read in ((pages, lambda: pages.rows(ONE).batches), (entries, entries.read)):
         assert read()
         with monkeypatch.context() as patched:
-            patched.setattr(bench.metadata, "snapshot", unavailable)
+            patched.setattr(bench.metadata, "topic_snapshot", unavailable)
             patched.setattr(type(bench.store), "get", unavailable)
             assert read()
         reader.close()

@@ -150,7 +150,7 @@ def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
         page, token = page_of(topic, token, 3)
         messages += page
     assert [item.key for item in messages] == KEYS
-    assert bench.metadata.pins.referenced(topic.record.id).pins == (), (
+    assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == (), (
         "between pages the grace holds it, and nothing else"
     )
     rest, _ = page_of(topic, token, 100)

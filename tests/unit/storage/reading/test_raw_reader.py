@@ -127,7 +127,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
         if len(offsets_read) < 4:
             bench.compact(topic)
     assert offsets_read == expected
-    assert bench.metadata.pins.referenced(topic.record.id).pins == (), "the pin is released"
+    assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == (), "the pin is released"
 
 
 def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:

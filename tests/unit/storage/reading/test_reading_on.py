@@ -60,7 +60,7 @@ def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: b
             except Unavailable:
                 failures += 1
         assert offsets == expected, nth
-        assert bench.metadata.pins.referenced(topic.record.id).pins == ()
+        assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == ()
     assert failures > 1
 
 
@@ -199,7 +199,7 @@ def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbenc
     produce(topic, [single(b"Z", b"14")])
     bench.compact(topic)
     assert page(reader) == [14], "raw lasts: it does not jump"
-    assert bench.metadata.pins.referenced(topic.record.id).pins == ()
+    assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == ()
 
 
 @pytest.mark.parametrize("start", [EARLIEST, StartOffset(0)])
