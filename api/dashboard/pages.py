@@ -37,6 +37,7 @@ from api.http.paths import Topic
 from api.http.problems import HTTP_WORDS, RestException
 from api.http.run_events import RunId, run_events, topic_of_run
 from api.reports import scheduler_document
+from storage.model import TopicName
 from storage.options.policies import POLICIES
 
 router = PageRoutes()
@@ -146,7 +147,8 @@ def show_service(broker: Broker, request: Request) -> Response:
     """Return the page of the services, those that are gone, and requested, failing and paused compactions."""
     require(request, AuthAction.SUPERUSER)
     state = scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), HTTP_WORDS)
-    return rendered(request, "service.html", scheduler=state, unserved=broker.ownership.unserved_logs())
+    unserved = broker.ownership.unserved_logs()
+    return rendered(request, "service.html", scheduler=state, unserved=unserved, parsed=TopicName.parse)
 
 
 @router.get("/dashboard/settings")

@@ -145,7 +145,7 @@ COLUMNS = (
     ),
     Column("messages", "Messages", lambda row: row.messages, count),
     Column("raw", "Raw", lambda row: row.raw_bytes, size),
-    Column("compacted", "Compacted", lambda row: row.summary.compacted_bytes, size),
+    Column("compacted", "Compacted", lambda row: None if row.is_unreadable else row.summary.compacted_bytes, size),
     Column(
         "saved",
         "Saved",

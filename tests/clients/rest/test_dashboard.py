@@ -208,6 +208,7 @@ def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
         return text[text.index('<h2 id="look-up">') : text.index('<h2 id="compactions">')]
 
     assert '<pre tabindex="0">2</pre>' in key_section("a")
+    assert f'<a href="{page_of(rest_topic)}/messages/' in key_section("a")
     assert "&lt;i&gt;" in key_section("b")
     assert "It deletes the key." in key_section("gone")
     assert "The key “none” has no value." in key_section("none")
@@ -334,7 +335,7 @@ def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic
     rest_topic.ask("POST", "/compaction/pause")
     text = page(served.client, "/dashboard/service")
     assert "Paused topics" in text
-    assert rest_topic.name in text
+    assert f'<a href="{page_of(rest_topic)}">' in text
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,12 @@ def test_a_subscription_is_moved(served: Served, rest_topic: RestTopic, form: di
     assert status_line(answer.text) == "The subscription was moved."
     row = re.search("<tbody>(.*?)</tbody>", answer.text, re.DOTALL)
     assert row
-    assert re.findall(r'<td class="number"[^>]*>(\d+)</td>', row[1]) == [str(next_offset), "3", str(3 - next_offset)]
+    assert re.findall(r'<td class="number"[^>]*>(\d+)</td>', row[1]) == [
+        str(next_offset),
+        "0",
+        "3",
+        str(3 - next_offset),
+    ]
 
 
 def test_a_refused_reset_says_why(served: Served, rest_topic: RestTopic) -> None:
