@@ -3,23 +3,31 @@
 Each form calls the same operation as a REST route, under the same permission. `form_of` checks its origin. A form with
 a page of its own is shown again, with the reason and what was entered, if the operation refuses it. The page that
 follows an executed form states the result (`rendering.RESULTS`).
+
+A form of a topic that another service has is forwarded to it. If services share the partitions of a topic, the form's
+REST call takes its place, which reaches each of them (`api/http/partition_fan_out.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
+from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, form_of, require, topic_path
-from api.http.access import AuthAction
-from api.http.dependencies import Broker, broker_of
-from api.http.paths import Topic
+from api.http.access import AuthAction, bearer_of_cookie
+from api.http.context import context_of
+from api.http.dependencies import Broker
+from api.http.owner_proxy import FORWARDED, stated_reason
+from api.http.paths import Topic, segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.observability.redaction import excerpt
 from storage.errors import CompactorError
@@ -36,7 +44,20 @@ class Refusal:
     status: int = 200
 
 
+@dataclass(frozen=True)
+class RestCall:
+    """The REST call that a form stands for: its path below the topic's, quoted, with its query, and its JSON body.
+
+    `answer`: the function that renders its result.
+    """
+
+    path: str
+    body: object
+    answer: Callable[[Any], Response]
+
+
 Press = Callable[[Broker, Request, TopicName, Form], Response]
+OverRest = Callable[[Request, TopicName, Form], RestCall]
 Show = Callable[[Broker, Request, TopicName, Form, Refusal], Response]
 
 
@@ -46,6 +67,7 @@ class Button:
 
     `path`: the end of its path. `operation`: its name in the audit log. `needs`: actions, of which the caller needs
     one. `press`: the function that executes it. `show`: the function that renders its page; None: another page has it.
+    `over_rest`: the same operation as a REST call; None: it needs no service of a partition.
     """
 
     path: str
@@ -54,6 +76,7 @@ class Button:
     press: Press
     show: Show | None = None
     waits_for: WaitsFor = WaitsFor.DATABASE
+    over_rest: OverRest | None = None
 
 
 def offer(router: PageRoutes, button: Button) -> None:
@@ -72,8 +95,29 @@ def offer(router: PageRoutes, button: Button) -> None:
     @router.post(path, operation_id=button.operation)
     async def press(broker: Broker, request: Request, topic: Topic) -> Response:
         form = await form_of(request)
-        work = partial(pressed, request=request, broker=broker, topic=topic, form=form)
-        return await broker_of(request).pools[button.waits_for].run(work)
+        pool = broker.pools[button.waits_for]
+        try:
+            return await pool.run(partial(pressed, request=request, broker=broker, topic=topic, form=form))
+        except NotTheOwner as other:
+            if button.over_rest is None or other.topic.name.whole != topic or FORWARDED in request.headers:
+                raise
+        call = button.over_rest(request, topic, form)
+        path = "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
+        response = await context_of(request).proxy.send_here(
+            request,
+            f"/admin/v2/persistent/{path}/{call.path}",
+            b"" if call.body is None else json.dumps(call.body).encode(),
+            {"content-type": "application/json", **bearer_of_cookie(request.scope)},
+        )
+
+        def answered() -> Response:
+            if response.is_success:
+                return call.answer(json.loads(response.content) if response.content else None)
+            refusal = Refusal(excerpt(stated_reason(response)), response.status_code)
+            assert button.show is not None, "a form with a REST call has a page"
+            return button.show(broker, request, topic, form, refusal)
+
+        return await pool.run(answered)
 
     show = button.show
     if show is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
-from api.dashboard.buttons import Button, Form, Press, Refusal, offer, to_topic
+from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, offer, to_topic
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import PageRoutes, rendered
 from api.formats.position_text import parse_trim_place
@@ -44,11 +46,26 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
 
 def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = form.get("before", "").strip()
-    is_dry = form.get("do") != "trim"
     place = parse_trim_place(before) if before else None
-    trimmed = compaction.trim(broker, topic, place, dry_run=is_dry, force=False)
-    reports = [trim_document(result, words=None) for result in trimmed]
-    return rendered(request, "trim.html", name=topic, before=before, reports=reports, is_dry=is_dry, problem="")
+    trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry(form), force=False)
+    return _trim_reports(request, topic, form, [trim_document(result, words=None) for result in trimmed])
+
+
+def _is_dry(form: Form) -> bool:
+    return form.get("do") != "trim"
+
+
+def _trim_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
+    """Return the call that trims all partitions. A form with a message was refused before: it is one partition's."""
+    path = f"trim?dryRun={'true' if _is_dry(form) else 'false'}"
+    return RestCall(path, None, partial(_trim_reports, request, topic, form))
+
+
+def _trim_reports(request: Request, topic: TopicName, form: Form, reports: Sequence[Mapping[str, Any]]) -> Response:
+    before = form.get("before", "").strip()
+    return rendered(
+        request, "trim.html", name=topic, before=before, reports=reports, is_dry=_is_dry(form), problem="",
+    )  # fmt: skip
 
 
 def _show_trim(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
@@ -81,7 +98,7 @@ BUTTONS = (
     Button("pause", "pauseNow", _EITHER, _control(compaction.pause, "paused")),
     Button("resume", "resumeNow", _EITHER, _control(compaction.resume, "resumed")),
     Button("policies", "setPolicyNow", (AuthAction.ADMIN,), _set_policy),
-    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _show_trim, WaitsFor.WORK),
+    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _show_trim, WaitsFor.WORK, _trim_over_rest),
 )
 for _button in BUTTONS:
     offer(router, _button)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -9,7 +11,7 @@ from api.broker import names, subscriptions
 from api.broker.positions import CursorPosition
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
-from api.dashboard.buttons import Button, Form, Refusal, offer, to_topic
+from api.dashboard.buttons import Button, Form, Refusal, RestCall, offer, to_topic
 from api.dashboard.rendering import PageRoutes, rendered
 from api.formats.position_text import parse_place, parse_start
 from api.http.access import AuthAction
@@ -19,6 +21,7 @@ from storage.errors import CursorNotFound, InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.stats import CursorStatsRecord
 from storage.model import EARLIEST, LATEST, TopicName
+from storage.positions import StartTime
 
 router = PageRoutes()
 
@@ -26,7 +29,19 @@ router = PageRoutes()
 def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     name = _name(request)
     subscriptions.reset(broker, topic, name, _position(form))
-    return to_topic(topic, f"/subscriptions/{segment(name)}", done="reset")
+    return _moved(request, topic)
+
+
+def _moved(request: Request, topic: TopicName, _: object = None) -> Response:
+    return to_topic(topic, f"/subscriptions/{segment(_name(request))}", done="reset")
+
+
+def _reset_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
+    """Return the call that resets all partitions to a time: any other position is one partition's, and was refused."""
+    position = _position(form)
+    assert isinstance(position, StartTime), "a partitioned topic has no other position"
+    path = f"subscription/{segment(_name(request))}/resetcursor/{position.publish_time}"
+    return RestCall(path, None, partial(_moved, request, topic))
 
 
 def _position(form: Form) -> CursorPosition:
@@ -72,5 +87,13 @@ def _name(request: Request) -> str:
 
 offer(
     router,
-    Button("subscriptions/{subscription}", "resetCursorNow", (AuthAction.CONSUME,), _reset, _show, WaitsFor.STORE),
+    Button(
+        "subscriptions/{subscription}",
+        "resetCursorNow",
+        (AuthAction.CONSUME,),
+        _reset,
+        _show,
+        WaitsFor.STORE,
+        _reset_over_rest,
+    ),
 )

@@ -286,6 +286,15 @@ class AuthorizationService:
         return frozenset(granted_actions)
 
 
+def bearer_of_cookie(scope: Scope) -> dict[str, str]:
+    """Return the Authorization header for the token of a browser's cookie; empty: the request has no such cookie.
+
+    For REST calls that the dashboard makes for the browser, which has no other way to use the cookie there.
+    """
+    token = _cookie(scope)
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
 def _cookie(scope: Scope) -> str:
     """Return the token of a browser's cookie; empty: the request has none."""
     cookies: dict[str, str] = {}

@@ -129,21 +129,24 @@ class OwnerProxy:
         if not response.is_success:
             retry = response.headers.get("retry-after")
             headers = {"Retry-After": retry} if retry else None
-            raise RestException(response.status_code, f"{name}: {_stated_reason(response)}", headers) from owner
+            raise RestException(response.status_code, f"{name}: {stated_reason(response)}", headers) from owner
         return response.content
 
-    async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
+    async def send_here(
+        self, request: Request, target: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         """Send a part of a request, for the same caller, to another path of this application, which may forward it.
 
-        Return the answer.
+        `headers`: they replace the request's own headers of these names. Return the answer.
         """
         import httpx
 
-        headers = {name: value for name, value in self._of_part(request).items() if name != FORWARDED}
+        passed = self._of_part(request) | dict(headers or {})
+        del passed[FORWARDED]
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
         async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as app_client:
-            return await app_client.request(request.method, target, content=body, headers=headers)
+            return await app_client.request(request.method, target, content=body, headers=passed)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -219,7 +222,7 @@ class _Passed(StreamingResponse):
             await self._response.aclose()
 
 
-def _stated_reason(response: httpx.Response) -> str:
+def stated_reason(response: httpx.Response) -> str:
     """Return the reason of a service's refusal, or the beginning of its text if it has another form."""
     try:
         return str(response.json()["reason"])

@@ -316,6 +316,38 @@ def test_a_form_is_executed_by_the_service_that_has_the_topic(
     assert rest_topic.values() == [("a", "1"), ("b", "2")]
 
 
+def test_forms_of_a_partitioned_topic_reach_the_services_of_all_partitions(served: Served, tmp_path: Any) -> None:
+    environment = served.broker.environment
+    url = "http://localhost:18080"
+    environment.metadata.services.heartbeat(ServiceRecord("first:1:aa", url, environment.log.uid, 1, 1))
+    with second_service(served, tmp_path) as (second, transport):
+        parted = RestTopic(served, "parted")
+        assert parted.ask("PUT", "/partitions", 2).status_code == 204
+        parted.produce({"payload": "a"}, query="/partitions/0")
+        RestTopic(second, "parted").produce({"payload": "b"}, query="/partitions/1")
+        partitions = [RestTopic(served, "parted-partition-0"), RestTopic(second, "parted-partition-1")]
+        for partition in partitions:
+            assert partition.ask("PUT", "/subscription/s", "latest").status_code == 204
+        path = f"{TOPICS}/parted"
+        second.client.cookies.set("compactor_token", "secret")
+        moved = post(second.client, f"{path}/subscriptions/s", to="time", time="0")
+        assert status_line(moved.text) == "The subscription was moved."
+        for partition in partitions:
+            assert partition.ask("GET", "/subscription/s/position/1").status_code == 200
+        assert transport.requests[0].headers["authorization"] == "Bearer secret"
+        trimmed = post(second.client, f"{path}/trim", do="try")
+        assert all(f"Would go: {partition.name}" in trimmed.text for partition in partitions)
+        assert trimmed.text.count("Would go: ") == 2
+        assert "Trimmed: " in post(second.client, f"{path}/trim", do="trim").text
+        refused = post(second.client, f"{path}/trim", before="1", do="try")
+        assert (refused.status_code, refused.text.count('role="alert"')) == (405, 1)
+        transport.away = True
+        away = post(second.client, f"{path}/trim", do="trim")
+        assert away.status_code == 503
+        assert "cannot be reached" in away.text
+        assert "Nothing is trimmed" in away.text
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     key = "data:;base64," + base64.b64encode(SECRET).decode()
