@@ -25,7 +25,15 @@ INSTALLED = ("make demo", ". .venv/bin/activate", 'cd "$(mktemp -d)"')
 """What is done before: the packages stand beside this Python."""
 ANSWERS = """
 trap "kill $!" EXIT
-until python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/livez')" 2>/dev/null; do :; done
+python -c "
+import threading, urllib.request
+while True:
+    try:
+        urllib.request.urlopen('http://127.0.0.1:8080/livez')
+        break
+    except OSError:
+        threading.Event().wait(0.1)
+"
 """
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
