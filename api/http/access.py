@@ -97,12 +97,13 @@ class Caller:
 
     @property
     def authenticated_role(self) -> str | None:
-        """The role of the token."""
+        """The role of the token: the proxy's if a proxy sent the request; None: there is no valid token."""
         return self.proxy or self.role
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that all need a permission."""
+        """The roles that must each have a permission: the proxy's, if any, and the sender's; empty without a valid
+        token."""
         return tuple(role for role in (self.proxy, self.role) if role is not None)
 
     @property
@@ -139,7 +140,10 @@ class AuthorizationService:
         return None if self.keys is None else self.keys.verifier
 
     def caller(self, scope: Scope) -> Caller:
-        """Return the sender of a request by its Authorization header, or by its cookie for pages."""
+        """Return the sender of a request by its Authorization header, or by its cookie for pages.
+
+        A missing or invalid token raises nothing: `refused` of the result is the reason.
+        """
         from api.http.tokens import BadToken
 
         address = (scope.get("client") or ("unknown", 0))[0]
@@ -155,14 +159,16 @@ class AuthorizationService:
         originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
             role = self.verifier.role(token.strip())
-            return self.behind(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
+            return self.original_caller(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
         except BadToken as error:
             return Caller(address, refused=str(error))
 
-    def behind(self, caller: Caller, original: str) -> Caller:
-        """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it. Raise BadToken.
+    def original_caller(self, caller: Caller, original: str) -> Caller:
+        """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it; `caller` itself if it is
+        no proxy.
 
-        `original`: the role that the proxy names; empty: none.
+        `original`: the role that the request names as its original principal; empty: none. Raise BadToken if a proxy
+        names no role of a client, or if another caller names a role that is not its own.
         """
         from api.http.tokens import BadToken
 
@@ -175,7 +181,8 @@ class AuthorizationService:
         return Caller(caller.address, original, proxy=caller.role)
 
     def refusal_of(self, token: str) -> str:
-        """Return the reason why a token is invalid; empty: it is valid."""
+        """Return the reason why a token is refused, also one that is not needed because access control is off; empty:
+        it is valid."""
         from api.http.tokens import BadToken
 
         if self.verifier is None:
@@ -250,11 +257,12 @@ class AuthorizationService:
         return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
     def may_administer(self, caller: Caller) -> bool:
-        """Return whether the caller may create topics in some namespace. Reads SQL unless it is a superuser."""
+        """Return whether the caller may create topics in some namespace. Reads SQL unless the caller is a superuser."""
         return self.is_superuser(caller) or bool(self.administered(caller))
 
     def administered(self, caller: Caller) -> list[str]:
-        """Return the full names of the namespaces in which the caller may create topics, in order. Reads SQL."""
+        """Return the full names of the namespaces in which the caller may create topics, sorted; for a superuser all.
+        Reads SQL."""
         if self.verifier is not None and caller.role is None:
             return []
         names = set(self.tenancy.administered(None))
@@ -355,8 +363,8 @@ CallerName = Annotated[str, Depends(caller_name)]
 
 
 def words_for(request: Request) -> Words | None:
-    """Return the words of advice for an operator, who may read the locations of database and store; None: the caller is
-    no operator."""
+    """Return the words of advice if the caller is a superuser, who may read the locations of database and store; else
+    None."""
     access = cast(AuthorizationService, request.app.state.access)
     return words_of(request) if access.is_superuser(caller_of(request)) else None
 
@@ -370,25 +378,30 @@ CallerWords = Annotated[Words | None, Depends(_words)]
 
 
 def allowed(*actions: AuthAction) -> Any:
-    """Return a route's dependency: the caller may do any of `actions` in the path's scope. It answers 401, 403."""
+    """Return a route's dependency that requires any of `actions` in the scope that the path names, or answers 401 or
+    403."""
     return Depends(PermissionCheck(actions, _where))
 
 
 def allowed_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
-    """Return the dependency of `allowed` for a request whose path names no topic: `where` finds the topic, in a thread.
+    """Return a dependency like that of `allowed` for a path that names no topic itself, for example that of a run.
 
-    `where` returns None without a topic. The answer is 401, or 403 in the same words with and without a topic.
+    `where` returns the topic of the request; a thread calls it. None: there is no such topic, and only a superuser
+    passes. A 403 has the same words in both cases, so that a caller does not learn what exists.
     """
 
     def scope_of(request: Request) -> Where:
         topic = where(request)
         return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
 
-    return Depends(PermissionCheck(actions, scope_of, names_action=False))
+    return Depends(PermissionCheck(actions, scope_of, names_scope=False))
 
 
-def require_here(request: Request, *actions: AuthAction) -> None:
-    """Check a permission that depends on the request itself. Needs a thread. Raise RestException (401, 403)."""
+def require_permission(request: Request, *actions: AuthAction) -> None:
+    """Raise RestException (401, 403) unless the caller may do any of `actions` in the scope that the path names.
+
+    For a permission that depends on the request's parameters. Reads SQL, so a thread calls it.
+    """
     access = cast(AuthorizationService, request.app.state.access)
     access.require(caller_of(request), actions, *_where(request))
 
@@ -406,7 +419,7 @@ class PermissionCheck:
     """The permission that a route requires. `api/http/router.py` checks it before the body is read. As a dependency, it
     declares in the OpenAPI document that a token is required, and checks unless that was done before.
 
-    `names_action`: the refusal may name where permission is missing, since the path names it, too.
+    `names_scope`: a 403 names the scope in which permission is missing, which the path names, too.
     """
 
     def __init__(
@@ -414,19 +427,20 @@ class PermissionCheck:
         actions: tuple[AuthAction, ...],
         where: Callable[[Request], Where],
         *,
-        names_action: bool = True,
+        names_scope: bool = True,
     ) -> None:
         assert actions, "a route declares its actions"
         self._actions = actions
         self._where = where
-        self._names_action = names_action
+        self._names_scope = names_scope
 
     async def __call__(self, request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
         if self not in request.scope.get(_CHECKED, ()):
             await self.check(request)
 
     async def check(self, request: Request) -> None:
-        """Raise RestException (401, 403) unless the caller has the permission."""
+        """Raise RestException (401, 403) unless the caller has the permission. Later checks of the same request are
+        skipped."""
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.asks_sql(caller, self._actions):
@@ -439,7 +453,7 @@ class PermissionCheck:
         try:
             access.require(caller, self._actions, *self._where(request))
         except RestException as error:
-            if self._names_action or error.status_code != 403:
+            if self._names_scope or error.status_code != 403:
                 raise
             raise RestException(
                 403, f"{_lacking(caller.role, self._actions)} for what this names, or nothing is named so"

@@ -90,6 +90,10 @@ class Audit:
 
 
 def note_change(caller: Caller, method: str, target: str, action: str | None, **more: object) -> None:
-    """Write a line. `method`: HTTP's, or PULSAR for a change by a client of Pulsar's protocol."""
+    """Write a line of the audit log.
+
+    `method`: HTTP's, or PULSAR for a change by a client of Pulsar's protocol. `target`: the changed object. `action`:
+    the name of the operation. `more`: further fields of the line.
+    """
     fields = {"who": caller.name, "address": caller.address, "method": method, "target": target[:_MAX_TARGET]}
     LOG.info("change", extra={**fields, "action": action, **more})

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 
 class CertificateReloader:
-    """Keeps TLS contexts up to date with the files of a certificate and its key."""
+    """The thread that keeps TLS contexts up to date with the files of a certificate and its key."""
 
     def __init__(self, certificate: str, key: str, contexts: Sequence[ssl.SSLContext], interval_ms: int) -> None:
         """`contexts`: those in use, with the present certificate."""
@@ -32,15 +32,16 @@ class CertificateReloader:
         self._ends = threading.Event()
 
     def start(self) -> None:
-        """Start to check in a thread of its own, because a file system may hang."""
+        """Start the thread, a daemon, because a file system may hang."""
         threading.Thread(target=self._run, name="certificates", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop to check."""
+        """End the thread; a check in progress is completed."""
         self._ends.set()
 
     def check(self) -> bool:
-        """Load the files if one has changed. Return whether they were loaded."""
+        """Load the files if one has changed. Return whether they were loaded; a fault is logged once, and raises
+        nothing."""
         stamps = self._current()
         if stamps == self._stamps:
             return False

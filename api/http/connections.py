@@ -46,8 +46,8 @@ def _too_slow(setting: str, seconds: float) -> str:
 def deadline_protocol(
     settings: Settings, log_throttle: LogThrottle, listener: Listener | None = None
 ) -> type[H11Protocol]:
-    """Return uvicorn's protocol with the deadlines of the settings. `listener`: is notified which connections are
-    idle."""
+    """Return uvicorn's protocol with the deadlines of the settings. `listener`: is notified when a connection becomes
+    idle or busy."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

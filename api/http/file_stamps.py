@@ -10,7 +10,10 @@ Stamp = tuple[int, int, int] | None
 
 
 def stamp_of(file: Path | None) -> Stamp:
-    """Return the stamp of a file. Take it before the file is read: a change meanwhile is noticed the next time."""
+    """Return the stamp of a file; None: there is no file, or it cannot be examined.
+
+    Take it before the file is read: a change meanwhile is noticed the next time.
+    """
     with suppress(OSError):
         if file is not None:
             status = file.stat()

@@ -39,8 +39,8 @@ class JsonBoundsError(JsonError):
 def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
     """Return the number of arrays and objects that begin at each depth, from 0 on.
 
-    Several texts, one a line, count as one. Raise JsonBoundsError for more than `values` values, or more than `depth`
-    levels.
+    The bounds hold for all texts of JSON Lines together. Raise JsonBoundsError for more than `values` values, or more
+    than `depth` levels.
     """
     if b"\\" in text:
         text = b"".join(_without_escapes(text))

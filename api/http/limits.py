@@ -47,7 +47,10 @@ class _Bucket:
 
 
 class TokenBuckets:
-    """Token buckets by name: `rate` a second, and as many at once. The least recently used bucket is dropped first."""
+    """Token buckets by name: each gets `rate` tokens a second and holds as many, at least 1. A rate of 0 is no limit.
+
+    Beyond `buckets` buckets the least recently used bucket is dropped. Safe to share between threads.
+    """
 
     def __init__(self, rate: float, clock: Clock, buckets: int = MAX_BUCKETS) -> None:
         self._rate = rate
@@ -58,7 +61,7 @@ class TokenBuckets:
         self._lock = threading.Lock()
 
     def take(self, name: str) -> float:
-        """Take a token. Return 0, or the seconds until there is one."""
+        """Take a token of a bucket. Return 0, or the seconds until the bucket has one; then nothing is taken."""
         if not self._rate:
             return 0.0
         now = self._clock.now_ms()
@@ -134,7 +137,11 @@ class RequestLimiter:
         return None
 
     def take(self, before: int, more: int, limit: int) -> None:
-        """Count bytes of a body of which `before` bytes are counted. Raise RestException: 413, 503."""
+        """Count `more` bytes of a body, of which `before` bytes are counted already.
+
+        Raise RestException: 413 for a body of more than `limit` bytes, 503 if all bodies together are beyond their
+        limit.
+        """
         if before + more > limit:
             raise self.too_large(limit)
         if self._held + more > self._bodies:
@@ -153,7 +160,8 @@ class RequestLimiter:
 
 
 def hold_body_to(scope: Scope, limit: int) -> None:
-    """Bound a request's body to `limit` bytes. Raise RestException (413) if its declared length is larger."""
+    """Bound a request's body to `limit` bytes, never to more than before. Raise RestException (413) if its declared
+    length is larger; a larger body without a length raises it while it is read."""
     counted: _Counted | None = scope["state"].get(_BODY)
     if counted is not None:
         counted.hold_to(limit, _length(scope))

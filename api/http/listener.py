@@ -53,13 +53,16 @@ class Refusals:
 
 
 def warn_of_slow_clients(log_throttle: LogThrottle, setting: str, seconds: float) -> None:
-    """Log that connections end by a setting of the time for a request."""
+    """Log that connections are closed because a client is slow; at most once a minute for each `setting`.
+
+    `setting`: the setting of the time to send a request; `seconds`: its value.
+    """
     text = "connections that send a request slower than %s (%g s) are closed"
     log_throttle.warn(text, setting, seconds, condition=f"slow {setting}")
 
 
 def most_connections(requested: int, listeners: int = 1) -> int:
-    """Return the limit of connections of each of the `listeners` of a protocol.
+    """Return the limit of connections for each of the `listeners` of one protocol.
 
     It is at most `requested`, and for all of them together a quarter of the process's descriptors.
     """
@@ -133,7 +136,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more, and close the connections that have sent nothing."""
+        """Accept no more, and close the connections that have sent nothing. Idempotent."""
         if self._listening.fileno() < 0:
             return
         self._loop.remove_reader(self._listening)

@@ -34,7 +34,8 @@ class LoginPlaces:
         self._of_address = Shares[str]()
 
     def refusal(self, address: str, length: int) -> RestException | None:
-        """Return the refusal of a request whose body has a declared length; None: it passes."""
+        """Return the refusal of a request from `address` whose body has a declared length of `length` bytes; None: it
+        passes."""
         if length > BODY_BYTES:
             return _too_large()
         if self._of_address[address] >= PLACES_OF_ADDRESS or self._of_address.total() >= PLACES:

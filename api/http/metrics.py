@@ -184,11 +184,11 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def exposition(self) -> bytes:
-        """Return all of them, as Prometheus reads text."""
+        """Return all metrics in Prometheus's text format. Reads SQL, so a thread calls it."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this moment."""
+        """Yield the present metrics of database and process; without a database that answers, those of the process."""
         with self._lock:
             now = self._broker.environment.clock.now_ms()
             up = self._refresh(now)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.broker.refusals import NotTheOwner
-from api.http.paths import kept, segment
+from api.http.paths import segment, with_encoded_dots
 from api.http.problems import RestException, answer
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
@@ -69,7 +69,10 @@ class OwnerProxy:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
-        """Return the other service's answer, which is streamed."""
+        """Return the other service's answer, which is streamed.
+
+        Return 503 with Retry-After if the service cannot be reached, or if the request was forwarded here already.
+        """
         if FORWARDED in request.headers:
             return self._not_again(request, service)
         client = await self._of_this_loop()
@@ -99,9 +102,10 @@ class OwnerProxy:
         body: bytes,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """Send a part of a request to another path of a service, and return the answer.
+        """Send a part of a request to another path of a service, and return the answer, whatever its status.
 
-        `headers`: they replace the request's own headers of these names. Raise RestException (503).
+        `target`: path and query. `headers`: they replace the request's own headers of these names. Raise RestException
+        (503) if the service cannot be reached, or if the request was forwarded here already.
         """
         if FORWARDED in request.headers:
             raise RestException(
@@ -117,9 +121,10 @@ class OwnerProxy:
             raise RestException(503, _reason(service, error), {"Retry-After": "1"}) from error
 
     async def send_to_owner(self, request: Request, owner: NotTheOwner, method: str, operation: str) -> bytes:
-        """Send a part of a request to the owner of a topic. Return the content of its answer; b"": 404.
+        """Send a part of a request to the owner of a topic. Return the content of its answer; empty if it answers 404.
 
-        `operation`: the path below the topic's, quoted. Raise RestException for another error, with the owner's reason.
+        `operation`: the path below the topic's, percent-encoded. Raise RestException for another error, with the
+        owner's reason.
         """
         name = owner.topic.name
         path = "/".join(map(segment, (name.tenant, name.namespace, name.topic)))
@@ -137,7 +142,7 @@ class OwnerProxy:
     ) -> httpx.Response:
         """Send a part of a request, for the same caller, to another path of this application, which may forward it.
 
-        `headers`: they replace the request's own headers of these names. Return the answer.
+        `headers`: they replace the request's own headers of these names. Return the answer, whatever its status.
         """
         import httpx
 
@@ -203,7 +208,7 @@ def _trusted(ca_file: str = "") -> ssl.SSLContext:
 
 
 def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
-    path = kept((scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+    path = with_encoded_dots((scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{service.url.rstrip('/')}{path}" + (f"?{query}" if query else "")
 

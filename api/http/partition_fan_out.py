@@ -26,7 +26,7 @@ from api.broker.threads import WaitsFor
 from api.http.context import context_of
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import segment
-from api.http.problems import answer, refused
+from api.http.problems import answer, answer_to_error
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -42,19 +42,19 @@ _TOLERATED = frozenset({404, 409})
 
 
 def install(app: FastAPI) -> None:
-    """Let `app` forward requests for topics that are not local."""
+    """Let `app` answer a request whose operation raises NotTheOwner through the services that own the topic."""
     app.add_exception_handler(NotTheOwner, _not_the_owner)
 
 
 async def _not_the_owner(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotTheOwner)
     try:
-        return await answered(request, error)
+        return await answer_by_owners(request, error)
     except (CompactorError, HTTPException) as refusal:  # raised in a handler, it would reach no other one
-        return await refused(request, refusal)
+        return await answer_to_error(request, refusal)
 
 
-async def answered(request: Request, other: NotTheOwner) -> Response:
+async def answer_by_owners(request: Request, other: NotTheOwner) -> Response:
     """Return the answer to a request that another service must execute, wholly or for some partitions."""
     context = context_of(request)
     name = other.topic.name
@@ -77,7 +77,7 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
         responses.append(await context.proxy.send_here(request, f"{target}?{query}" if query else target, body))
     if not responses:
         return answer(404, "Topic partitions were not yet created")
-    return await broker.pools[WaitsFor.PARSING].run(together, request.method, responses)
+    return await broker.pools[WaitsFor.PARSING].run(merged_answer, request.method, responses)
 
 
 def _existing_partitions(broker: Broker, whole: TopicName) -> list[TopicName] | None:
@@ -88,8 +88,8 @@ def _existing_partitions(broker: Broker, whole: TopicName) -> list[TopicName] | 
     return [record.name for record in names.partitions(broker.environment, partitioned)]
 
 
-def together(method: str, responses: Sequence[httpx.Response]) -> Response:
-    """Return the merged answer of the partitions, of which there is at least one."""
+def merged_answer(method: str, responses: Sequence[httpx.Response]) -> Response:
+    """Return the merged answer of the partitions, of which there is at least one. `method`: the request's."""
     dated = [item for item in responses if AGE in item.headers]
     good = [item for item in responses if item.is_success]
     bad = [item for item in responses if not item.is_success and AGE not in item.headers]

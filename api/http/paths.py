@@ -66,36 +66,38 @@ def _is_utf8(encoded: bytes) -> bool:
 
 
 def decoded(part: str) -> str:
-    """Return a part of the path with its slashes and percent signs; the rest is decoded already."""
+    """Return a part of the path with `%2F` and `%25` decoded; the server has decoded all else."""
     return _ENCODED.sub(lambda match: "%" if match[0] == "%25" else "/", part) if "%" in part else part
 
 
-def named(request: Request, name: str) -> str:
-    """Return one of `NAMES` in the request's path."""
+def path_parameter(request: Request, name: str) -> str:
+    """Return the decoded value of one of `NAMES` in the request's path."""
     return decoded(request.path_params[name])
 
 
 def segment(name: str) -> str:
-    """Return a name as one segment of a path, also `.` or `..`, which clients and proxies would resolve."""
+    """Return a name, percent-encoded, as one segment of a path. The dots of `.` and `..` are encoded, too: clients and
+    proxies would resolve them."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
-def kept(raw_path: str) -> str:
-    """Return a percent-encoded path in which no client resolves `.` or `..`: they are names here."""
+def with_encoded_dots(raw_path: str) -> str:
+    """Return a percent-encoded path in which segments of dots alone are encoded: no client resolves `.` or `..`
+    then."""
     return "/".join(part if part.strip(".") else part.replace(".", "%2E") for part in raw_path.split("/"))
 
 
 async def topic_name(request: Request) -> TopicName:
     """Return the topic of a path. Raise RestException (412) for an invalid name, in Pulsar's words."""
     try:
-        return TopicName(*(named(request, name) for name in NAMES))
+        return TopicName(*(path_parameter(request, name) for name in NAMES))
     except InvalidTopicName as error:
         raise RestException(412, NOT_VALID) from error
 
 
 async def namespace_name(request: Request) -> str:
     """Return `tenant/namespace` of a path. Raise RestException (412) for an invalid name."""
-    tenant, namespace = named(request, "tenant"), named(request, "namespace")
+    tenant, namespace = path_parameter(request, "tenant"), path_parameter(request, "namespace")
     try:
         TopicName(tenant, namespace, "any")
     except InvalidTopicName as error:

@@ -151,8 +151,8 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 @contextmanager
 def reported_as(not_found: str = "", conflict: str = "", partitioned: str = "") -> Iterator[None]:
-    """Report errors inside the context in these words of a broker, if any: 404, 409, and 405 for a partitioned topic
-    that an operation refuses."""
+    """Report errors inside the context in these words of a broker: NotFound as 404, Conflict as 409, and 405 for a
+    partitioned topic that an operation refuses. An error whose words are empty passes unchanged."""
     try:
         yield
     except broker_refusals.PartitionedTopicRefused as error:
@@ -167,7 +167,7 @@ def reported_as(not_found: str = "", conflict: str = "", partitioned: str = "") 
 
 
 def status_of(error: Exception) -> int:
-    """Return the status of an error; 500 for an unexpected one."""
+    """Return the HTTP status of an error; 500 for an unexpected one."""
     words = _pulsar_words(error)
     if words is not None:
         return words[0]
@@ -179,14 +179,16 @@ def _pulsar_words(error: Exception) -> tuple[int, str] | None:
 
 
 def words_of(request: Request) -> Words:
-    """Return the words of advice in which the program of a caller over HTTP shows it."""
+    """Return the words for advice in the answers to a request: ADMIN_WORDS if it comes from `compactor-admin`
+    (WORDS_HEADER), else HTTP_WORDS."""
     return ADMIN_WORDS if request.headers.get(WORDS_HEADER) == ADMIN else HTTP_WORDS
 
 
 def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> str:
-    """Return an error in one line, for a caller over HTTP. `advice`: the words of advice.
+    """Return an error in one line, for a caller over HTTP, with its advice in the words `advice`.
 
-    A broker's words are for callers that expect a broker; `compactor-admin` shows the error's own text.
+    With HTTP_WORDS, an error for which a broker has words is worded by these; `compactor-admin` shows the error's own
+    text.
     """
     words = _pulsar_words(error) if advice is HTTP_WORDS else None
     if words is not None:
@@ -195,7 +197,8 @@ def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> s
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
-    """Log the full text of an error whose answer contains only the public text."""
+    """Log the full text of an error whose answer contains only the public text: repeatedly, but throttled by its
+    cause."""
     if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss) and not isinstance(
         error, _FOR_CALLERS
     ):
@@ -223,7 +226,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def refused(request: Request, error: errors.CompactorError | HTTPException) -> Response:
+async def answer_to_error(request: Request, error: errors.CompactorError | HTTPException) -> Response:
     """Return the answer to an error that is raised while another one is handled."""
     return await (_known if isinstance(error, errors.CompactorError) else _http)(request, error)
 
@@ -283,7 +286,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def shown_errors(error: RequestValidationError | ValidationError) -> str:
-    """Return the first errors of a body or query, each with its place, in one line."""
+    """Return the first errors of a body or query in one line, each with the place of its value."""
     reported = error.errors()[:_MAX_ERRORS]
     places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)
     return "; ".join(sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))

@@ -16,8 +16,8 @@ _ANYWHERE = "authoritative"
 """A parameter that Pulsar's clients send with every request."""
 
 
-async def known_query(request: Request) -> None:
-    """Raise RestException (400) for a parameter that the route does not have."""
+async def check_known_query(request: Request) -> None:
+    """Raise RestException (400) for a query parameter that the route does not have."""
     if not request.query_params:
         return
     known = sorted(_names(request.scope["route"].dependant))
@@ -30,7 +30,7 @@ async def known_query(request: Request) -> None:
             raise RestException(400, f"there is no query parameter {name[:100]!r} here: {advice}")
 
 
-KNOWN_QUERY = Depends(known_query)
+KNOWN_QUERY = Depends(check_known_query)
 """A route's dependency, after `allowed`: unknown parameters are refused."""
 
 

@@ -73,6 +73,8 @@ class Route(APIRoute):
         }
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request: it checks permissions, reads and parses the body, then calls
+        FastAPI's."""
         handle = super().get_route_handler()
         permissions = [
             dependency.dependency
@@ -155,7 +157,7 @@ class Routes:
         responses: Mapping[int | str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> Callable[[Endpoint], Endpoint]:
-        """Add the function as a route.
+        """Return a decorator that adds its function as a route, and returns the function unchanged.
 
         `needs`: actions, any of which permits the call, and dependencies. `refuses`: statuses besides those that the
         path and `waits_for` imply. `responses` and `options`: FastAPI's.

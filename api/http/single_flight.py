@@ -36,7 +36,10 @@ class SingleFlight(Generic[Answer]):
         self._next: asyncio.Task[Answer] | None = None
 
     async def answer(self, make: Callable[[], Answer]) -> Answer:
-        """Return what `make` returns in a thread; callers that wait for the same answer share one call."""
+        """Return what `make` returns in a thread of the pool, or raise its error.
+
+        Callers that arrive before the call begins share it: only the first caller's `make` is called.
+        """
         if self._next is None:
             self._next = asyncio.create_task(self._call(make))
         return await asyncio.shield(self._next)
@@ -57,7 +60,7 @@ class _Report:
 
 
 class RunPoller:
-    """Reads runs, each at most every `MAX_AGE_MS`. For the tasks of event loops."""
+    """A reader of compaction runs, which reads each run at most every `MAX_AGE_MS`. For the tasks of event loops."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:
         """`pool`: its threads read."""

@@ -87,8 +87,8 @@ class TokenKeyReloader:
         self._checked_at = clock.now_ms()
 
     async def keep_up(self) -> None:
-        """Check the files, in a thread, if that is due; the check may outlast this call."""
-        if not self.is_due():
+        """Check the files, in a thread, if that is due. Return after at most `WAIT_MS`; the check may take longer."""
+        if not self.claim_check():
             return
         loop = asyncio.get_running_loop()
         result = loop.create_future()
@@ -106,8 +106,8 @@ class TokenKeyReloader:
             return
         await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
-    def is_due(self) -> bool:
-        """Return whether a check of the files is due; True for one caller, which then calls `check`."""
+    def claim_check(self) -> bool:
+        """Return whether a check of the files is due. True is returned to one caller, which must then call `check`."""
         with self._lock:
             waited = self._clock.now_ms() - self._checked_at
             if not self._has_files or self._checking or 0 <= waited < self._interval_ms:
@@ -116,7 +116,8 @@ class TokenKeyReloader:
             return True
 
     def check(self) -> None:
-        """Read again each file that has changed."""
+        """Read again each file that has changed. A file that cannot be used is logged, and its previous content stays
+        valid."""
         try:
             if self._revoked is not None and self._revoked.check():
                 self.verifier = replace(self.verifier, revoked=self._revoked.content)

@@ -62,7 +62,8 @@ class BadToken(Exception):
 
 @dataclass(frozen=True)
 class TokenKey:
-    """A key that verifies tokens of one algorithm. `key_id`: of tokens with a key id, only those with this one."""
+    """A key that verifies tokens of one algorithm. `key_id`: tokens that name another key id are not verified by it;
+    None: it verifies tokens with any key id."""
 
     algorithm: str
     key: bytes | PublicKey
@@ -82,7 +83,7 @@ class TokenVerifier:
     """Ids (`jti`) of tokens that were revoked."""
 
     def role(self, token: str) -> str:
-        """Return the role of the token's bearer. Raise BadToken."""
+        """Verify a token, and return its role, from the claim `role_claim`. Raise BadToken."""
         role = self.claims(token).get(self.role_claim)
         if isinstance(role, list) and role:
             role = role[0]  # as Pulsar does
@@ -91,7 +92,7 @@ class TokenVerifier:
         return role
 
     def claims(self, token: str) -> Mapping[str, Any]:
-        """Return the claims of a token that is valid now. Raise BadToken."""
+        """Verify a token: signature, times, audience and revocation. Return its claims. Raise BadToken."""
         claims = self._signed(token)
         now = self.clock.now_ms()
         if (expires := _time(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
@@ -126,7 +127,10 @@ class TokenVerifier:
 
 
 def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
-    """Return the locations of keys in the settings, each with its reader, which raises Misconfigured."""
+    """Return the values of settings that name keys, each with a function that reads its keys, and raises Misconfigured.
+
+    A setting without a value is left out.
+    """
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
     previous = settings.auth_token_previous_secret_key
 
@@ -159,13 +163,15 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 
 def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
-    """Return a token whose bearer is `subject`."""
+    """Return a token whose bearer is `subject`, with `claims`. A secret (bytes) signs with HS256, a private key with
+    RS256 or ES256."""
     algorithm = HS256 if isinstance(key, bytes) else algorithm_of(key.public_key())
     return jwt.encode({"sub": subject, **claims}, key, algorithm=algorithm, headers={"typ": None})
 
 
 def decoded_token(token: str) -> dict[str, object]:
-    """Return the header and claims of a token without a check of its signature. Raise InvalidInput."""
+    """Return `header` and `claims` of a token, without a check of its signature. Raise InvalidInput if it is no
+    token."""
     try:
         return {
             "header": jwt.get_unverified_header(token),
@@ -200,7 +206,12 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
 
 
 def secret_keys(name: str, value: str) -> list[bytes]:
-    """Return the possible secret keys of a value: its decoded Base64, then its bytes (Pulsar's reading of a file)."""
+    """Return the secret keys that `value` may stand for: its decoded Base64, then its bytes (Pulsar's reading of a
+    file).
+
+    `value`: a data:;base64, URL, a file, or Base64. `name`: the setting, for the error. Raise Misconfigured for a key
+    of a pair, and for a key that is too short.
+    """
     content = _content(name, value)
     if _is_of_a_pair(content):
         raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _FIX)
@@ -228,13 +239,21 @@ def _is_of_a_pair(content: bytes) -> bool:
 
 
 def public_key(name: str, value: str) -> PublicKey:
-    """Return a public key for RS256 or ES256."""
+    """Return the public key for RS256 or ES256 that `value` gives: a data:;base64, URL, a file, or Base64, as PEM or
+    DER.
+
+    `name`: the setting, for the error. Raise Misconfigured.
+    """
     load = serialization.load_pem_public_key, serialization.load_der_public_key
     return _usable(name, _loaded(name, value, *load, "public key"))
 
 
 def private_key(name: str, value: str) -> PrivateKey:
-    """Return a private key for RS256 or ES256."""
+    """Return the private key for RS256 or ES256 that `value` gives: a data:;base64, URL, a file, or Base64, as PEM or
+    DER without a password.
+
+    `name`: the setting, for the error. Raise Misconfigured.
+    """
     pem, der = serialization.load_pem_private_key, serialization.load_der_private_key
     load = partial(pem, password=None), partial(der, password=None)
     key = _loaded(name, value, *load, "private key without a password")
@@ -254,7 +273,8 @@ def _loaded(name: str, value: str, pem: Callable[[bytes], object], der: Callable
 
 
 def jwks(path: str) -> list[TokenKey]:
-    """Return the public keys of a JWKS file that verify tokens; other keys are skipped."""
+    """Return the public keys of a JWKS file that verify tokens; other keys are skipped. Raise Misconfigured if none is
+    left."""
     content = _content("auth.jwks-file", path)
     try:
         entries = json.loads(content)["keys"]
@@ -290,7 +310,8 @@ def _jwk(key: PublicKey) -> dict[str, str]:
 
 
 def revoked_tokens(value: str) -> frozenset[str]:
-    """Return the ids in a file of revoked tokens: one id a line; `#` begins a comment."""
+    """Return the ids in a file of revoked tokens: one id a line; `#` begins a comment. Raise Misconfigured for no text
+    file."""
     try:
         path = file_of(value) or Path(value)
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -304,7 +325,7 @@ def revoked_tokens(value: str) -> frozenset[str]:
 
 
 def file_of(value: str) -> Path | None:
-    """Return the file that a setting names for a key; None: the key is in the setting itself."""
+    """Return the file that the value of a setting names; None: the value is the key itself."""
     if value.startswith("data:"):
         return None
     path = Path(unquote(urlsplit(value).path) if value.startswith("file:") else value)
@@ -314,7 +335,7 @@ def file_of(value: str) -> Path | None:
 
 
 def algorithm_of(key: PublicKey) -> str:
-    """Return the algorithm of a public key."""
+    """Return the algorithm of the tokens that a public key verifies: RS256 or ES256."""
     return RS256 if isinstance(key, rsa.RSAPublicKey) else ES256
 
 

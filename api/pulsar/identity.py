@@ -53,7 +53,7 @@ class Identity:
         except BadToken as error:
             raise Refused(ServerError.AuthenticationError, f"not authenticated: {error}") from error
         try:
-            self.caller = access.behind(Caller(self.caller.address, role), connect.original_principal)
+            self.caller = access.original_caller(Caller(self.caller.address, role), connect.original_principal)
         except BadToken as error:
             raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
 

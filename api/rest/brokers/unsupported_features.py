@@ -20,7 +20,7 @@ from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from api.broker import names
-from api.http.access import ANY_USE, AuthAction, require_here
+from api.http.access import ANY_USE, AuthAction, require_permission
 from api.http.dependencies import Broker
 from api.http.paths import namespace_name, topic_name
 from api.http.problems import RestException
@@ -253,7 +253,7 @@ def _of_name(
 
     def answer(request: Request, broker: Broker, name: Any = path_name) -> Response:
         if request.method != "GET":
-            require_here(request, AuthAction.ADMIN)
+            require_permission(request, AuthAction.ADMIN)
         check(broker.environment, name)
         return row.answer(request.method)
 

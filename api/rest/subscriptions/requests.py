@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
-from api.http.access import AuthAction, require_here
+from api.http.access import AuthAction, require_permission
 from api.http.dependencies import broker_of
 from api.http.paths import TOPIC_PATH, decoded
 from api.rest.models import INT, LONG, PulsarBody, TextByName
@@ -86,4 +86,4 @@ async def changes_subscription(request: Request, subscription: Subscription, for
     """
     if subscription == COMPACTION_CURSOR:
         action = AuthAction.ADMIN if force else AuthAction.COMPACT
-        await broker_of(request).pools[WaitsFor.DATABASE].run(require_here, request, action)
+        await broker_of(request).pools[WaitsFor.DATABASE].run(require_permission, request, action)

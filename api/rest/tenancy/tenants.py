@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import named
+from api.http.paths import path_parameter
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.rest.brokers.unsupported_features import ONE_CLUSTER, REFUSAL
@@ -25,7 +25,7 @@ NO_TENANT = "Tenant does not exist"
 
 async def tenant_name(request: Request) -> str:
     """Return the tenant of a path, which need not exist. Raise RestException (412) for an invalid name."""
-    name = named(request, "tenant")
+    name = path_parameter(request, "tenant")
     try:
         TopicName(name, "any", "any")
     except InvalidTopicName as error:

@@ -77,7 +77,7 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
 
     def accepted() -> list[bytes]:
         clock.advance(INTERVAL_MS)
-        if keys.is_due():
+        if keys.claim_check():
             keys.check()
         roles = []
         for secret, token in tokens.items():
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     for content in (b"{", b'{"keys": []}', b'{"keys": []}'):
         written(jwks, content)
         clock.advance(INTERVAL_MS)
-        assert (keys.is_due(), keys.is_due()) == (True, False)
+        assert (keys.claim_check(), keys.claim_check()) == (True, False)
         keys.check()
     jwks.unlink()
     keys.check()
@@ -179,13 +179,13 @@ def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
         Settings(auth_jwks_file="", auth_token_secret_key=written(tmp_path / "k", OLD).as_uri()), clock
     )
     clock.advance(INTERVAL_MS)
-    assert keys.is_due()
+    assert keys.claim_check()
     clock.advance(INTERVAL_MS)
-    assert not keys.is_due(), "one check a time"
+    assert not keys.claim_check(), "one check a time"
     keys.check()
-    assert not keys.is_due()
+    assert not keys.claim_check()
     clock.advance(INTERVAL_MS)
-    assert keys.is_due()
+    assert keys.claim_check()
 
 
 UNKNOWN_CURVE = bytes.fromhex("3016300e06072a8648ce3d020106032a0304030400040000")
@@ -226,4 +226,4 @@ def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path
             Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock()
         )
     keys = TokenKeyReloader(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
-    assert not keys.is_due(), "there is no file to check"
+    assert not keys.claim_check(), "there is no file to check"
