@@ -38,13 +38,13 @@ class Session:
 
     def append(self, topic: Topic, shape: Shape, ledger_bytes: int = 128 << 20) -> None:
         """Append data through the product's own import."""
-        from api.formats.parquet import read_parquet
+        from api.formats.parquet import read_import_parquet
         from api.formats.text_encoding import TextEncoding
 
         file = self.folder / "input.parquet"
         write_parquet(shape, file)
         topic.bulk_append(ledger_bytes=ledger_bytes).append(
-            read_parquet(str(file), TextEncoding.UTF8, TextEncoding.UTF8)
+            read_import_parquet(str(file), TextEncoding.UTF8, TextEncoding.UTF8)
         )
         file.unlink()
 

@@ -35,7 +35,7 @@ class BatchMessageContainer:
         self._last_rows = 0
         """Number of rows in the last entry."""
 
-    def of(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
+    def entries(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
         """Yield the entries of rows. A None in `rows` flushes the pending rows, because no row arrived for a while.
 
         An unreadable row (InvalidRecord), or Ctrl-C, is raised after the entry of the rows before it.
@@ -63,8 +63,9 @@ class BatchMessageContainer:
             self._last_rows = 0
             raise ended
 
-    def naming_lines(self, message: str) -> str:
-        """Return a message about the last entry, prefixed by the numbers of its lines."""
+    def with_line_numbers(self, message: str) -> str:
+        """Return a message about the last entry, with the numbers of its lines before it; unchanged if no entry is the
+        last."""
         if not self._last_rows:
             return message
         first = self._encoded_rows - self._last_rows + 1
@@ -102,7 +103,8 @@ class BatchMessageContainer:
 
 
 def lingering(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMessage | None]:
-    """Yield the rows, and a None each time no row arrives for `seconds`. A daemon thread reads them."""
+    """Yield the rows, and a None each time no row arrives for `seconds`. A daemon thread reads them; its error is
+    raised here."""
     waiting: queue.Queue[InputMessage | BaseException] = queue.Queue(_WAITING_ROWS)
     end = StopIteration()
 

@@ -38,9 +38,9 @@ def read_messages(
         check_file(file)
     chosen = requested or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
     if chosen is InputFormat.PARQUET:
-        from api.formats.parquet import read_parquet as read
+        from api.formats.parquet import read_import_parquet as read
     else:
-        from api.formats.jsonl import read_jsonl as read
+        from api.formats.jsonl import read_import_jsonl as read
     return read(file, key_encoding, value_encoding)
 
 

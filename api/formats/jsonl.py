@@ -76,13 +76,13 @@ class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 
 
 class JsonLine(OptionalKeyJsonLine, forbid_unknown_fields=True, kw_only=True):
-    """A line."""
+    """A line that must state its key; null: the message has no key."""
 
     key: str | None
 
 
 class InputMessage(NamedTuple):
-    """A message of a line. `size`: length of the line in bytes."""
+    """A message of a line; times are milliseconds since 1970. `payload` None: a tombstone. `size`: the line's bytes."""
 
     key: bytes | None
     payload: bytes | None
@@ -102,9 +102,10 @@ def read_rows(
     remedy: str = _REMEDY,
     key: bytes | None = None,
 ) -> Iterator[InputMessage]:
-    """Yield the messages of a JSON Lines file, each as soon as its line has arrived.
+    """Yield the messages of a JSON Lines file, each as soon as its line has arrived. `file` `-`: standard input.
 
-    `key`: the key of the lines without one; None: each line must have a key. Raises InvalidRecord, with `remedy`.
+    `key`: the key of the lines without one; None: each line must have a key. Raises InvalidInput for a file that cannot
+    be opened; InvalidRecord, with `remedy`, for a line.
     """
     decode: Decode = msgspec.json.Decoder(JsonLine if key is None else OptionalKeyJsonLine).decode
     source = "standard input" if file == "-" else file
@@ -137,8 +138,11 @@ def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEnco
         yield message
 
 
-def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
-    """Yield the messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
+def read_import_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+    """Yield the messages of a JSON Lines file as tables of INPUT_SCHEMA, while it is read. `file` `-`: standard input.
+
+    Raises InvalidInput for a file that cannot be opened, InvalidRecord for a line.
+    """
     rows: list[InputMessage] = []
     size = 0
     for row in read_rows(file, key_encoding, value_encoding):
@@ -173,7 +177,7 @@ def _message(
 
 
 def to_table(rows: Sequence[InputMessage]) -> pa.Table:
-    """Return rows as a table of INPUT_SCHEMA."""
+    """Return messages as a table of INPUT_SCHEMA, in their order."""
     columns = {name: [getattr(row, name) for row in rows] for name in INPUT_SCHEMA.names}
     return pa.table(columns, schema=INPUT_SCHEMA)
 
@@ -303,7 +307,8 @@ class JsonLinesWriter:
 
 
 def as_text(data: bytes | None, encoding: TextEncoding, message: Message, field: str) -> str | None:
-    """Return a key or value as text. Raises InvalidInput that names the message."""
+    """Return a key or value as text; None stays None. Raises InvalidInput, which names `field` and message, if it is
+    not UTF-8."""
     if data is None:
         return None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def value_text(value: object, empty: str = "nothing") -> str:
-    """Return a value of JSON as the text that sets it. `empty`: of an empty list."""
+    """Return a JSON value as the text that sets it. `empty`: the text of an empty list."""
     match value:
         case None:
             return "none"

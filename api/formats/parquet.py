@@ -43,8 +43,12 @@ _REMEDY = (
 )
 
 
-def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
-    """Yield the messages of a Parquet file as tables of INPUT_SCHEMA. Raises InvalidInput, InvalidRecord."""
+def read_import_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+    """Yield the messages of a Parquet file to import, some rows at a time, as tables of INPUT_SCHEMA.
+
+    Raises InvalidInput for standard input and for an encoding of base64, InvalidRecord for a file that is not of this
+    form.
+    """
     if file == "-":
         raise InvalidInput("Parquet cannot be read from standard input", "name a file")
     if TextEncoding.BASE64 in (key_encoding, value_encoding):

@@ -21,7 +21,8 @@ _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 def parse_start(text: str) -> StartPosition:
     """Return the start of a read: `earliest`, `latest`, an offset, `@` and a publish time, or a message id.
 
-    Raise InvalidMessageId, or InvalidInput for a time.
+    The time is milliseconds since 1970 or ISO 8601, UTC without a zone. Raise InvalidMessageId, or InvalidInput for a
+    time.
     """
     if text.startswith("@"):
         return StartTime(_parse_time(text[1:]))

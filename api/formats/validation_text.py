@@ -35,9 +35,10 @@ _PROBLEMS: Mapping[str, str] = {
 
 
 def problem(error: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, as a verb for its name: "must be at least 1, not 0". `error`: of pydantic.
+    """Return what is wrong with a value, as a verb for its name: "must be at least 1, not 0". `error`: an error of
+    pydantic.
 
-    Empty for an error whose message is not pydantic's.
+    Return an empty text for an error whose message is not pydantic's.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in _EXPECTED:

@@ -23,7 +23,7 @@ _WAITED_FOR = "other requests of the role"
 
 
 class Threads(Workers, Protocol):
-    """Threads of one kind, and their number."""
+    """The threads that wait for one resource. `size`: their number."""
 
     @property
     def size(self) -> int: ...
@@ -34,7 +34,7 @@ class RoleThreads(dict[WaitsFor, Workers]):
 
 
 class Admission:
-    """The requests of all connections of a service. For one event loop."""
+    """The bounds of requests and threads of each role, over all connections of a service. For one event loop."""
 
     def __init__(self, pools: Mapping[WaitsFor, Threads], timeout_ms: int, max_lookups: int) -> None:
         """`timeout_ms`: the time that a request waits for a thread of its role."""
@@ -56,7 +56,10 @@ class Admission:
         return threads
 
     def enter(self, role: str, is_lookup: bool) -> None:
-        """Count a request that begins. Raise Refused (TooManyRequests)."""
+        """Count a request that begins. Raise Refused (TooManyRequests) at the bound of the role, or of all lookups.
+
+        `leave` must follow once, unless this raises.
+        """
         if self._of_role[role] >= MAX_OF_ROLE:
             raise Refused(
                 ServerError.TooManyRequests,

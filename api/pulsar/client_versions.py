@@ -11,7 +11,10 @@ _FIRST_FIXED = {(2, 10): 6, (2, 11): 4, (3, 0): 3, (3, 1): 3, (3, 2): 1}
 
 
 def returns_dropped_slots(client_version: str) -> bool:
-    """Return whether a client gives back permits for the slots of a batch that the acknowledgement set hides."""
+    """Return whether a client gives back permits for the slots of a batch that the acknowledgement set hides.
+
+    False for an unknown client.
+    """
     java = _JAVA_VERSION.search(client_version)
     if java is not None:
         line, patch = (int(java[1]), int(java[2])), int(java[3])

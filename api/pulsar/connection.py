@@ -31,10 +31,10 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 
 class Owner(Protocol):
-    """The server."""
+    """The server, as a connection uses it."""
 
     def take(self, connection: Connection) -> bool:
-        """Note a new connection. Return False if the service ends."""
+        """Note a new connection. Return False if the service ends; the connection must close then."""
 
     def connected(self, connection: Connection) -> None:
         """Note that a connection's CONNECT was accepted."""
@@ -169,12 +169,12 @@ class Connection(asyncio.Protocol):
     # Ending
 
     def is_late(self) -> bool:
-        """Return whether the client has had its time to send CONNECT."""
+        """Return whether the time in which a client must send CONNECT is over, also if CONNECT was sent."""
         return self._clock.now_ms() - self._opened_at >= self.session.settings.limits_header_timeout_ms
 
     def keep_alive(self) -> None:
-        """Ping a client that was silent for an interval; end the connection of one that does not answer. Called once
-        an interval."""
+        """Ping a client that was silent for an interval. End the connection of one that does not answer, or whose token
+        no longer holds. Called once an interval."""
         if not self.session.is_connected:
             return
         if not self.session.identity.is_valid():

@@ -54,9 +54,10 @@ class ServerContext:
         return f"{self._started_ms:x}-{next(self._numbers)}"
 
     async def topics_of(self, namespace: str, threads: Mapping[WaitsFor, Workers] | None = None) -> list[str]:
-        """Return the names of a namespace's topics, partitions one by one; none for a namespace that does not exist.
+        """Return the full names of a namespace's topics, partitions one by one; none for a namespace that does not
+        exist.
 
-        `threads`: those that read the database; by default the service's.
+        `threads`: those that read the database; None: the service's.
         """
         return await (threads or self.broker.pools)[WaitsFor.DATABASE].run(self._names_in, namespace)
 

@@ -105,7 +105,8 @@ _BY_STATUS: Mapping[int, ServerError] = {
 
 
 def refusal(error: BaseException) -> Refused:
-    """Return an error as the protocol has it. Log an unexpected one, which becomes an UnknownError without details."""
+    """Return an error as one of the protocol. Log an unexpected error, which becomes an UnknownError without
+    details."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RestException):

@@ -108,6 +108,6 @@ class FrameParser:
 
 
 def framed(command: bytes, entry: bytes = b"") -> tuple[bytes, bytes]:
-    """Return a frame, in two pieces if its entry is large: it is not copied then."""
+    """Return a frame in two pieces; the second is empty unless the entry is large: then the entry is not copied."""
     head = _SIZES.pack(_SIZE.size + len(command) + len(entry), len(command)) + command
     return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

@@ -39,7 +39,11 @@ class Identity:
         return self._threads
 
     def authenticate(self, connect: Connect) -> None:
-        """Take the role of the client's token, if the service asks for tokens. Raise Refused."""
+        """Authenticate the client by the token of its CONNECT, and take its role. Do nothing while access control is
+        off.
+
+        Raise Refused: AuthenticationError for the token, AuthorizationError for an original principal.
+        """
         access = self._access
         if access.verifier is None:
             return
@@ -58,7 +62,7 @@ class Identity:
             raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
 
     def is_valid(self) -> bool:
-        """Return whether the client's token still holds; true where none is needed."""
+        """Return whether the client's token is valid and still has the same role; True if no token is needed."""
         from api.http.tokens import BadToken
 
         verifier = self._access.verifier
@@ -80,7 +84,7 @@ class Identity:
     async def topic(self, text: str, *actions: AuthAction) -> TopicName:
         """Return the topic that a command names, on which the client may do any of the actions.
 
-        Raise RestException, Refused for a topic that is not persistent, InvalidTopicName.
+        Raise RestException (401, 403), Refused for a topic that is not persistent, InvalidTopicName.
         """
         domain, separator, _ = text.partition("://")
         if separator and domain != DOMAIN:
@@ -94,11 +98,12 @@ class Identity:
         return name
 
     async def allow(self, name: TopicName, *actions: AuthAction) -> None:
-        """Raise RestException unless the client may do any of the actions on a topic."""
+        """Raise RestException (401, 403) unless the client may do any of the actions on a topic."""
         await self._require(actions, name.tenant, name.namespace, name.topic)
 
     async def allow_namespace(self, namespace: str, *actions: AuthAction) -> None:
-        """Raise RestException unless the client may do any of the actions on a namespace."""
+        """Raise RestException (401, 403) unless the client may do any of the actions on a namespace,
+        `tenant/namespace`."""
         tenant, _, name = namespace.partition("/")
         await self._require(actions, tenant, name)
 
@@ -109,6 +114,6 @@ class Identity:
             self._access.require(self.caller, actions, *scope)
 
     def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
-        """Log a change that the client has made, as one over REST is logged (api/http/audit.py)."""
+        """Log a change that the client has made in the audit log (api/http/audit.py), with the method PULSAR."""
         target = f"{topic}/subscription/{subscription}" if subscription else str(topic)
         note_change(self.caller, "PULSAR", target, action)

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """The connection."""
+    """The connection, as its received bytes use it."""
 
     @property
     def role(self) -> str: ...
@@ -71,7 +71,8 @@ class Incoming:
         self._continue()
 
     def charge(self, seconds: float) -> None:
-        """Count time that a command costs the loop later, as if the loop spent it now."""
+        """Count `seconds` as time that handling the present frame has taken: its command costs the loop this time
+        later."""
         self._charged += seconds
 
     def hold(self, reason: str) -> None:

@@ -37,7 +37,8 @@ class Channel(Holdable, Protocol):
 
 
 class PendingRequests:
-    """The requests of one connection. `command_bytes`: of the command that is handled now."""
+    """The requests of one connection that are under way. `command_bytes`: the size of the command that is handled
+    now."""
 
     def __init__(self, channel: Channel, admission: Admission, identity: Identity) -> None:
         self.command_bytes = 0
@@ -48,7 +49,7 @@ class PendingRequests:
         self._bytes = 0
 
     def begin(self, request: Any, work: Work) -> bool:
-        """Begin the work for a request. Return False for one that is refused because too many are under way."""
+        """Begin the work for a request. Return False if too many are under way; the client is sent the refusal."""
         role, is_lookup = self._identity.role, isinstance(request, _LOOKUPS)
         try:
             if len(self._tasks) >= MAX_OF_CONNECTION:

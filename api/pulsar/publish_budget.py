@@ -22,7 +22,7 @@ class Holdable(Protocol):
 
 
 class PublishBudget:
-    """The bytes of all connections."""
+    """The bytes of entries that wait to be appended, of all connections, and their bound."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -30,7 +30,11 @@ class PublishBudget:
         self._held: set[PendingPublishes] = set()
 
     def add(self, pending: PendingPublishes, size: int) -> bool:
-        """Count bytes of a connection, fewer if `size` is negative. Return whether there are too many of all."""
+        """Count bytes of a connection; a negative `size` is of entries that wait no more. Return whether the bound is
+        reached.
+
+        Connections that were added at the bound are resumed when half of it is free.
+        """
         self._bytes += size
         is_full = self._bytes >= self._max_bytes
         if is_full:
@@ -42,12 +46,13 @@ class PublishBudget:
         return is_full
 
     def discard(self, pending: PendingPublishes) -> None:
-        """Note that a connection has ended."""
+        """Note that a connection has ended, so that it is not resumed. Its bytes count until its entries are
+        appended."""
         self._held.discard(pending)
 
 
 class PendingPublishes:
-    """The entries of one connection."""
+    """The entries of one connection that wait to be appended, and their bounds."""
 
     def __init__(self, connection: Holdable, budget: PublishBudget, max_entries: int, max_bytes: int) -> None:
         self._connection = connection
@@ -58,7 +63,8 @@ class PendingPublishes:
         self._bytes = 0
 
     def add(self, entries: int, size: int) -> None:
-        """Count entries of `size` bytes together; negative numbers if they do not wait any more."""
+        """Count entries of `size` bytes together; negative numbers are entries that wait no more. Hold or resume the
+        connection."""
         self._entries += entries
         self._bytes += size
         is_full = self._budget.add(self, size)
@@ -68,6 +74,6 @@ class PendingPublishes:
             self.resume()
 
     def resume(self) -> None:
-        """Let the connection go on once half of its entries are appended."""
+        """Let the connection go on if at most half of the entries that may wait do."""
         if self._entries <= self._max_entries // 2:
             self._connection.go_on(_REASON)

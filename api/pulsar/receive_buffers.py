@@ -42,7 +42,7 @@ _Queue = OrderedDict[Receiver, int]
 
 
 class ReceiveBuffers:
-    """The memory of all connections. For one event loop."""
+    """The memory for large frames of all connections. For one event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         """`max_bytes`: of all grants together; a larger frame arrives alone."""
@@ -60,7 +60,8 @@ class ReceiveBuffers:
         """Those of roles that have to release some first."""
 
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
-        """Grant memory for a frame. Return False if the receiver has to wait; `granted` is called later."""
+        """Grant memory for a frame of `size` bytes. Return False if the receiver has to wait; its `granted` is called
+        later."""
         may_have_more = role not in self._full and self._may_have(role, size)
         if not self._ready and may_have_more and self._fits(size):
             self._grant(receiver, role, size)
@@ -73,7 +74,7 @@ class ReceiveBuffers:
         return False
 
     def release(self, receiver: Receiver) -> None:
-        """End the grant of a receiver, or its wait, and grant memory to those that wait."""
+        """End the grant of a receiver, or its wait, and grant memory to those that wait. Idempotent."""
         grant = self._grants.pop(receiver, None)
         if grant is not None:
             role = grant.role
@@ -89,7 +90,7 @@ class ReceiveBuffers:
         self._grant_waiting()
 
     def end_stalled(self) -> None:
-        """Close connections whose frame does not arrive while other frames wait for memory."""
+        """Close connections whose frame is incomplete `STALLED_MS` after its grant, if other frames wait for memory."""
         if not self._waiting:
             return
         oldest = self._clock.now_ms() - STALLED_MS

@@ -62,7 +62,7 @@ class PulsarServer:
         return [context for _, context in self._sockets if context is not None]
 
     async def start(self) -> None:
-        """Answer on the sockets."""
+        """Accept connections on the sockets, and start the recurring jobs."""
         try:
             await self._read_limits()
         except CompactorError as error:  # it is read again with each keep-alive interval
@@ -111,7 +111,7 @@ class PulsarServer:
     # Calls of connections
 
     def take(self, connection: Connection) -> bool:
-        """Note a new connection. Return False if the service ends."""
+        """Note a new connection. Return False if the service ends; the connection must close then."""
         if not self._ends:
             self._connections.add(connection)
             self._unconnected[connection] = None

@@ -135,13 +135,16 @@ class Session:
         self.channel.send(response)
 
     def begin(self, request: Any, work: Work) -> bool:
-        """Continue with a request in a task. Return False for a request that is refused: too many are under way."""
+        """Continue with a request in a task. Return False if too many are under way; the client is sent the refusal."""
         return self._requests.begin(request, work)
 
     # The client
 
     def connect(self, request: requests.Connect) -> None:
-        """Handle the first request of a client."""
+        """Handle CONNECT: authenticate the client and send the response. A refused client is disconnected.
+
+        Raise MalformedFrame for a second CONNECT.
+        """
         if self.is_connected:
             raise MalformedFrame("a second CONNECT")
         self.client_version = request.client_version[:100]
@@ -171,8 +174,12 @@ class Session:
         )
 
     async def is_alive(self) -> bool:
-        """Return whether the client still sends bytes; end the session of one that does not. A client whose bytes are
-        not read now counts as alive. Of one that has ended, the names are free when this returns."""
+        """Return whether the client still sends bytes: ping it, and end its session after `LIVENESS_SECONDS` of
+        silence.
+
+        A client whose bytes are not read now counts as alive. After a return of False, the names of the client's
+        producers and consumers are free.
+        """
         if not self.is_closed:
             waiter = asyncio.get_running_loop().create_future()
             self._liveness_waiters.append(waiter)
@@ -223,7 +230,7 @@ class Session:
         self._creating.pop((kind, number), None)
 
     def remove_producer(self, connected: ConnectedProducer) -> bool:
-        """Remove a producer. Return whether the session had it."""
+        """Remove a producer from the session, not from its topic. Return whether the session had it."""
         producer_id = connected.producer.options.producer_id
         is_present = self.producers.get(producer_id) is connected
         if is_present:
@@ -236,8 +243,10 @@ class Session:
             connected.subscription.wake()
 
     def end(self) -> None:
-        """Remove producers and consumers from their topics, so that others may use their names: those of a usual
-        client at once, further ones in later turns of the loop. Idempotent."""
+        """Remove producers and consumers from their topics, so that others may use their names. Idempotent.
+
+        The first `ENDED_AT_ONCE` are removed at once, the others in later turns of the loop.
+        """
         self.is_closed = True
         self._creating.clear()
         self.context.publish_budget.discard(self.pending_publishes)

@@ -34,7 +34,7 @@ class Pattern(Protocol):
 
 
 def pattern_of(text: str) -> Pattern:
-    """Compile a pattern of topic names, with or without their domain. Raise Refused."""
+    """Compile a pattern of topic names, with or without their domain. Raise Refused if it is too long or not RE2."""
     try:
         if len(text) > MAX_CHARACTERS:
             raise re2.error(f"it has more than {MAX_CHARACTERS} characters")
@@ -59,7 +59,7 @@ class Matches:
 
     @classmethod
     def of(cls, pattern: str, names: Iterable[str]) -> Matches:
-        """Return the names that match a pattern. Raise Refused."""
+        """Return those of the full names `names` that match a pattern. Raise Refused if it is too long or not RE2."""
         topics = matching(pattern_of(pattern), names)
         return cls(tuple(topics), hash_of(topics))
 

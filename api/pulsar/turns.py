@@ -27,7 +27,7 @@ class Worker(Protocol):
         """The client's role, or its address if it has none."""
 
     def work(self, seconds: float) -> float:
-        """Handle frames for about that time. Return the seconds that it took."""
+        """Handle frames for about `seconds`. Return the seconds that were used."""
 
     @property
     def has_work(self) -> bool:
@@ -35,7 +35,7 @@ class Worker(Protocol):
 
 
 class Turns:
-    """The queue of workers. For one event loop."""
+    """The queue of workers, role by role. For one event loop."""
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = time.perf_counter
@@ -50,7 +50,7 @@ class Turns:
         self._used = 0.0
 
     def add(self, worker: Worker) -> None:
-        """Let a worker handle its frames, at once or in its turn."""
+        """Let a worker handle its frames, at once or in its turn. Idempotent while it waits for its turn."""
         if worker in self._queued:
             return
         if not self._roles and self._may_work_at_once():
@@ -59,7 +59,7 @@ class Turns:
             self._enqueue(worker)
 
     def remove(self, worker: Worker) -> None:
-        """Remove a worker that has ended."""
+        """Remove a worker that has ended. Idempotent."""
         role = self._queued.pop(worker, None)
         if role is not None:
             self._roles[role].remove(worker)

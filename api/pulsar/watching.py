@@ -51,7 +51,7 @@ class Watchers:
         return [(number, topics) for number, topics in self._by_id.items() if topics is not None]
 
     def reserve(self, number: int) -> None:
-        """Add a watcher without a list. Call it before the first wait. Raise Refused (TooManyRequests)."""
+        """Add a watcher without a list, before the first await of its request. Raise Refused (TooManyRequests)."""
         if number not in self._by_id and len(self._by_id) >= MAX_WATCHERS:
             raise Refused(
                 ServerError.TooManyRequests,
@@ -69,7 +69,7 @@ class Watchers:
         return self._by_id.get(number) is topics
 
     def remove(self, number: int) -> None:
-        """Close a watcher."""
+        """Close a watcher. Idempotent."""
         self._by_id.pop(number, None)
 
     def clear(self) -> None:
@@ -87,7 +87,7 @@ class WatchingClient(Protocol):
 
 
 class NamespaceWatch:
-    """The topics of all watched namespaces. For one event loop."""
+    """The lists of topics of all watched namespaces. For one event loop."""
 
     def __init__(
         self, topics_of: Callable[[str], Awaitable[list[str]]], threads: Workers, now: Callable[[], float]
@@ -100,7 +100,8 @@ class NamespaceWatch:
         self._next = 0.0
 
     async def notify(self, clients: Iterable[WatchingClient]) -> None:
-        """Send each client the changes since its last update."""
+        """Send each client the changes since its last update. Do nothing after a long pass until the next one is
+        due."""
         started = self._now()
         if started < self._next:
             return

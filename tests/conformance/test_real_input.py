@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from api.formats.jsonl import read_jsonl
+from api.formats.jsonl import read_import_jsonl
 from api.formats.text_encoding import TextEncoding
 from compactor.engines.engine import Engine
 from storage.clock import SystemClock
@@ -123,7 +123,7 @@ def count_ledgers(tables: list[pa.Table], ledger_bytes: int) -> int:
 
 
 def input_tables() -> list[pa.Table]:
-    return list(read_jsonl(str(CHANGES), TextEncoding.UTF8, TextEncoding.UTF8))
+    return list(read_import_jsonl(str(CHANGES), TextEncoding.UTF8, TextEncoding.UTF8))
 
 
 def as_change(message: Message) -> dict[str, object]:

@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import abandon_output, counted, say, say_created
-from api.cli.local.import_command import name_file, open_to_append, report_wait
+from api.cli.local.import_command import open_to_append, wait_reporter, with_file_name
 from api.components import open_for_writing
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import CompactorError, Unavailable
@@ -64,18 +64,20 @@ def produce_messages(
         opened, is_new = open_to_append(environment, topic)
         rows = read_rows(file, key_encoding, value_encoding, _REMEDY, default_key)
         limit = environment.metadata.policies.effective(opened.record).max_message_bytes
-        entries = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
+        container = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)
         is_complete = False
         try:
-            with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
-                for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
+            with opened.append_log(wait * 1000, sealer.wake, on_held=wait_reporter(wait)) as log:
+                for entry in container.entries(lingering(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.
                     log.submit(entry, produced.answered, produced.check)
             produced.check()
             is_complete = True
         except InvalidRecord as error:
-            raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
+            raise InvalidRecord(
+                with_file_name(container.with_line_numbers(error.message), file), error.remedy
+            ) from error
         finally:
             rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"
             seconds = time.perf_counter() - started
@@ -85,7 +87,10 @@ def produce_messages(
 
 
 class AppendReceipts:
-    """Receipts of appended entries. The log calls `answered` in the order of the entries, from a thread of its own."""
+    """The receipts of appended entries. The log calls `answered` in the order of the entries, from a thread of its own.
+
+    `messages`: the number of messages that were acknowledged.
+    """
 
     def __init__(self, partition: int, show_ids: bool) -> None:
         self.messages = 0
@@ -94,7 +99,8 @@ class AppendReceipts:
         self._error: CompactorError | None = None
 
     def answered(self, answer: Answer) -> None:
-        """Count the answer to an entry, and print its ids if they are requested."""
+        """Count the messages of an appended entry, and print their ids if requested; keep the first error for
+        `check`."""
         if isinstance(answer, CompactorError):
             self._error = self._error or answer
             return

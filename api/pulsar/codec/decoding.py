@@ -38,7 +38,7 @@ _SCHEMA_VERSION_BYTES = 8
 
 
 def decoded(frame: Frame) -> Any:
-    """Return the request of a frame. Raise MalformedFrame and OverLimit."""
+    """Return the request of a frame, an instance of a class of requests.py. Raise MalformedFrame and OverLimit."""
     kind, data, entry = frame
     field = limits.FIELDS[kind]
     try:

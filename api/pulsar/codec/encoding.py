@@ -42,10 +42,10 @@ def encoded_message(
     partition: int,
     consumer_epoch: int | None,
 ) -> tuple[bytes, bytes]:
-    """Return the frame of an entry for a consumer, in one piece or two.
+    """Return the frame of an entry for a consumer in two pieces; the second is empty unless the entry is large.
 
-    `live`: a bit for each message of the entry, set where the message is delivered. `partition`: of the topic, -1:
-    none.
+    `live`: a bit for each message of the entry, set where the message is delivered. `partition`: the topic's number
+    among the partitions; -1: it is no partition. `consumer_epoch` None: left out.
     """
     command = BaseCommand(type=BaseCommand.MESSAGE)
     message = command.message

@@ -140,7 +140,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class CommandLimits:
-    """The bounds of a type of command. `max_bytes`: of a command that is never walked; None: a large one is walked."""
+    """The bounds of a type of command. `max_bytes`: of its size; None: a large command is walked instead."""
 
     fields: Mapping[str, Bound]
     max_bytes: int | None = None
@@ -239,7 +239,8 @@ class Unreadable(Exception):
 
 
 def check_bytes(kind: int, data: bytes) -> None:
-    """Check the bytes of a command before it is parsed. Raise OverLimit and Unreadable."""
+    """Check the bytes of a command before it is parsed. `kind`: the number of its type. Raise OverLimit and
+    Unreadable."""
     limits = LIMITS[kind]
     if limits.max_bytes is not None:
         if len(data) > limits.max_bytes:
@@ -250,7 +251,7 @@ def check_bytes(kind: int, data: bytes) -> None:
 
 
 def check_fields(kind: int, message: Message) -> None:
-    """Check the fields of a parsed command. Raise OverLimit."""
+    """Check the fields of a parsed command. `kind`: the number of its type. Raise OverLimit."""
     defect = _defect(message, LIMITS[kind].fields, "")
     if defect is not None:
         raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])
@@ -348,9 +349,10 @@ class _Walk:
 
 
 def read_field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
-    """Return a field's number, the position and length of its content, and 0. Raise Unreadable.
+    """Return the number of the field that begins at `at`, the position and length of its content, and 0. Raise
+    Unreadable.
 
-    For a varint return its number, the position after it, None, and its value.
+    For a varint, return the field's number, the position after the varint, None, and its value.
     """
     tag, at = _varint(data, at)
     number, wire_type = tag >> 3, tag & 7

@@ -43,8 +43,8 @@ class Connected(Command):
 
 @dataclass(frozen=True)
 class Failure(Reply):
-    """A refusal. `request`: the type of the request, which decides the type of the response: clients relate no other
-    one to it."""
+    """A refusal. `request`: the type of the request, in whose type of response a client expects the refusal; None: an
+    ERROR."""
 
     error: ServerError
     message: str
@@ -53,7 +53,7 @@ class Failure(Reply):
 
 @dataclass(frozen=True)
 class LookupResponse(Reply):
-    """The URLs of the service that owns a topic; None: it speaks TLS only, or never."""
+    """The URLs of the service that owns a topic, without and with TLS; None: it has no port of that kind."""
 
     broker_service_url: str | None
     broker_service_url_tls: str | None

@@ -28,6 +28,10 @@ _ACKNOWLEDGING = "acknowledging"
 
 
 async def subscribe(session: Session, request: requests.Subscribe) -> responses.Success | None:
+    """Create a consumer and join it to its subscription. The response is sent before the first message, not returned.
+
+    A consumer that exists already is a success. No response is sent if the client has closed the consumer meanwhile.
+    """
     if request.consumer_id in session.consumers:
         return responses.Success(request.request_id)
     with session.creating("consumer", request.consumer_id, request.request_id) as is_reserved:
@@ -96,6 +100,7 @@ def _subscribe_request(request: requests.Subscribe, now_ms: int) -> SubscribeReq
 
 
 def flow(session: Session, request: requests.Flow) -> None:
+    """Add permits of a consumer; nothing for one that the session does not have, because it was closed meanwhile."""
     connected = session.consumers.get(request.consumer_id)
     if connected is not None:
         connected.subscription.flow(connected.consumer, request.message_permits)

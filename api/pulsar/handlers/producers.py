@@ -18,6 +18,11 @@ REPLICATOR_PREFIX = "pulsar.repl"
 
 
 async def create(session: Session, request: requests.Producer) -> responses.ProducerSuccess | None:
+    """Create a producer, or return the present one of this id unless the request has a higher epoch.
+
+    Return None if the client has closed the producer meanwhile. An exclusive producer that has to wait for its turn
+    gets a first response with `producer_ready` false.
+    """
     with session.creating("producer", request.producer_id, request.request_id) as is_reserved:
         return await _create(session, request, is_reserved)
 
@@ -110,6 +115,8 @@ def _producer_success(
 
 
 def send(session: Session, request: requests.Send) -> None:
+    """Queue an entry to be appended; its receipt or error follows. An entry of a producer that does not exist is
+    ignored."""
     producer_id, sequence_id, highest_sequence_id, messages, is_transactional, entry = request
     connected = session.producers.get(producer_id)
     if connected is None:
@@ -127,6 +134,7 @@ def send(session: Session, request: requests.Send) -> None:
 
 
 def close(session: Session, request: requests.CloseProducer) -> responses.Success | None:
+    """Remove a producer after its queued entries are appended. None: the response follows then."""
     connected = session.producers.get(request.producer_id)
     if connected is None:
         session.cancel_creation("producer", request.producer_id)

@@ -32,13 +32,15 @@ async def get_or_create(session: Session, request: requests.GetOrCreateSchema) -
 
 
 def has_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:
-    """Return whether a client states a schema: bytes and `auto` are none."""
+    """Return whether a client states a schema; BYTES and AUTO_CONSUME state none."""
     return schema is not None and schema.type not in (_NO_SCHEMA, _AUTO_CONSUME)
 
 
 async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord) -> SchemaRecord:
-    """Return the version that holds a client's schema, stored if it is new. Only a new one waits for a comparison.
-    Raise CompactorError."""
+    """Return the version that holds a client's schema, which is stored if it is new. Raise CompactorError.
+
+    Only a new schema is compared with those of the topic, in the threads for schemas.
+    """
     schemas, threads = session.context.broker.schemas, session.identity.threads
     version = await threads[WaitsFor.DATABASE].run(schemas.same, name, schema)
     if version is not None:
@@ -47,8 +49,10 @@ async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord)
 
 
 async def ensure_readable(session: Session, name: TopicName, schema: SchemaRecord) -> None:
-    """Check that a consumer's schema reads the topic's newest. Only another one waits for a comparison. Raise
-    CompactorError."""
+    """Raise CompactorError unless a consumer's schema can read the topic's newest schema.
+
+    Only a schema that is not the newest is compared with it, in the threads for schemas.
+    """
     schemas, threads = session.context.broker.schemas, session.identity.threads
     if not await threads[WaitsFor.DATABASE].run(schemas.is_newest, name, schema):
         await threads[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, schema)

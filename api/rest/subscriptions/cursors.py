@@ -26,7 +26,7 @@ from api.rest.subscriptions.requests import (
     PositionBody,
     ResetCursorData,
     Subscription,
-    changes_subscription,
+    check_subscription_change,
     position_of,
 )
 from storage.positions import StartTime
@@ -45,7 +45,7 @@ def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
     return subscriptions.of_topic(broker.environment, topic)
 
 
-@router.put(CURSOR_PATH, AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE, **_MOVES)
+@router.put(CURSOR_PATH, AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE, **_MOVES)
 def create_subscription(
     broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None, replicated: bool = False
 ) -> None:
@@ -56,7 +56,7 @@ def create_subscription(
         subscriptions.create(broker, topic, subscription, position_of(position), properties)
 
 
-@router.delete(CURSOR_PATH, AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE, refuses=(409,))
+@router.delete(CURSOR_PATH, AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE, refuses=(409,))
 def delete_subscription(
     broker: Broker,
     topic: Topic,
@@ -76,7 +76,7 @@ def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subs
     return subscriptions.properties(broker.environment, topic, subscription)
 
 
-@router.put(CURSOR_PATH + "/properties", AuthAction.CONSUME, Depends(changes_subscription), AUTHORITATIVE)
+@router.put(CURSOR_PATH + "/properties", AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE)
 def update_subscription_properties(
     broker: Broker, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:

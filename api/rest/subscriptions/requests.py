@@ -78,7 +78,7 @@ def position_of(body: ResetCursorData | None) -> CursorPosition:
     return LATEST if body is None else body.position
 
 
-async def changes_subscription(request: Request, subscription: Subscription, force: bool = False) -> None:
+async def check_subscription_change(request: Request, subscription: Subscription, force: bool = False) -> None:
     """Raise RestException (403) for a change of `__compaction` without the permission for it.
 
     A dependency of a route after `allowed(AuthAction.CONSUME)`. Changes of `__compaction` need the action `compact`. A

@@ -10,7 +10,7 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.rest.models import moment
-from api.rest.topics.stats import of_topic, partitioned
+from api.rest.topics.stats import partitioned_topic, topic_snapshot
 from api.rest.topics.stats_models import (
     CursorStats,
     LedgerInfo,
@@ -31,7 +31,7 @@ router = Routes("stats")
 @router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
     """Ledgers and cursors of a topic."""
-    return internal_stats(of_topic(broker, topic, lines=True))
+    return internal_stats(topic_snapshot(broker, topic, lines=True))
 
 
 @router.get(
@@ -39,7 +39,7 @@ def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
 )
 def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedTopicInternalStats:
     """Ledgers and cursors of each partition."""
-    whole = partitioned(broker, topic)
+    whole = partitioned_topic(broker, topic)
     return PartitionedTopicInternalStats(
         metadata=PartitionedMetadata(partitions=whole.partitions),
         partitions={name: internal_stats(snapshot) for name, snapshot in _partitions(broker, whole).items()},
@@ -51,7 +51,7 @@ def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
     """Return the metadata of a topic, or of each partition of a partitioned topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
-        return internal_info(of_topic(broker, topic, lines=True))
+        return internal_info(topic_snapshot(broker, topic, lines=True))
     return TopicInternalInfo(
         partitions={name: internal_info(snapshot) for name, snapshot in _partitions(broker, whole).items()}
     )

@@ -65,7 +65,7 @@ _STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_non
 @router.get(TOPIC_PATH + "/stats", *ANY_USE, **_STATS, response_model=PulsarTree[TopicStats])
 def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
     """A topic's stats."""
-    snapshot = of_topic(broker, topic, times=True)
+    snapshot = topic_snapshot(broker, topic, times=True)
     broker.ownership.check_for_clients(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
     return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
@@ -76,7 +76,7 @@ def get_partitioned_stats(
     broker: Broker, request: Request, topic: Topic, options: Options, per_partition: PerPartition = True
 ) -> Any:
     """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
-    whole = partitioned(broker, topic)
+    whole = partitioned_topic(broker, topic)
     policies: TopicPolicies | None = None
     each: dict[str, TopicStats] = {}
     for name in names.partition_names(whole):
@@ -97,7 +97,7 @@ def get_partitioned_stats(
 @router.get(TOPIC_PATH + "/backlog", *ANY_USE, waits_for=WaitsFor.LOG)
 def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicStats:
     """Return the size of a topic, and the size of the backlog of its slowest cursor."""
-    snapshot = of_topic(broker, topic)
+    snapshot = topic_snapshot(broker, topic)
     backlogs = {cursor.record.name: snapshot.backlog(cursor) for cursor in snapshot.stats.cursors}
     return OfflineTopicStats(
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
@@ -112,7 +112,7 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
     )
 
 
-def of_topic(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
+def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
     """Return the counts of a topic. Raises RestException (404) in a broker's words; for a partitioned topic it names
     the calls to use instead."""
     snapshot = stats_snapshot(broker.environment, topic, lines=lines, times=times)
@@ -125,7 +125,7 @@ def of_topic(broker: Broker, topic: TopicName, *, lines: bool = False, times: bo
     return snapshot
 
 
-def partitioned(broker: Broker, topic: TopicName) -> PartitionedTopic:
+def partitioned_topic(broker: Broker, topic: TopicName) -> PartitionedTopic:
     """Return a partitioned topic. Raises RestException (404)."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
