@@ -38,7 +38,11 @@ CLIENT_CONF = {
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """A service: `url` without a slash at its end; `ca_cert`: the authorities to trust instead of the system's."""
+    """A service and how to call it.
+
+    `url`: without a slash at its end. `ca_cert`: the authorities to trust instead of the system's. `timeout`: seconds
+    that an answer may take.
+    """
 
     url: str = DEFAULT_URL
     token: str | None = field(default=None, repr=False)
@@ -47,9 +51,10 @@ class ClientConfig:
 
 
 def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> ClientConfig:
-    """Return the service that flags, environment or file name. Raises Misconfigured.
+    """Return the service that flags, environment or file name, with token and timeout. Raises Misconfigured.
 
-    `flags`: values by the names of `VARIABLES`; None: not given.
+    `flags`: values by the names of `VARIABLES`; None: not given. `config`: the path of the file; None: the default
+    file, which need not exist.
     """
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
     places = [_non_empty(flags), _non_empty(variables), _read(config, environment)]

@@ -12,7 +12,7 @@ import typer
 from api.broker.pulsar_policies import RETENTION, THRESHOLD
 from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestOption, delete, flag, get, option, post, request
 from api.cli.admin.run_watch import follow_requests, newest_runs
-from api.cli.admin.session import session, topic_path
+from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import RUN_FAILED
 from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
@@ -95,7 +95,7 @@ def compact(
     With --wait, show the run of the request when it has ended. Ends with exit code 9 if the run failed or was
     cancelled; without new messages there is no run.
     """
-    admin = session(context)
+    admin = session_of(context)
     before = newest_runs(admin, topic) if wait else {}
     admin.service.request("PUT", topic_path(topic, "compaction"))
     admin.done(f"Topic compaction requested for {topic}")
@@ -112,7 +112,7 @@ def compaction_status(
 
     Ends with exit code 9 if it ended with an error or was cancelled.
     """
-    admin = session(context)
+    admin = session_of(context)
     while True:
         answer = admin.service.get(topic_path(topic, "compaction"))
         if not wait_complete or answer["status"] != _RUNNING:

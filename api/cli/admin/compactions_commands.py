@@ -9,7 +9,7 @@ import typer
 
 from api.cli.admin.requests import TOPIC, Command, delete, get, option, post
 from api.cli.admin.run_watch import follow, show_ended, watch_topic
-from api.cli.admin.session import expand, session, topic_path
+from api.cli.admin.session import expand, session_of, topic_path
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, Run, StateName
 from storage.errors import InvalidInput
@@ -26,14 +26,14 @@ def list_runs(
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="The number of newest runs.")] = 50,
 ) -> None:
     """List compaction runs, the newest first."""
-    admin = session(context)
+    admin = session_of(context)
     path = _COMPACTIONS if topic is None else topic_path(topic, "compactions")
     show_runs(admin.service.get(path, limit=limit, state=state), admin.output)
 
 
 def show_one_run(context: typer.Context, run: Run) -> None:
     """Show a run: its progress, policies and statistics, and the reason if it failed."""
-    admin = session(context)
+    admin = session_of(context)
     show_run(admin.service.get(expand(_RUN, run=run)), admin.output)
 
 
@@ -52,7 +52,7 @@ def watch_run(
     """
     if (run is None) == (topic is None):
         raise InvalidInput("watch takes one of a run and a topic", "give RUN or --topic")
-    admin = session(context)
+    admin = session_of(context)
     if run is None:
         assert topic is not None
         watch_topic(admin, topic)
@@ -62,7 +62,7 @@ def watch_run(
 
 def scheduler(context: typer.Context) -> None:
     """Show the leader, the waiting requests, the active runs, and the topics that fail or are paused."""
-    admin = session(context)
+    admin = session_of(context)
     answer = admin.service.get(f"{_COMPACTIONS}/scheduler")
     if admin.as_json:
         admin.show(answer)

@@ -52,7 +52,8 @@ class Connection:
         return self.request("GET", path, query)
 
     def request(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
-        """Return the answer's JSON, or its plain text; None for an empty answer."""
+        """Send a request and return the answer's JSON, or its plain text; None for an empty answer. Raises
+        CompactorError."""
         answer = self.ask(method, path, query, body)
         if not answer.content.strip():
             return None
@@ -70,7 +71,10 @@ class Connection:
     def ask(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
     ) -> httpx.Response:
-        """Send a request and return its successful answer. None in `query` and as `body` is omitted."""
+        """Send a request and return its successful answer; another one is raised as an error kind.
+
+        None in `query` and as `body` is omitted. `headers`: their names, with underscores for hyphens.
+        """
         with self.stream(method, path, query, body, None, False, **headers) as answer:
             answer.read()
         return answer
@@ -86,10 +90,11 @@ class Connection:
         patient: bool = False,
         **headers: str,
     ) -> Iterator[httpx.Response]:
-        """Send a request and open its successful answer, which is read piece by piece.
+        """Send a request and open its successful answer, which is read piece by piece; another one is raised as an
+        error kind.
 
         None in `query` is omitted. `content`: the body in pieces; `body`: the body as JSON. `patient`: without a limit
-        on the time between two pieces of the answer.
+        on the time between two pieces of the answer. `headers`: their names, with underscores for hyphens.
         """
         url = f"{self._url}{path}"
         parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.admin.requests import Command
-from api.cli.admin.session import session, topic_path
+from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.quantity_parsers import duration
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
@@ -27,7 +27,7 @@ def verify(context: typer.Context, topic: TypedTopic) -> None:
 
     Ends with exit code 7 if anything differs.
     """
-    admin = session(context)
+    admin = session_of(context)
     reports = admin.service.request("POST", topic_path(topic, "compaction", "verify"))
     if admin.as_json:
         admin.show(reports)
@@ -46,8 +46,11 @@ def trim(
     force: TrimForce = False,
     yes: Yes = False,
 ) -> None:
-    """Trim old raw ledgers of a topic."""
-    admin = session(context)
+    """Trim old raw ledgers of a topic.
+
+    Without --before, those that its cleanup policies allow now. Without --yes nothing is trimmed: they are only listed.
+    """
+    admin = session_of(context)
     body = {"before": before, "force": force}
     reports = admin.service.request("POST", topic_path(topic, "trim"), {"dryRun": not yes}, body)
     if admin.as_json:
@@ -68,8 +71,11 @@ def release_lease(
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Release the writer's lease of a topic whose owner died on another machine."""
-    admin = session(context)
+    """Release the writer's lease of a topic whose owner died on another machine.
+
+    Without --yes nothing is released: the owner is only shown.
+    """
+    admin = session_of(context)
     body = {"force": force, "dryRun": not yes}
     reports = admin.service.request("POST", topic_path(topic, "release-lease"), body=body)
     admin.show(reports)
@@ -92,9 +98,10 @@ def collect_garbage(
 ) -> None:
     """Delete the objects that nothing refers to.
 
-    Ends with exit code 7 if a topic could not be checked; the others are collected.
+    Without --yes nothing is deleted: they are only counted. Ends with exit code 7 if a topic could not be checked; the
+    others are collected.
     """
-    admin = session(context)
+    admin = session_of(context)
     body: dict[str, Any] = {"dryRun": not yes, "unknownTopics": unknown_topics}
     if topic:
         body["topics"] = topic

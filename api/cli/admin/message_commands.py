@@ -11,7 +11,7 @@ from typing import IO, Annotated, Literal, NoReturn
 import typer
 
 from api.cli.admin.requests import Command
-from api.cli.admin.session import session, topic_path
+from api.cli.admin.session import session_of, topic_path
 from api.cli.kit import exit_codes
 from api.cli.kit.quantity_parsers import size_in_bytes
 from api.cli.kit.shared_arguments import (
@@ -53,7 +53,7 @@ def produce(
     Messages that were acknowledged before an error stay. stderr reports their number, the refused lines, and the line
     to continue from.
     """
-    admin = session(context)
+    admin = session_of(context)
     query = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
     path = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
     acknowledged, rest = 0, 1
@@ -100,7 +100,7 @@ def read(
     value_encoding: ValueEncoding = TextEncoding.UTF8,
 ) -> None:
     """Read a topic up to its current end, to standard output."""
-    admin = session(context)
+    admin = session_of(context)
     query = {
         "stream": True,
         "readCompacted": read_compacted,
@@ -126,11 +126,11 @@ def get_key(
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: SealedOnly = False,
 ) -> None:
-    """Show the newest message of a key.
+    """Show the value of a key's newest message; with JSON output, the message.
 
     Ends with exit code 8 if the key has no value.
     """
-    admin = session(context)
+    admin = session_of(context)
     encodings = {"keyEncoding": key_encoding, "valueEncoding": value_encoding}
     try:
         answer = admin.service.get(topic_path(topic, "key"), key=key, sealedOnly=sealed_only or None, **encodings)

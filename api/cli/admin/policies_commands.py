@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command
-from api.cli.admin.session import expand, session
+from api.cli.admin.session import expand, session_of
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
 from api.cli.kit.shared_arguments import TOPIC_HELP
@@ -28,7 +28,7 @@ def get_policies(
     own: Annotated[bool, typer.Option("--own", help="Only the policies that are set for this scope.")] = False,
 ) -> None:
     """Show the effective policies and the origin of each."""
-    admin = session(context)
+    admin = session_of(context)
     answer = admin.service.get(_path(topic, namespace, broker, name), applied=not own)
     if admin.as_json:
         admin.show(answer)
@@ -45,7 +45,7 @@ def set_policies(
 ) -> None:
     """Set policies, all of them or none; other policies stay."""
     values = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
-    admin = session(context)
+    admin = session_of(context)
     admin.service.request("PUT", _path(topic, namespace, broker), body=values)
     admin.done(f"{', '.join(values)} set for {topic or namespace or 'the broker'}")
 
@@ -58,7 +58,7 @@ def remove_policies(
     broker: OfBroker = False,
 ) -> None:
     """Remove policies, so that those of the next wider scope apply."""
-    admin = session(context)
+    admin = session_of(context)
     for name in names:
         admin.service.request("DELETE", _path(topic, namespace, broker, name))
         admin.done(f"{name} removed from {topic or namespace or 'the broker'}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.session import expand, session
+from api.cli.admin.session import expand, session_of
 from api.cli.kit.shared_arguments import Run, TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
@@ -67,7 +67,7 @@ def option(kind: Any, *names: str, help: str, metavar: str | None = None, **fiel
 
 
 def flag(*names: str, help: str, query: str) -> RequestOption:
-    """Return a switch of these names, which sets the parameter `query`."""
+    """Return a switch of these names, which sets the query parameter `query` to true."""
     return option(bool, *names, help=help, default=False, query=query)
 
 
@@ -81,7 +81,7 @@ def request(
     columns: Sequence[str] = (),
     text: bool = False,
 ) -> Command:
-    """Return a command that sends one request.
+    """Return a command that sends one request, and shows the answer to a GET.
 
     `report`: the message after a change, with the same names in braces as `path`. `query`: fixed parameters. `columns`:
     the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
@@ -99,7 +99,7 @@ def request(
                 body = {**(body or {}), parameter.field: values[name]}
             else:
                 body = values[name]
-        admin = session(context)
+        admin = session_of(context)
         expanded = expand(path, **values)
         if text:
             admin.show(admin.service.ask(method, expanded, parameters_sent).text.strip())

@@ -32,7 +32,8 @@ _SUCCESS = "SUCCESS"
 
 
 def newest_runs(admin: Session, topic: str) -> dict[str, int]:
-    """Return the number of the newest run of the topic, or of each partition, by full name; 0: there is none."""
+    """Return the number of the newest run of the topic, or of each partition, by full name; 0 for a topic without a
+    run."""
     names = [control["topic"] for control in admin.service.get(topic_path(topic, "compaction", "control"))]
     return {name: _newest(admin, name) for name in names}
 
@@ -79,7 +80,10 @@ def watch_topic(admin: Session, topic: str) -> None:
 
 
 def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
-    """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `failed`."""
+    """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `failed`.
+
+    `alone`: with JSON output, show the run itself, not a list.
+    """
     if not admin.as_json:
         put_lines([run_summary(run) for run in runs])
     elif alone:
@@ -96,7 +100,7 @@ def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, faile
 
 
 def follow(admin: Session, run: int) -> dict[str, Any]:
-    """Follow a run to its end, and return it."""
+    """Follow a run to its end, with its progress on stderr, and return it. A broken connection is opened again."""
     line = LiveLine(sys.stderr)
     failed, phase = 0, None
     while True:

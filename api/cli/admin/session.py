@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One call of the program."""
+    """One call of the program: the options that all commands have, and the connection."""
 
     flags: Mapping[str, str | None]
     config: str | None = None
@@ -54,16 +54,17 @@ class Session:
             self.service.close()
 
     def show(self, answer: Any, columns: Sequence[str] = ()) -> None:
-        """Print an answer of the service; `columns`: the fields of a list of objects."""
+        """Print an answer of the service, as table or JSON; `columns`: the fields of a list of objects, all if
+        empty."""
         show(answer, self.output, columns)
 
     def done(self, change: str) -> None:
-        """Report a change."""
+        """Report a completed change on stderr."""
         say(f"compactor-admin: {change}")
 
 
-def session(context: typer.Context) -> Session:
-    """Return the session that the program's callback created."""
+def session_of(context: typer.Context) -> Session:
+    """Return the session that the program's callback stored in a command's context."""
     obj = context.obj
     assert isinstance(obj, Session)
     return obj

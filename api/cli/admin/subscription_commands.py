@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, Count, RequestOption, Subscription, delete, flag, get, post, put
-from api.cli.admin.session import Session, key_values, session, topic_path
+from api.cli.admin.session import Session, key_values, session_of, topic_path
 from api.cli.kit.quantity_parsers import parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
 from api.formats.text_encoding import TextEncoding
@@ -46,8 +46,8 @@ def create_subscription(
     ] = "latest",
     properties: Properties = None,
 ) -> None:
-    """Make a subscription, at latest, earliest, or a message ledger:entry."""
-    admin = session(context)
+    """Create a subscription, at latest, earliest, or a message ledger:entry."""
+    admin = session_of(context)
     body: dict[str, Any] = _position(topic, message_id)
     if properties:
         body["properties"] = key_values("--property", properties)
@@ -73,7 +73,7 @@ def reset_cursor(
     """Move a subscription to a message, or to a time."""
     if (message_id is None) == (back is None):
         raise InvalidInput("reset-cursor takes one of a message and a time", "give --message-id or --time")
-    admin = session(context)
+    admin = session_of(context)
     reset = topic_path(topic, "subscription", subscription, "resetcursor")
     if back is not None:
         moment = int(time.time() * 1000) - parse_duration("--time", back)
@@ -86,7 +86,7 @@ def reset_cursor(
 
 def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
     """Show the next messages of a subscription, without moving it."""
-    admin = session(context)
+    admin = session_of(context)
     # The service creates a missing subscription when it is asked for a message, as a broker does.
     admin.service.get(topic_path(topic, "subscription", subscription, "properties"))
     messages: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def get_message_by_id(
     entry: Annotated[int, typer.Option("-e", "--entry-id", "--entryId", metavar="ENTRY", min=0, help="Entry.")],
 ) -> None:
     """Show a message, or each message of a batch."""
-    admin = session(context)
+    admin = session_of(context)
     path = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
     admin.show(_messages(admin, topic, admin.service.ask("GET", path)))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Tenant, delete, get, option, post, put
-from api.cli.admin.session import expand, session, split_names
+from api.cli.admin.session import expand, session_of, split_names
 
 _TENANTS = "/admin/v2/tenants"
 _CLUSTERS = "/admin/v2/clusters"
@@ -22,8 +22,8 @@ Clusters = Annotated[
 
 
 def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
-    """Make a tenant."""
-    admin = session(context)
+    """Create a tenant."""
+    admin = session_of(context)
     allowed = split_names(clusters) or admin.service.get(_CLUSTERS)
     body = {"adminRoles": split_names(roles), "allowedClusters": allowed}
     admin.service.request("PUT", expand(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
@@ -32,7 +32,7 @@ def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
 
 def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
     """Change a tenant; options that are not given keep their values."""
-    admin = session(context)
+    admin = session_of(context)
     path = expand(f"{_TENANTS}/{{tenant}}", tenant=tenant)
     before = admin.service.get(path)
     body = {
@@ -47,7 +47,7 @@ def list_brokers(
     context: typer.Context, cluster: Annotated[str | None, typer.Argument(metavar="[CLUSTER]", help="Its name.")] = None
 ) -> None:
     """List the service processes that are alive."""
-    admin = session(context)
+    admin = session_of(context)
     admin.show(admin.service.get(BROKERS if cluster is None else expand(f"{BROKERS}/{{cluster}}", cluster=cluster)))
 
 

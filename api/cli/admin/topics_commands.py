@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, RequestOption, delete, flag, get, option, post, put
-from api.cli.admin.session import key_values, session, topic_path
+from api.cli.admin.session import key_values, session_of, topic_path
 from api.cli.kit.shared_arguments import TypedTopic
 
 Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=1, help="How many partitions.")]
@@ -23,8 +23,8 @@ _FORCE = {"force": flag("-f", "--force", help="Also while a process other than a
 def create_partitioned_topic(
     context: typer.Context, topic: TypedTopic, partitions: Partitions, metadata: Metadata = None
 ) -> None:
-    """Make a partitioned topic."""
-    admin = session(context)
+    """Create a partitioned topic."""
+    admin = session_of(context)
     body = {"partitions": partitions, "properties": key_values("--metadata", metadata or ())}
     content_type = "application/vnd.partitioned-topic-metadata+json"
     admin.service.ask("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)

@@ -41,6 +41,6 @@ HELP = (
 """The help of both programs: a cause has the same code in each."""
 
 
-def of(error: Exception) -> int:
-    """Return the exit code of an error."""
+def exit_code_of(error: Exception) -> int:
+    """Return the exit code of an error, by its kind; that of an unexpected error if it has none."""
     return next((code for kind, code in BY_KIND.items() if isinstance(error, kind)), UNEXPECTED)

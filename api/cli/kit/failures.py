@@ -22,7 +22,8 @@ def report(error: Exception, about: str = "", program: str = "compactor") -> Non
 
 
 def describe(error: Exception, program: str = "compactor") -> str:
-    """Return an error as one line that begins with the program's name. The help of a command keeps its lines."""
+    """Return an error as one line that begins with the program's name. Typer's help, which is an error too, keeps its
+    lines."""
     return _usage(error, program) if isinstance(error, typer.TyperException) else f"{program}: {one_line(error)}"
 
 

@@ -23,10 +23,11 @@ _MILLISECONDS = 10**11
 def show(
     document: Any, output: OutputFormat = OutputFormat.TABLE, columns: Sequence[str] = (), cell: Cell | None = None
 ) -> None:
-    """Print a document.
+    """Print a document on stdout.
 
     A list of objects is a table of `columns` (all fields if empty). Any other list is one line per item. An object is
-    one line per field, with dotted names for nested fields. None is `null` in JSON, and no line otherwise.
+    one line per field, with dotted names for nested fields. None is `null` in JSON, and no line otherwise. `cell`:
+    returns a field's text from its name and value; None: `as_text`.
     """
     if output is OutputFormat.JSON:
         # Python escapes a character that another encoding lacks, and its escapes are not JSON.
@@ -45,7 +46,7 @@ def show(
 
 
 def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: Cell | None = None) -> None:
-    """Print a table of `rows`: a header, and the fields `columns` of each row."""
+    """Print a table of `rows`: a header, and the fields `columns` of each row; a missing field is `-`."""
     from api.cli.kit.tables import print_table
 
     cells = ([(cell or as_text)(name, row.get(name)) for name in columns] for row in rows)
@@ -53,7 +54,7 @@ def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: 
 
 
 def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the fields of nested objects by dotted names."""
+    """Yield the fields of nested objects by dotted names. `above`: the name of the object itself."""
     for key, value in document.items():
         name = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and value:
@@ -66,7 +67,8 @@ def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str,
 
 
 def as_text(name: str, value: Any) -> str:
-    """Return a value as text for a person. A number whose name ends in `_at` is a time in milliseconds since 1970."""
+    """Return a value as text for a person. A large number whose name ends in `_at` is a time in milliseconds since
+    1970."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -46,7 +46,7 @@ def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
 def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
     """Run the program `name`. Exits with a code of `exit_codes`.
 
-    `interrupted`: text about the state after Ctrl-C or SIGTERM.
+    `interrupted`: a text for the user about the state after Ctrl-C or SIGTERM.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
@@ -73,7 +73,7 @@ def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
             sys.exit(exit_codes.OK)
         refusal = _not_utf8(error) or error
         report(refusal, program=name)
-        sys.exit(exit_codes.of(refusal))
+        sys.exit(exit_codes.exit_code_of(refusal))
     sys.exit(exit_codes.OK)
 
 
@@ -86,7 +86,11 @@ def global_options(command: Any) -> tuple[list[str], list[str]]:
 
 
 def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Move global options that follow the command to the front, so that both places work. Raises InvalidInput."""
+    """Return the arguments with the global options that follow the command moved to the front, so that both places
+    work.
+
+    `options`: those with a value; `flags`: those without. Raises InvalidInput.
+    """
     front: list[str] = []
     remaining: list[str] = []
     following = iter(arguments)

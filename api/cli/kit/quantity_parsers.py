@@ -21,7 +21,10 @@ _LONGEST = 36_500 * _DURATIONS["d"]
 
 
 def parse_duration(option: str, text: str, least: int = 0, needs_unit: bool = False) -> int:
-    """Return a duration in milliseconds, at least `least`. `needs_unit`: refuse a bare number. Raises InvalidInput."""
+    """Return a duration in milliseconds, from `least` to a hundred years. `needs_unit`: refuse a bare number.
+
+    A bare number is seconds. Raises InvalidInput.
+    """
     match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d|w|y)?", text, re.ASCII)
     if not match or (needs_unit and not match[2]):
         raise InvalidInput(
@@ -41,7 +44,7 @@ def parse_bytes(option: str, text: str, least: int = 0) -> int:
 
 
 def parse_pair(text: str, remedy: str) -> tuple[str, str]:
-    """Return name and value of `name=value`; the value may be empty. Raises InvalidInput."""
+    """Return name and value of `name=value`; the value may be empty. Raises InvalidInput with `remedy`."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise InvalidInput(f"{text!r} is not NAME=VALUE", remedy)
@@ -49,11 +52,11 @@ def parse_pair(text: str, remedy: str) -> tuple[str, str]:
 
 
 def duration(option: str, help_text: str, least: int = 0, needs_unit: bool = False) -> Any:
-    """Return an option for `Annotated[int | None, …]`, parsed to milliseconds."""
+    """Return an option for `Annotated[int | None, …]`, parsed to milliseconds by `parse_duration`."""
     parser = partial(parse_duration, option, least=least, needs_unit=needs_unit)
     return typer.Option(option, metavar="DURATION", help=help_text, parser=parser)
 
 
 def size_in_bytes(option: str, help_text: str, least: int = 0) -> Any:
-    """Return an option for `Annotated[int | None, …]`, parsed to bytes."""
+    """Return an option for `Annotated[int | None, …]`, parsed to bytes by `parse_bytes`."""
     return typer.Option(option, metavar="BYTES", help=help_text, parser=partial(parse_bytes, option, least=least))

@@ -27,7 +27,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
 
 
 def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
-    """Print all fields of one compaction run, with readable times and sizes."""
+    """Print all fields of one compaction run, with readable times and sizes. `run` None: there is no run."""
     show(run, output, cell=_run_cell)
 
 
@@ -134,7 +134,7 @@ def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def origin(policy: Mapping[str, Any]) -> str:
-    """Return the scope of a value, and the nearer scope whose value cannot be read."""
+    """Return the scope from which a policy's value comes, and the nearer scope whose value cannot be read."""
     unreadable = policy.get("unreadable")
     if unreadable is None:
         return str(policy["origin"])

@@ -10,7 +10,7 @@ from api.cli.kit.terminal import for_person
 
 
 def say(text: str) -> None:
-    """Print a line for the user on stderr, without secrets. A closed stderr does not stop the work."""
+    """Print a text for the user on stderr, without secrets. A closed stderr does not stop the work."""
     with suppress(OSError):
         print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
 

@@ -27,7 +27,7 @@ class _Pipe(Console):
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print `rows` below `columns`."""
+    """Print `rows` of cells below `columns`, on stdout."""
     cells = [[plain(cell) for cell in row] for row in rows]
     width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
     console = _Pipe(markup=False, emoji=False, highlight=False, width=width)

@@ -122,7 +122,7 @@ def compact_topic(
         else:
             first = report(environment.metadata, len(names), work.compact(names), as_json)
     if first is not None:
-        raise typer.Exit(exit_codes.of(first))
+        raise typer.Exit(exit_codes.exit_code_of(first))
 
 
 def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:

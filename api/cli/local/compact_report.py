@@ -28,7 +28,8 @@ Estimate: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
 
 
 def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
-    """Report the outcome of each of `topics` topics as it arrives; return the first error."""
+    """Report the outcome of each of `topics` topics as it arrives; return the error of the first topic that failed, or
+    None."""
     reported: list[Outcome] = []
     for outcome in outcomes:
         reported.append(outcome)
@@ -52,7 +53,7 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
 
 
 def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception | None:
-    """Report the estimates; return the first error."""
+    """Report the estimates of runs; return the error of the first topic that failed, or None."""
     first = None
     for topic, result in estimates:
         failed = result if isinstance(result, Exception) else None
@@ -69,7 +70,7 @@ def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception 
 
 
 def describe(outcome: Outcome) -> list[str]:
-    """Return the lines that describe a run to a person."""
+    """Return the lines that describe the outcome of one topic's compaction to a person. The topic did not fail."""
     if outcome.run is None:
         return ["Nothing is new since the last run: no run was made."]
     if outcome.run.compacted_ledger_id is None:
@@ -136,7 +137,10 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
 def _failure(error: Exception | None) -> dict[str, object]:
     if error is None:
         return {"exit_code": exit_codes.OK, "error": None}
-    return {"exit_code": exit_codes.of(error), "error": redacted(describe_error(error).removeprefix("compactor: "))}
+    return {
+        "exit_code": exit_codes.exit_code_of(error),
+        "error": redacted(describe_error(error).removeprefix("compactor: ")),
+    }
 
 
 def _counts(run: RunRecord) -> dict[str, int]:

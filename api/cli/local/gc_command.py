@@ -40,7 +40,8 @@ def collect_garbage(
 
     These are objects of crashed or failed attempts, compacted ledgers that were replaced a grace time ago and that no
     reader has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of sealed segments are deleted,
-    too. Safe beside imports, compactions and readers. The names of the objects go to standard output.
+    too. Safe beside imports, compactions and readers. The names of the objects go to standard output. Without --yes
+    nothing is deleted: the objects are only listed.
     """
     names = [TopicName.parse(name) for name in dict.fromkeys(topic or ())]
     if names and unknown_topics:
@@ -92,7 +93,7 @@ def _report(reports: Iterator[CollectionResult], verb: str) -> None:
 
 
 def summary(report: CollectionResult) -> str:
-    """Return the line of a topic; empty if it has no garbage."""
+    """Return the line about a topic's garbage; empty if it has none."""
     parts = [
         f"{counted(totals.count, kind.value.removesuffix('s'))} ({size(totals.bytes)})"
         for kind, totals in sorted(report.objects.items())

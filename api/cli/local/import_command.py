@@ -28,14 +28,15 @@ WAIT_SECONDS = 30
 """Maximum wait for another writer, in seconds."""
 
 
-def name_file(message: str, file: str) -> str:
-    """Return the message with the file's name. Errors of the reader have the name; later errors get it as a prefix."""
+def with_file_name(message: str, file: str) -> str:
+    """Return a message about a file with the file's name in front, unless the message contains it. `file` `-`: standard
+    input."""
     name = "standard input" if file == "-" else file
     return message if name in message else f"{name}: {message}"
 
 
 def open_to_append(environment: Environment, name: TopicName) -> tuple[OpenTopic, bool]:
-    """Return a topic, and whether it is created now.
+    """Return a topic, and whether this call created it.
 
     Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput for a
     partition that its partitioned topic does not have.
@@ -50,8 +51,9 @@ def open_to_append(environment: Environment, name: TopicName) -> tuple[OpenTopic
     return OpenTopic(environment, record), existing is None
 
 
-def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
-    """Return a callback that reports that another writer has the topic."""
+def wait_reporter(seconds: int) -> Callable[[LeaseHeld], object]:
+    """Return a callback that reports that another writer has the topic. `seconds`: the longest wait, for the
+    message."""
     return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
@@ -79,14 +81,14 @@ def import_files(
         sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
         opened, is_new = open_to_append(environment, topic)
         writer = opened.bulk_append(
-            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=wait_reporter(WAIT_SECONDS)
         )
         for file, tables in sources:
             started = time.perf_counter()
             try:
                 appended = writer.append(tables)
             except InvalidRecord as error:
-                raise InvalidRecord(name_file(error.message, file), error.remedy) from error
+                raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
             seconds = time.perf_counter() - started
             say(
                 f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "

@@ -52,7 +52,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
 
 
 def object_location(store_url: str, name: str) -> str:
-    """Return the path of an object in a local store, or its URL in another."""
+    """Return the path of the object `name` in a local store, or its URL in another."""
     parts = urlsplit(store_url)
     base = unquote(parts.path) if parts.scheme == "file" else store_url
     return f"{base.rstrip('/')}/{name}"

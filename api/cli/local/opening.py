@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def open_topic(environment: Environment, name: TopicName) -> Topic:
-    """Return the topic, or the partition, of that name. Raise PartitionedTopicRefused, TopicNotFound."""
+    """Return the topic, or the partition, of that name; nothing is locked or created.
+
+    Raise PartitionedTopicRefused, TopicNotFound.
+    """
     from api.broker import names
     from storage.topic import Topic
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spark_engine(settings: Settings) -> Iterator[Engine]:
-    """Open an engine on a session of its own, or in this process. Raises Misconfigured, Unavailable."""
+    """Open an engine on a Spark session of its own, or in this process, and close it. Raises Misconfigured,
+    Unavailable."""
     from compactor.engines.engine import IN_PROCESS, InProcessEngine
 
     if settings.spark_master == IN_PROCESS:

@@ -37,7 +37,7 @@ def create_secret_key(
     ] = None,
     base64_: Annotated[bool, typer.Option("--base64", help="As Base64.")] = False,
 ) -> None:
-    """Make a secret key, for tokens signed by HS256."""
+    """Create a secret key, for tokens signed by HS256."""
     from api.http.tokens import new_secret_key
 
     key = new_secret_key()
@@ -51,7 +51,7 @@ def create_key_pair(
         Literal["RS256", "ES256"], typer.Option(help="Algorithm of the tokens that the keys are for.")
     ] = "RS256",
 ) -> None:
-    """Make a key pair. The private key signs tokens; services need only the public key."""
+    """Create a key pair. The private key signs tokens; services need only the public key."""
     from api.http.tokens import new_key_pair
 
     private, public = new_key_pair(signature_algorithm)
@@ -64,7 +64,7 @@ def create_jwks(
         list[str], typer.Argument(metavar="PUBLIC_KEY...", help="file:///…, a path or data:;base64,… of a public key.")
     ],
 ) -> None:
-    """Make a JWKS of public keys, for auth.jwks-file, and print it.
+    """Create a JWKS of public keys, for auth.jwks-file, and print it.
 
     Tokens of each of its keys are accepted: name the old and the new key while you rotate.
     """
@@ -107,7 +107,7 @@ def create_token(
 
 
 def show_token(token: Token = None) -> None:
-    """Show header and claims of a token. It is not checked."""
+    """Show header and claims of a token, without a check of its signature."""
     from api.http.tokens import decoded_token
 
     show(decoded_token(_read_token(token)), OutputFormat.JSON)

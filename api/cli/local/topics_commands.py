@@ -102,7 +102,7 @@ def create_topic(
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="Make it a partitioned topic of N partitions.")] = None,
 ) -> None:
-    """Create a topic, which must not exist; its tenant and namespace are made with it."""
+    """Create a topic, which must not exist, and its tenant and namespace if they do not exist."""
     properties_by_name = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
     from api.broker import partitions as partitioned_topics, topics
 
@@ -175,8 +175,8 @@ def release_lease(
 ) -> None:
     """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
 
-    Another writer then need not wait until it expires. An owner that is alive is fenced: its later appends fail, and
-    nothing is written twice.
+    Without --yes nothing is released: the owners are only shown. After a release another writer need not wait until the
+    lease expires. An owner that is alive is fenced: its later appends fail, and nothing is written twice.
     """
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
@@ -205,8 +205,9 @@ def trim_topic(
 ) -> None:
     """Trim old raw ledgers.
 
-    Without --before, those that the topic's cleanup policies allow now. They disappear from listings at once; a later
-    `compactor gc` deletes their objects, after file.delete.delay.ms.
+    Without --before, those that the topic's cleanup policies allow now. Without --yes nothing is trimmed: they are only
+    listed. Trimmed ledgers disappear from listings at once; a later `compactor gc` deletes their objects, after
+    file.delete.delay.ms.
     """
     position = None if before is None else parse_trim_place(before)
     check_confirmation(yes, dry_run)
@@ -245,10 +246,11 @@ def _if_local(value: Callable[[], T]) -> T | None:
 
 
 def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: UnsealedBacklog) -> dict[str, Any]:
-    """Return the statistics of a snapshot as plain values.
+    """Return the statistics of a topic's snapshot as plain values, as `topics stats --output json` prints them.
 
-    `first_offset`: of the first raw message; `next_offset`: of the next message to be appended, None if another machine
-    has it. `tail`: the unsealed messages, which are part of the backlog, because the next run seals them first.
+    `first_offset`: of the first raw message. `next_offset`: of the next message to be appended; None: its log is on
+    another machine. `tail`: the unsealed messages, which are part of the backlog, because the next run seals them
+    first.
     """
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
