@@ -138,9 +138,9 @@ def number_schema(description: str, example: int) -> dict[str, Any]:
 def whole_number(body: bytes, java: str, greatest: int) -> int:
     """Parse a JSON body that is a number from `-greatest - 1` to `greatest`. `java`: its type's name in errors.
 
-    Raises UnreadableBody.
+    Raises UnreadableBody; MissingBody for an empty one.
     """
-    value = parsed(body)
+    value = parsed_json(body)
     if value is None or value == "":
         raise MissingBody
     if isinstance(value, str):
@@ -168,7 +168,7 @@ def int_number(body: bytes) -> int:
     return whole_number(body, "int", INT)
 
 
-def parsed(body: bytes) -> Any:
+def parsed_json(body: bytes) -> Any:
     """Return the JSON value of a body; None for an empty body. Raises UnreadableBody."""
     if not body.strip():
         return None
@@ -184,14 +184,17 @@ def parsed(body: bytes) -> Any:
 
 
 def unreadable(what: str) -> UnreadableBody:
-    """Return the error with the place, as little as a broker gives of it. Halves of surrogate pairs become `?`."""
+    """Return the error for a body that cannot be read, in the form of a broker's parser. `what`: the fault.
+
+    Halves of surrogate pairs in `what` become `?`.
+    """
     text = what.encode(errors="replace").decode()
     return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )
 
 
-def moment(milliseconds: int) -> str:
+def pulsar_time(milliseconds: int) -> str:
     """Return a time as Pulsar writes it: 2026-11-21T11:44:01.827Z; the number itself where no calendar has it."""
     try:
         whole = datetime.fromtimestamp(milliseconds // 1000, UTC)
@@ -201,7 +204,7 @@ def moment(milliseconds: int) -> str:
 
 
 def done() -> Response:
-    """Return 204: done, with no content."""
+    """Return the answer of a call that succeeds without content: 204."""
     return Response(status_code=204)
 
 

@@ -42,32 +42,32 @@ class BrokerInfo(PulsarAnswer):
 
 @router.get("", AuthAction.SUPERUSER)
 def list_brokers(broker: Broker, request: Request) -> list[str]:
-    """Host and port of each live service process; one that was killed is among them for up to 15 s."""
+    """Return host and port of each live service process. A killed process is listed for up to 15 s."""
     return _brokers(broker, request)
 
 
 @router.get("/version", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
 def get_version() -> Response:
-    """The version of Pulsar whose admin API this is."""
+    """Return the version of Pulsar whose admin API this is."""
     return Response(PULSAR_VERSION, media_type="application/json")
 
 
 @router.get("/health", AuthAction.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
 def health_check(broker: Broker) -> Response:
-    """`ok` if the database answers; 503 if it does not."""
+    """Return `ok` if the database answers; 503 if it does not."""
     broker.environment.metadata.tenancy.tenants()
     return Response("ok", media_type="application/json")
 
 
 @router.get("/ready", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
 def is_ready() -> Response:
-    """`ok`: it answers. `/readyz` checks more."""
+    """Return `ok`: the process answers. `/readyz` checks more."""
     return Response("ok", media_type="application/json")
 
 
 @router.get("/leaderBroker", AuthAction.SUPERUSER, refuses=(404,))
 def get_leader_broker(broker: Broker) -> BrokerInfo:
-    """The service that schedules compactions."""
+    """Return the service that schedules compactions."""
     services = broker.environment.metadata.services
     name = services.leader()
     leader = next((item for item in services.live() if item.name == name), None)
@@ -79,19 +79,19 @@ def get_leader_broker(broker: Broker) -> BrokerInfo:
 
 @router.get("/configuration", AuthAction.SUPERUSER)
 def list_dynamic_configurations() -> list[str]:
-    """The settings that can be changed while the service runs: none."""
+    """Return the settings that can be changed while the service runs: none."""
     return []
 
 
 @router.get("/configuration/values", AuthAction.SUPERUSER)
 def get_dynamic_configurations() -> dict[str, str]:
-    """Those that were changed: none."""
+    """Return the settings that were changed while the service runs: none."""
     return {}
 
 
 @router.get("/configuration/runtime", AuthAction.SUPERUSER)
 def get_runtime_configurations(broker: Broker) -> dict[str, str]:
-    """The settings of compaction by Pulsar's names. `compactor config show` has all."""
+    """Return the settings of compaction by Pulsar's names. `compactor config show` has all."""
     policies = broker.environment.metadata.policies
     configured = {**policies.broker_defaults, **policies.of_scope(BROKER)}
     values = {
@@ -104,25 +104,26 @@ def get_runtime_configurations(broker: Broker) -> dict[str, str]:
 
 @router.post("/configuration/{name}/{value}", AuthAction.SUPERUSER, refuses=(412,))
 def update_dynamic_configuration(name: str, value: str) -> Response:
-    """Refused: 412."""
+    """Refuse to change a setting (412): none can be changed while the service runs."""
     raise RestException(412, "Can't update non-dynamic configuration")
 
 
 @router.delete("/configuration/{name}", AuthAction.SUPERUSER, refuses=(412,))
 def delete_dynamic_configuration(name: str) -> Response:
-    """Refused: 412."""
+    """Refuse to reset a setting (412): none can be changed while the service runs."""
     raise RestException(412, "Can't delete non-dynamic configuration")
 
 
 @router.get("/backlog-quota-check", AuthAction.SUPERUSER)
 def backlog_quota_check(broker: Broker) -> None:
-    """Let this service compare backlogs with their quotas, and expire messages. The answer does not wait for that."""
+    """Let this service compare backlogs with their quotas and expire messages soon. The answer does not wait for
+    that."""
     broker.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
 
 
 @router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))
 def list_cluster_brokers(broker: Broker, request: Request, cluster: str) -> list[str]:
-    """Return the same list as `listBrokers`, for the one cluster."""
+    """Return the same list as `listBrokers`, for the one cluster; 404 for another name."""
     if cluster != broker.settings.cluster_name:
         raise RestException(404, f"Cluster does not exist: cluster={cluster}")
     return _brokers(broker, request)

@@ -55,7 +55,8 @@ _ATTRIBUTES: dict[type, dict[str, str]] = {
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )
 async def get_broker_topics(broker: Broker, request: Request) -> Response:
-    """Stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and logged."""
+    """Return the stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and
+    logged."""
     written = broker.pools[WaitsFor.LOG].each(_written(broker, request.app.state.log_throttle))
     return StreamingResponse(written, media_type="application/json")
 

@@ -46,13 +46,14 @@ class HealthCheckResult(NamedTuple):
 
 @router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> str:
-    """The process answers."""
+    """Return `ok`: the process answers."""
     return "ok\n"
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
 async def readyz(context: Context, words: CallerWords) -> Readiness:
-    """The service can do its work: database, schema and object store answer, and the log directory has room."""
+    """Return the results of the checks: database, schema and object store answer, and the log directory has room. 503
+    if a check fails."""
     results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _run_checks(context))
     checks = {name: check.public if words is None else check.full for name, check in results.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
@@ -66,7 +67,7 @@ async def readyz(context: Context, words: CallerWords) -> Readiness:
     responses={401: {"description": "metrics.authenticate is set."}, 403: {"description": "No superuser."}},
 )
 async def metrics(request: Request, context: Context) -> Response:
-    """Metrics as Prometheus reads them; a superuser's token is needed if `metrics.authenticate` is set."""
+    """Return metrics in Prometheus's format. A superuser's token is needed if `metrics.authenticate` is set."""
     if context.broker.settings.metrics_authenticate:
         context.access.require(caller_of(request), (AuthAction.SUPERUSER,), None, None)
     return Response(await context.scrapes.answer(context.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)

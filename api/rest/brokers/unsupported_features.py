@@ -47,7 +47,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class UnsupportedRoute:
-    """A path and what its verbs answer: a JSON value, or an `Outcome`. `what`: the feature, and what to do."""
+    """A path, and the answer to each of its verbs: a JSON value, or an `Outcome`. `what`: the feature, and the
+    remedy."""
 
     path: str
     what: str

@@ -42,8 +42,8 @@ class GarbageTotals(BaseModel):
 
 
 class TopicGarbage(BaseModel):
-    """The deletions of one topic, or a dry run's; `topic` null: the database does not know it. `error`: why none took
-    place."""
+    """The garbage of one topic, deleted or found by a dry run. `topic` null: the database does not know it. `deleted`
+    false: nothing was deleted. `error`: the reason if the topic could not be checked."""
 
     topic: str | None
     topic_uid: str
@@ -57,7 +57,7 @@ class TopicGarbage(BaseModel):
 
 
 class GarbageReport(BaseModel):
-    """Sums, and the topics of which there was something to say."""
+    """The number of objects and their bytes, and the topics with garbage or an error."""
 
     dry_run: bool
     objects: int
@@ -73,7 +73,7 @@ def collect_garbage(
     words: CallerWords,
     options: Annotated[GarbageRequest, Body()] = GarbageRequest(),  # noqa: B008
 ) -> Any:
-    """Delete what nothing refers to. A dry run by default."""
+    """Delete the objects that nothing refers to. A dry run by default."""
     if options.topics is not None and options.unknown_topics:
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
     results = list(

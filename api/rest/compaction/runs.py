@@ -73,28 +73,31 @@ def cancel_compaction(
 
 @router.get(TOPIC_PATH + "/compaction/control", *CONTROL, response_model=Controls)
 def get_compaction_control(broker: Broker, topic: Topic, words: CallerWords) -> Any:
-    """Return the control of the compaction of a topic, or of each of its partitions."""
+    """Return the state of compaction of a topic, or of each partition: pauses, request, active run, failures."""
     return _controls(compaction.controls(broker.environment, topic), words)
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", *CONTROL, response_model=Controls)
 def pause_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
-    """End the run of a topic, and start none until it is resumed, as many times as it was paused (S5).
+    """Pause compaction: end the active run, and start none until each pause is undone (S5).
 
-    For a partitioned topic, all partitions are paused, or none.
+    All partitions are paused, or none. Pauses are counted.
     """
     return _controls(compaction.pause(broker.environment, topic), words)
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", *CONTROL, refuses=(409,), response_model=Controls)
 def resume_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
-    """Undo one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
+    """Undo one pause of each paused partition, all or nothing.
+
+    409 if none is paused, or if a run that was aborted has not stopped yet.
+    """
     return _controls(compaction.resume(broker.environment, topic), words)
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", *CONTROL, refuses=(409,), response_model=Controls)
 def abort_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
-    """End the run of a topic, and drop its request; later requests are executed."""
+    """End the active run of a topic, or of each partition, and withdraw its request. Later requests are executed."""
     return _controls(compaction.abort(broker.environment, topic), words)
 
 
@@ -108,7 +111,7 @@ def abort_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
     },
 )
 async def watch_compaction(context: Context, run: RunId) -> Response:
-    """Follow a run until it has ended."""
+    """Return the progress of a run as server-sent events until it has ended."""
     return await run_events(context, run)
 
 
@@ -120,7 +123,8 @@ async def watch_compaction(context: Context, run: RunId) -> Response:
     response_model=list[VerifyReport],
 )
 def verify_topic(broker: Broker, topic: Topic, words: CallerWords) -> Any:
-    """Return a report of the topic, or of each partition. 409 while this service verifies another topic.
+    """Return a report of the differences of a topic, or of each partition. 409 while this service verifies another
+    topic.
 
     Reads all objects of the topic, and changes nothing. The report is that of `compactor verify --output json`.
     """

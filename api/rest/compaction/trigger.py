@@ -24,7 +24,10 @@ class LongRunningProcessStatus(PulsarAnswer):
 
 @router.put(TOPIC_PATH + "/compaction", AuthAction.COMPACT, refuses=(409,))
 def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
-    """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
+    """Request a compaction of a topic, or of each partition. 409 while one of them is compacted or paused.
+
+    Without new messages the request succeeds, and no run is made.
+    """
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     compaction.trigger(broker, topic, caller)
@@ -32,9 +35,9 @@ def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
 
 @router.get(TOPIC_PATH + "/compaction", *ANY_USE)
 def compaction_status(broker: Broker, topic: Topic, words: CallerWords) -> LongRunningProcessStatus:
-    """Return the status of compaction.
+    """Return the status of the newest compaction of a topic.
 
-    A partitioned topic has the status of a partition that is RUNNING, else ERROR, else NOT_RUN.
+    A partitioned topic has RUNNING if a partition has it, else ERROR, else NOT_RUN, else SUCCESS.
     """
     status, error = compaction.status(broker.environment, topic)
     return LongRunningProcessStatus(status=status, last_error=shown_error(error, words=words) or "")

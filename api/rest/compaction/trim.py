@@ -55,7 +55,7 @@ def trim_topic(
     trim: Annotated[TrimRequest | None, Body()] = None,
     dry_run: DryRun = None,
 ) -> Any:
-    """Trim raw ledgers of a topic, or of each partition; with `dryRun`, report them, or only what a trim would do."""
+    """Trim raw ledgers of a topic, or of each partition. With `dryRun` report them; `dryRun=true` trims nothing."""
     if trim is not None and dry_run is None:
         raise RestException(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
     trim = trim or TrimRequest()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from api.broker.entries import Entry
 from api.broker.threads import WaitsFor
-from api.rest.models import moment
+from api.rest.models import pulsar_time
 from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
 from storage.ledger.rows import RowType
@@ -39,13 +39,13 @@ ENTRY: dict[str, Any] = {
 
 
 def entry_response(entry: Entry) -> Response:
-    """Return the answer for an entry. A header that HTTP cannot hold is left out."""
+    """Return the answer for an entry, which has at least one row. A value that no HTTP header can hold is left out."""
     first = entry[0]
     batched = first["batch_index"] >= 0
     payload = _batch_payload(entry) if batched else first["payload"] or b""
     values: dict[str, object] = {
         "Message-ID": f"{first['ledger_id']}:{first['entry_id']}",
-        "publish-time": moment(first["publish_time"]),
+        "publish-time": pulsar_time(first["publish_time"]),
         "sequence-id": first["sequence_id"],
         "producer-name": first["producer"],
         "uncompressed-size": len(payload),
@@ -54,7 +54,7 @@ def entry_response(entry: Entry) -> Response:
         values |= {"num-batch-message": len(entry), "batch-size": len(payload)}
     else:
         values |= {
-            "event-time": None if first["event_time"] is None else moment(first["event_time"]),
+            "event-time": None if first["event_time"] is None else pulsar_time(first["event_time"]),
             "PROPERTY": json.dumps(dict(first["properties"])) if first["properties"] else None,
             "null-value": "true" if first["payload"] is None else None,
             "Is-Encrypted": "true" if first["slot"] == int(RowType.WHOLE_ENTRY) else None,

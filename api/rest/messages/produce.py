@@ -30,7 +30,7 @@ from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
 from api.observability.redaction import excerpt
 from api.rest.messages.encodings import Encodings, MessageEncodings
-from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parsed
+from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parse_messages
 from api.rest.models import INT
 from storage.errors import CompactorError, Conflict, LeaseHeld, Unavailable
 from storage.log.group_commit import Answer
@@ -92,7 +92,7 @@ async def _produced(
     """
     parsing = broker.pools[WaitsFor.PARSING]
     kind, body = request.headers.get("content-type", ""), await request.body()
-    produced = await parsing.run(parsed, kind, body, encodings, broker.settings.limits_messages)
+    produced = await parsing.run(parse_messages, kind, body, encodings, broker.settings.limits_messages)
     del body
     acks: dict[int, ProducerAck] = {}
     for number, places in (await parsing.run(messages.assign, broker, produced, records)).items():

@@ -86,8 +86,8 @@ class ProducerAcks(PulsarAnswer):
     schema_version: int = 0
 
 
-def parsed(content_type: str, body: bytes, encodings: MessageEncodings, limit: int) -> list[NewMessage]:
-    """Return the messages of a body, at most `limit`. Raise RestException (400, 413, 415), InvalidRecord."""
+def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, limit: int) -> list[NewMessage]:
+    """Return the messages of a body; at most `limit`, else 413. Raise RestException (400, 413, 415), InvalidRecord."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind in JSON_LINES:
         if not body.strip():

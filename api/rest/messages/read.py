@@ -95,7 +95,7 @@ async def read_messages(
     ] = False,
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> Response:
-    """Return the messages of a topic, raw or compacted, from a position on."""
+    """Return the messages of a topic, raw or compacted, from a position on: one page, or all as a stream."""
     state = ContinuationToken.from_token(start, parse_start)
     if state.compacted is not None and not read_compacted:
         raise RestException(400, f"the start {start} is one of a read with readCompacted=true: ask with it")

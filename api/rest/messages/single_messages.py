@@ -47,7 +47,7 @@ class MessageIdAnswer(PulsarAnswer):
 
 
 class KeyMessage(BaseModel):
-    """A message, as `compactor get` shows it."""
+    """The newest message of a key, as `compactor get` shows it; times are milliseconds since 1970."""
 
     message_id: str
     offset: int
@@ -89,7 +89,7 @@ def get_message_id_by_timestamp(
 
 @router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def get_message_by_id(broker: Broker, topic: Topic, ledger: _Id, entry: _Id) -> Response:
-    """Return a raw entry by its id."""
+    """Return a raw entry by its ledger id and entry id. Payload and metadata are those of the stored entry."""
     with reported_as(partitioned="GetMessageById is not allowed on partitioned-topic"):
         return entry_response(messages.entry(broker, topic, ledger, entry))
 

@@ -39,8 +39,8 @@ class UnreadableValue(BaseModel):
 
 
 class PolicyValue(BaseModel):
-    """A value and its origin: topic, namespace, broker, file or default. `unreadable`: a value that would take
-    precedence if it could be read."""
+    """An effective value, or null, and its origin: topic, namespace, broker, file or default. `unreadable`: a value
+    that would take precedence if it could be read."""
 
     value: Any
     origin: PolicyOrigin
@@ -113,7 +113,7 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
 
 @router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
 def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.of) -> None:
-    """Remove all policies of the topic: those of wider scopes count again."""
+    """Remove all policies that are set for the topic, so that those of wider scopes apply."""
     policies.change(broker.environment, scope, {}, None)
 
 

@@ -89,8 +89,8 @@ def policies_document(
     document = {
         **_TEMPLATE,
         "auth_policies": {
-            "namespace_auth": for_pulsar(permissions),
-            "destination_auth": {topic: for_pulsar(roles) for topic, roles in topic_permissions.items()},
+            "namespace_auth": pulsar_permissions(permissions),
+            "destination_auth": {topic: pulsar_permissions(roles) for topic, roles in topic_permissions.items()},
             "subscription_auth_roles": {},
         },
         "replication_clusters": [cluster],
@@ -99,8 +99,9 @@ def policies_document(
     return {name: value for name, value in document.items() if value is not None}
 
 
-def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return permissions by role, without actions that Pulsar's clients do not know."""
+def pulsar_permissions(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return permissions by role, without actions that Pulsar's clients do not know, and without roles that have no
+    other."""
     known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
     return {role: actions for role, actions in known.items() if actions}
 
@@ -108,7 +109,8 @@ def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]
 def unsupported(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
     """Return the fields of a policies document, sorted, that have an effect in a broker and none in this service.
 
-    A field at its default has no effect; nor has null, false or an empty value of a field that Pulsar 4.2 lacks.
+    `supported`: the fields that this service has. A field at its default has no effect; nor has null, false or an empty
+    value of a field that Pulsar 4.2 lacks.
     """
     return sorted(
         name

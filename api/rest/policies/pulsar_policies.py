@@ -45,7 +45,7 @@ class RetentionPolicies(PulsarBody):
 
 
 class OverQuotaAction(StrEnum):
-    """The action beyond a quota."""
+    """The action when a backlog is over its quota."""
 
     HOLD = HOLD
     REFUSE = REFUSE
@@ -53,7 +53,8 @@ class OverQuotaAction(StrEnum):
 
 
 class BacklogQuota(PulsarBody):
-    """A quota; -1: no limit. `limit` is an older name of `limitSize`."""
+    """A backlog quota: `limitSize` in bytes, `limitTime` in seconds; -1: no limit. `limit` is an older name of
+    `limitSize`."""
 
     limit: int | None = Field(None, ge=-1, le=LONG)
     limit_size: int | None = Field(None, ge=-1, le=LONG)

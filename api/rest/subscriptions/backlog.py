@@ -82,7 +82,10 @@ def get_backlog_size_by_message_id(broker: Broker, topic: Topic, position: Annot
 def analyze_subscription_backlog(
     broker: Broker, topic: Topic, subscription: Subscription, start: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
-    """Read and count the backlog of a subscription, from its position or from a message on, up to 10,000 entries."""
+    """Read and count the backlog of a subscription, from its position or from a message on.
+
+    At most 10,000 entries are read; `aborted`: there are more.
+    """
     reason = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"
     with reported_as(partitioned=reason):
         content = subscriptions.analyze(broker, topic, subscription, None if start is None else start.message_id)
@@ -103,7 +106,7 @@ def _entry_id(entry: tuple[int, int] | None) -> str | None:
 
 @router.post(NAMESPACE_PATH + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_backlog(broker: Broker, request: Request, namespace: Namespace) -> None:
-    """Acknowledge all messages for all subscriptions of all topics but `__compaction`."""
+    """Acknowledge all messages of all topics of a namespace for each subscription but `__compaction`."""
     await _for_each(broker, request, _CLEAR, namespace)
 
 
@@ -111,7 +114,7 @@ async def clear_namespace_backlog(broker: Broker, request: Request, namespace: N
 async def clear_namespace_backlog_for_subscription(
     broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
-    """Acknowledge all messages for the subscriptions of one name of all topics."""
+    """Acknowledge all messages of all topics of a namespace for the subscriptions of one name."""
     await _for_each(broker, request, _CLEAR, namespace, subscription=subscription)
 
 
@@ -119,7 +122,7 @@ async def clear_namespace_backlog_for_subscription(
 async def clear_namespace_bundle_backlog(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle
 ) -> None:
-    """Acknowledge all messages for all subscriptions of a bundle's topics but `__compaction`."""
+    """Acknowledge all messages of a bundle's topics for each subscription but `__compaction`."""
     await _for_each(broker, request, _CLEAR, namespace, bundle)
 
 
@@ -127,7 +130,7 @@ async def clear_namespace_bundle_backlog(
 async def clear_namespace_bundle_backlog_for_subscription(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
-    """Acknowledge all messages for the subscriptions of one name of a bundle's topics."""
+    """Acknowledge all messages of a bundle's topics for the subscriptions of one name."""
     await _for_each(broker, request, _CLEAR, namespace, bundle, subscription)
 
 
@@ -135,7 +138,7 @@ async def clear_namespace_bundle_backlog_for_subscription(
 async def unsubscribe_namespace(
     broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
-    """Delete the subscriptions of one name of all topics."""
+    """Delete the subscriptions of one name from all topics of a namespace."""
     await _for_each(broker, request, _DELETE, namespace, subscription=subscription)
 
 
@@ -143,7 +146,7 @@ async def unsubscribe_namespace(
 async def unsubscribe_namespace_bundle(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
-    """Delete the subscriptions of one name of a bundle's topics."""
+    """Delete the subscriptions of one name from a bundle's topics."""
     await _for_each(broker, request, _DELETE, namespace, bundle, subscription)
 
 

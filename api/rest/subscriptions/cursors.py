@@ -66,7 +66,10 @@ def delete_subscription(
         Query(description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed."),
     ] = False,
 ) -> None:
-    """Delete a subscription. Deleting `__compaction` also removes the compacted ledger and fences the active run."""
+    """Delete a subscription. Deleting `__compaction` also removes the compacted ledger and fences the active run.
+
+    Refused while consumers are connected, or, for `__compaction`, if keys would be lost, unless `force` is given.
+    """
     subscriptions.delete(broker, topic, subscription, force)
 
 
@@ -93,8 +96,10 @@ def peek_nth_message(
         int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
     ],
 ) -> Response:
-    """Return an entry that a subscription has still to deliver. As in a broker, a subscription that does not exist is
-    created, at the earliest message."""
+    """Return the n-th entry that a subscription has still to deliver, without moving it.
+
+    As in a broker, a subscription that does not exist is created, at the earliest message.
+    """
     with reported_as(partitioned="Peek messages on a partitioned topic is not allowed"):
         return entry_response(subscriptions.peek(broker, topic, subscription, position))
 
@@ -109,7 +114,7 @@ def reset_cursor_to_time(
 
 @router.post(CURSOR_PATH + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None) -> None:
-    """Move a subscription to a message, which it delivers next."""
+    """Move a subscription to a message, which it delivers next; without a body, to the end of the topic."""
     with reported_as(partitioned="Reset-cursor at position is not allowed for partitioned-topic"):
         subscriptions.reset(broker, topic, subscription, position_of(position))
 
@@ -118,20 +123,20 @@ def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, posit
 def skip_messages(
     broker: Broker, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
-    """Acknowledge the first `count` unacknowledged messages."""
+    """Acknowledge the first `count` unacknowledged messages of a subscription."""
     with reported_as(partitioned="Skip messages on a partitioned topic is not allowed"):
         subscriptions.skip(broker, topic, subscription, count)
 
 
 @router.post(CURSOR_PATH + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def skip_all_messages(broker: Broker, topic: Topic, subscription: Subscription) -> None:
-    """Acknowledge all messages."""
+    """Acknowledge all messages for a subscription."""
     subscriptions.clear(broker, topic, subscription)
 
 
 @router.post(CURSOR_PATH + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def expire_messages(broker: Broker, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
-    """Acknowledge the messages that are older than a number of seconds."""
+    """Acknowledge the messages that are older than a number of seconds for a subscription."""
     subscriptions.expire(broker, topic, subscription, seconds)
 
 
@@ -139,12 +144,12 @@ def expire_messages(broker: Broker, topic: Topic, subscription: Subscription, se
 def expire_messages_to_position(
     broker: Broker, topic: Topic, subscription: Subscription, position: Annotated[ResetCursorData, Body()]
 ) -> None:
-    """Acknowledge the messages before a message; with `excluded`, also this message."""
+    """Acknowledge the messages before a message for a subscription; with `excluded`, also this message."""
     with reported_as(partitioned="Expire message at position is not supported for partitioned-topic"):
         subscriptions.expire_before(broker, topic, subscription, position.position)
 
 
 @router.post(TOPIC_PATH + "/all_subscription/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def expire_messages_for_all_subscriptions(broker: Broker, topic: Topic, seconds: Seconds) -> None:
-    """Acknowledge older messages for all subscriptions but `__compaction`."""
+    """Acknowledge the messages that are older than a number of seconds for all subscriptions but `__compaction`."""
     subscriptions.expire_all(broker, topic, seconds)

@@ -42,7 +42,8 @@ class ResetCursorData(PulsarBody):
 
     @property
     def message_id(self) -> MessageId:
-        """The message id; -1 for an entry: the first one of the ledger."""
+        """The message id. An entry id of -1: the first entry of the ledger; -1:-1: earliest; the greatest ledger id:
+        latest."""
         if self.ledger_id == -1:
             return EARLIEST
         if self.ledger_id == LONG:
@@ -51,7 +52,8 @@ class ResetCursorData(PulsarBody):
 
     @property
     def position(self) -> CursorPosition:
-        """The position of the first message to deliver: the message with the id, or the next one."""
+        """The position of the first message to deliver: the message with the id; with `excluded`, the message after
+        it."""
         excluded = (self.excluded or self.is_excluded) and self.message_id not in (EARLIEST, LATEST)
         return After(self.message_id) if excluded else self.message_id
 
@@ -82,7 +84,7 @@ async def check_subscription_change(request: Request, subscription: Subscription
     """Raise RestException (403) for a change of `__compaction` without the permission for it.
 
     A dependency of a route after `allowed(AuthAction.CONSUME)`. Changes of `__compaction` need the action `compact`. A
-    forced deletion needs `admin`: the compacted ledger ends, and with it the keys whose raw messages are trimmed.
+    forced deletion needs `admin`: the compacted ledger is deleted, and with it the keys whose raw messages are trimmed.
     """
     if subscription == COMPACTION_CURSOR:
         action = AuthAction.ADMIN if force else AuthAction.COMPACT

@@ -30,7 +30,7 @@ def bundle_of(topic: TopicName) -> str:
 
 
 def check_bundle(bundle: str) -> str:
-    """Return the name of a bundle in a path. Raise RestException (412) for a name that no namespace has."""
+    """Return the decoded name of a bundle in a path. Raise RestException (412) for a name that no namespace has."""
     name = decoded(bundle)
     if name not in RANGES:
         raise RestException(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")

@@ -49,7 +49,7 @@ class _InitialPolicies(PulsarBody):
 
 @router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def list_namespaces(broker: Broker, tenant: Tenant) -> list[str]:
-    """Return the namespaces of a tenant, by name."""
+    """Return the namespaces of a tenant as `tenant/namespace`, sorted."""
     with reported_as("Tenant not found"):
         return broker.environment.metadata.tenancy.namespaces(tenant)
 
@@ -75,7 +75,9 @@ def create_namespace(
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> None:
     """Create a namespace with policies: retention, threshold, time to live, quotas, deduplication and schema strategy.
-    Another one that is not at its default is refused."""
+
+    Another policy that is not at its default is refused.
+    """
     document = policies or {}
     unset = unsupported(document, _InitialPolicies.model_fields)
     if unset:
@@ -117,20 +119,20 @@ def get_bundles(broker: Broker, namespace: Namespace) -> dict[str, Any]:
 
 @router.get(NAMESPACE_PATH + "/replication", AuthAction.ADMIN)
 def get_namespace_replication_clusters(broker: Broker, namespace: Namespace) -> list[str]:
-    """Return the one cluster."""
+    """Return the clusters of a namespace: the one cluster."""
     names.namespace(broker.environment, namespace)
     return [broker.settings.cluster_name]
 
 
 @router.put(NAMESPACE_PATH + "/unload", AuthAction.ADMIN)
 def unload_namespace(broker: Broker, namespace: Namespace) -> None:
-    """Release the leases of the topics that this service writes. Their clients look them up again."""
+    """Release the leases of the namespace's topics that this service writes. Their clients look the topics up again."""
     tenants.unload_namespace(broker, namespace, lambda _: True)
 
 
 @router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
 def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -> None:
-    """Release the leases of the topics of one bundle that this service writes. Their clients look them up again."""
+    """Release the leases of one bundle's topics that this service writes. Their clients look the topics up again."""
     range_name = check_bundle(bundle)
     tenants.unload_namespace(broker, namespace, lambda name: bundle_of(name) == range_name)
 

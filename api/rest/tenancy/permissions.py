@@ -19,7 +19,7 @@ from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest.policies.namespace_policies import for_pulsar
+from api.rest.policies.namespace_policies import pulsar_permissions
 from api.rest.tenancy.tenants import NO_TENANT, Tenant
 from storage.errors import InvalidInput
 
@@ -35,19 +35,19 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """Return the actions granted in the namespace, by role. `all`: also those that Pulsar's clients do not know."""
     permissions = names.namespace(broker.environment, namespace).permissions
-    return {role: list(actions) for role, actions in permissions.items()} if all else for_pulsar(permissions)
+    return {role: list(actions) for role, actions in permissions.items()} if all else pulsar_permissions(permissions)
 
 
 @router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
-    """Grant a role exactly these actions in the namespace."""
+    """Set the actions that a role may do in the namespace. They replace earlier ones."""
     with reported_as("Namespace does not exist"):
         _grant(broker, namespace, role, actions)
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_namespace_permission(broker: Broker, namespace: Namespace, role: Role) -> None:
-    """Revoke all actions granted to a role in the namespace; none is no error."""
+    """Revoke all actions granted to a role in the namespace. Idempotent."""
     with reported_as("Namespace does not exist"):
         broker.environment.metadata.tenancy.revoke(namespace, check_role(role))
 
@@ -57,12 +57,13 @@ def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> di
     """Return the actions that the topic and its namespace grant, by role. `all`: also those unknown to Pulsar's
     clients."""
     permissions = tenants.topic_permissions(broker.environment, topic)
-    return permissions if all else for_pulsar(permissions)
+    return permissions if all else pulsar_permissions(permissions)
 
 
 @router.post(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Actions) -> None:
-    """Grant a role exactly these actions with the topic, besides those that its namespace grants."""
+    """Set the actions that a role may do with the topic, besides those that its namespace grants. They replace earlier
+    ones."""
     with reported_as(f"Topic {topic} not found"):
         _grant(broker, str(topic), role, actions)
 
@@ -86,20 +87,21 @@ def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str
 
 @router.post("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions: Actions) -> None:
-    """Grant a role exactly these actions in all namespaces of the tenant. Pulsar has no such call."""
+    """Set the actions that a role may do in all namespaces of the tenant. They replace earlier ones. Pulsar has no such
+    call."""
     with reported_as(NO_TENANT):
         _grant(broker, tenant, role, actions)
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def revoke_tenant_permission(broker: Broker, tenant: Tenant, role: Role) -> None:
-    """Revoke all actions granted to a role in the tenant. Pulsar has no such call."""
+    """Revoke all actions granted to a role in the tenant. Idempotent. Pulsar has no such call."""
     with reported_as(NO_TENANT):
         broker.environment.metadata.tenancy.revoke(tenant, check_role(role))
 
 
 def check_role(role: str) -> str:
-    """Return the role of a path, decoded. Raise RestException (412) for a role that no token can name."""
+    """Return the decoded role of a path. Raise RestException (412) for a role that no token can name."""
     name = decoded(role)
     if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
         raise RestException(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")

@@ -56,7 +56,7 @@ class ClusterInfo(PulsarAnswer, extra="forbid"):
 
 @router.get("/clusters", AuthAction.SUPERUSER)
 def list_clusters(broker: Broker) -> list[str]:
-    """Return the one cluster."""
+    """Return the name of the one cluster, in a list."""
     return [broker.settings.cluster_name]
 
 

@@ -9,7 +9,7 @@ from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
-from api.rest.models import moment
+from api.rest.models import pulsar_time
 from api.rest.topics.stats import partitioned_topic, topic_snapshot
 from api.rest.topics.stats_models import (
     CursorStats,
@@ -30,7 +30,7 @@ router = Routes("stats")
 
 @router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
-    """Ledgers and cursors of a topic."""
+    """Return the ledgers and cursors of a topic that is not partitioned."""
     return internal_stats(topic_snapshot(broker, topic, lines=True))
 
 
@@ -38,7 +38,7 @@ def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
     TOPIC_PATH + "/partitioned-internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True
 )
 def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedTopicInternalStats:
-    """Ledgers and cursors of each partition."""
+    """Return the ledgers and cursors of each partition."""
     whole = partitioned_topic(broker, topic)
     return PartitionedTopicInternalStats(
         metadata=PartitionedMetadata(partitions=whole.partitions),
@@ -58,7 +58,7 @@ def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
 
 
 def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
-    """Return the model of one topic; its snapshot has lines."""
+    """Return the internal stats of one topic from its snapshot, which must have been read with `lines`."""
     stats, extents = snapshot.stats, snapshot.extents
     unrolled = next((extent for extent in extents if extent.open), None)
     compacted = stats.compacted
@@ -68,7 +68,9 @@ def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
         total_size=snapshot.size,
         current_ledger_entries=unrolled.entries if unrolled else 0,
         current_ledger_size=unrolled.size if unrolled else 0,
-        last_ledger_created_timestamp=moment(max([stats.topic.created_at, *(extent.created_at for extent in extents)])),
+        last_ledger_created_timestamp=pulsar_time(
+            max([stats.topic.created_at, *(extent.created_at for extent in extents)])
+        ),
         last_confirmed_entry=str(snapshot.last_entry),
         ledgers=[
             LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
@@ -82,10 +84,10 @@ def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
 
 
 def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
-    """Return the model of one topic; its snapshot has lines."""
+    """Return the metadata of one topic from its snapshot, which must have been read with `lines`."""
     topic, extents = snapshot.stats.topic, snapshot.extents
-    created = moment(topic.created_at)
-    changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
+    created = pulsar_time(topic.created_at)
+    changed = pulsar_time(max([topic.created_at, *(extent.created_at for extent in extents)]))
     return TopicInternalInfo(
         version=topic.generation,
         creation_date=created,
@@ -117,7 +119,7 @@ def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
         messages_consumed_counter=max(snapshot.end - snapshot.backlog(cursor), 0),
-        last_ledger_switch_timestamp=moment(snapshot.stats.topic.created_at),
+        last_ledger_switch_timestamp=pulsar_time(snapshot.stats.topic.created_at),
         number_of_entries_since_first_not_acked_message=snapshot.since_mark_delete(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
         properties=_numbers(cursor.record),

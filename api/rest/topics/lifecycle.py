@@ -39,7 +39,7 @@ class ReleaseLeaseRequest(StrictBody):
 
 
 class LeaseReport(BaseModel):
-    """The lease that was, or would be, released. `owner` and `expires_at` (ms since 1970) null: no process owned it."""
+    """The lease that was released, or would be. `owner` and `expires_at` (ms since 1970) null: no process owned it."""
 
     topic: str
     dry_run: bool
@@ -69,10 +69,10 @@ def create_topic(broker: Broker, topic: Topic, properties: Properties = None) ->
 
 @router.delete(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
 def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
-    """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
+    """Delete a topic with all that belongs to it; an active compaction is stopped and never publishes (S8).
 
-    Refused while clients are connected to it, or a process writes it that is no service, an import for example, unless
-    `force` is given: they are disconnected then.
+    Refused while clients are connected to the topic, or while a process other than a service (an import, for example)
+    writes it. With `force`, clients are disconnected, and the process can write no more.
     """
     try:
         topics.delete(broker, topic, force)
@@ -83,7 +83,7 @@ def delete_topic(broker: Broker, topic: Topic, force: bool = False) -> None:
 
 @router.delete(TOPIC_PATH + "/truncate", AuthAction.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
 def truncate_topic(broker: Broker, topic: Topic) -> None:
-    """Clear a topic, or all partitions of one or none, raw and compacted; offsets continue.
+    """Delete all messages of a topic, raw and compacted; offsets continue. All partitions are truncated, or none.
 
     Cursors and compaction lose the messages that they have not read.
     """
@@ -129,7 +129,10 @@ def release_lease(
     topic: Topic,
     request: Annotated[ReleaseLeaseRequest, Body()] = ReleaseLeaseRequest(),  # noqa: B008
 ) -> list[LeaseReport]:
-    """Release the writer's lease of a topic, or of each partition. A dry run by default."""
+    """Release the writer's lease of a topic, or of each partition, whose owner died. A dry run by default.
+
+    409 if the owner is known to be alive, unless `force` is given: then its later appends fail.
+    """
     dry_run = request.dry_run
     released = topics.release_leases(broker.environment, topic, force=request.force, dry_run=dry_run)
     return [

@@ -56,14 +56,14 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     responses={200: {"content": {"text/plain": {}}}},
 )
 def lookup_bundle(broker: Broker, topic: Topic) -> Response:
-    """Return the bundle of a topic, one of those of its namespace."""
+    """Return the bundle of a topic: one of the four ranges of its namespace."""
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     return Response(bundle_of(topic), media_type="text/plain")
 
 
 def service_urls(broker: Broker, request: Request, owner: ServiceRecord | None = None) -> tuple[str, str]:
-    """Return the URLs, for HTTP and for Pulsar's protocol, of the service that owns a topic; None: of this service."""
+    """Return the URLs, for HTTP and for Pulsar's protocol, of the service `owner`; None: of this service."""
     settings = broker.settings
     own_url = settings.url if settings.advertised_url else str(request.base_url)
     http = (own_url if owner is None else owner.url).rstrip("/")

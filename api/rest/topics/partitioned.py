@@ -17,7 +17,7 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
-from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed, read_body, unreadable
+from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed_json, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
 from storage.errors import InvalidInput
 from storage.metadata.partitions import MAX_PARTITIONS
@@ -58,7 +58,7 @@ _BODY: dict[str, Any] = {
 
 def _parse(body: bytes) -> _PartitionsBody:
     """Return the body from either form. Raise UnreadableBody."""
-    value = parsed(body)
+    value = parsed_json(body)
     if isinstance(value, dict):
         try:
             return _PartitionsBody.model_validate(value)
@@ -104,14 +104,15 @@ def update_partitioned_topic(
     body: Body,
     force: bool = False,
 ) -> None:
-    """Add partitions, which get the policies of the others. Partitions cannot be removed."""
+    """Add partitions, up to the number in the body; they get the policies of the others. Partitions cannot be
+    removed."""
     _check_number(topic, body.partitions)
     partitions.grow(broker.environment, topic, body.partitions)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(broker: Broker, topic: Topic) -> None:
-    """Create partitions that were deleted, empty, with the policies of the others."""
+    """Create the partitions that were deleted again, empty, with the policies of the others."""
     partitions.restore(broker.environment, topic)
 
 
@@ -127,7 +128,7 @@ def get_partitioned_metadata(
         ),
     ] = False,
 ) -> PartitionedTopicMetadata:
-    """Return how many partitions the topic has; 0 for one without. A request for a topic does not create it."""
+    """Return the number of a topic's partitions; 0 for a topic without partitions. This request creates no topic."""
     create = check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0
     with reported_as(NO_NAMESPACE if create else ""):
         whole = names.partitioned_or_new(broker.environment, topic, create)
@@ -138,7 +139,7 @@ def get_partitioned_metadata(
 
 @router.delete(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(409,))
 async def delete_partitioned_topic(request: Request, broker: Broker, topic: Topic, force: bool = False) -> None:
-    """Delete a partitioned topic with its partitions, all or nothing. Refused and forced as `deleteTopic`."""
+    """Delete a partitioned topic with its partitions, all or nothing. It is refused and forced as `deleteTopic`."""
     log = broker.pools[WaitsFor.LOG]
     try:
         with reported_as(f"Topic {topic} not found."):

@@ -90,7 +90,8 @@ class PostSchemaPayload(PulsarBody):
 
     @property
     def record(self) -> SchemaRecord:
-        """Raises RestException (400)."""
+        """The schema, not yet stored. Raises RestException (400) for an unknown type or a definition that cannot be
+        read."""
         try:
             kind = SchemaType[self.type]
         except KeyError:
@@ -107,33 +108,36 @@ Payload = Annotated[PostSchemaPayload, Body()]
 
 @router.get(PATH + "/schema", *ANY_USE)
 def get_schema(broker: Broker, topic: Topic) -> GetSchemaResponse:
-    """The newest version of a topic's schema."""
+    """Return the newest version of a topic's schema; 404 if it has none."""
     return _response(_present(topic, broker.schemas.find(topic)))
 
 
 @router.get(PATH + "/schema/{version}", *ANY_USE)
 def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSchemaResponse:
-    """One version of a topic's schema."""
+    """Return one version of a topic's schema; 404 if it does not exist."""
     return _response(_present(topic, broker.schemas.find(topic, version)))
 
 
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
-    """All versions of a topic's schema."""
+    """Return all versions of a topic's schema, oldest first; 404 if it has none."""
     versions = _present(topic, broker.schemas.versions(topic) or None)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_response(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
 def get_schema_metadata(broker: Broker, topic: Topic) -> SchemaMetadata:
-    """The versions of a topic's schema, without their definitions."""
+    """Return the versions of a topic's schema, without their definitions, oldest first; 404 if it has none."""
     entries = [SchemaMetadataEntry(version=item.version) for item in broker.schemas.outlines(topic)]
     return SchemaMetadata(info=_present(topic, entries or None)[-1], index=entries)
 
 
 @router.post(PATH + "/schema", AuthAction.PRODUCE, refuses=(409,), waits_for=WaitsFor.SCHEMAS)
 def post_schema(broker: Broker, topic: Topic, schema: Payload) -> PostSchemaResponse:
-    """Store a schema as the topic's next version, unless a version is the same; the topic need not exist."""
+    """Store a schema as the topic's next version, unless it is a version already; the topic need not exist.
+
+    Return the version. 409 for a schema that the compatibility strategy refuses.
+    """
     with reported_as("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     stored = broker.schemas.ensure(topic, schema.record)
@@ -142,7 +146,8 @@ def post_schema(broker: Broker, topic: Topic, schema: Payload) -> PostSchemaResp
 
 @router.delete(PATH + "/schema", AuthAction.ADMIN)
 def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> LongSchemaVersion:
-    """Delete all versions of a topic's schema. `force` changes nothing: they are rows that nothing else needs."""
+    """Delete all versions of a topic's schema, and return the newest. `force` changes nothing, because nothing depends
+    on them."""
     return LongSchemaVersion(version=_present(topic, broker.environment.metadata.schemas.delete(topic)))
 
 
@@ -159,7 +164,7 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> IsCompatibili
 
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,))
 def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> LongSchemaVersion:
-    """The version of a topic's schema that is the same."""
+    """Return the version of a topic's schema that is equal to this one; 404 if none is."""
     return LongSchemaVersion(version=_present(topic, broker.schemas.same(topic, schema.record)).version)
 
 

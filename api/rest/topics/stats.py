@@ -33,7 +33,10 @@ PerPartition = Annotated[bool, Query(alias="perPartition", description="With the
 
 @dataclass(frozen=True)
 class StatsOptions:
-    """The parts of stats that a caller requests. Counts and rates of excluded clients stay."""
+    """The parts of stats that a caller requests. Counts and rates of excluded clients stay.
+
+    `sizes`: the bytes of backlogs. `earliest`: the oldest publish time of backlogs.
+    """
 
     sizes: bool
     earliest: bool
@@ -64,7 +67,7 @@ _STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_non
 
 @router.get(TOPIC_PATH + "/stats", *ANY_USE, **_STATS, response_model=PulsarTree[TopicStats])
 def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
-    """A topic's stats."""
+    """Return the stats of a topic that is not partitioned."""
     snapshot = topic_snapshot(broker, topic, times=True)
     broker.ownership.check_for_clients(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
@@ -75,7 +78,7 @@ def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) 
 def get_partitioned_stats(
     broker: Broker, request: Request, topic: Topic, options: Options, per_partition: PerPartition = True
 ) -> Any:
-    """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
+    """Return the sum of the stats of all partitions and, unless `perPartition=false`, the stats of each partition."""
     whole = partitioned_topic(broker, topic)
     policies: TopicPolicies | None = None
     each: dict[str, TopicStats] = {}
@@ -113,8 +116,11 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
 
 
 def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
-    """Return the counts of a topic. Raises RestException (404) in a broker's words; for a partitioned topic it names
-    the calls to use instead."""
+    """Return the counts of a topic. `lines`: with a line for each ledger and segment. `times`: with the publish time of
+    the newest entry.
+
+    Raises RestException (404) in a broker's words; for a partitioned topic it names the calls to use instead.
+    """
     snapshot = stats_snapshot(broker.environment, topic, lines=lines, times=times)
     if snapshot is None:
         error = names.missing(broker.environment, topic)
@@ -126,7 +132,7 @@ def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, tim
 
 
 def partitioned_topic(broker: Broker, topic: TopicName) -> PartitionedTopic:
-    """Return a partitioned topic. Raises RestException (404)."""
+    """Return the record of a partitioned topic. Raises RestException (404) for another topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
         raise RestException(404, f"Partitioned Topic not found: {topic} has zero partitions")

@@ -31,7 +31,7 @@ class PartitionedTopicStats(TopicStats):
 
 
 class LedgerInfo(PulsarAnswer):
-    """A ledger, or the segment that will be one."""
+    """A sealed ledger, or a segment that becomes a ledger when it is sealed."""
 
     ledger_id: int
     entries: int = 0
@@ -90,7 +90,7 @@ class PartitionedTopicInternalStats(PulsarAnswer):
 
 
 class PositionInfo(PulsarAnswer):
-    """An entry."""
+    """The position of an entry: ledger id and entry id."""
 
     ledger_id: int
     entry_id: int

@@ -11,14 +11,14 @@ from api.formats.text_encoding import TextEncoding
 from api.http.problems import RestException
 from api.rest.messages import produce_models
 from api.rest.messages.encodings import MessageEncodings
-from api.rest.messages.produce_models import NewMessage, parsed
+from api.rest.messages.produce_models import NewMessage, parse_messages
 
 LINES = "application/x-ndjson"
 MOST = 10
 
 
 def messages(body: bytes, kind: str = "application/json") -> list[NewMessage]:
-    return parsed(kind, body, MessageEncodings(TextEncoding.UTF8, TextEncoding.UTF8), MOST)
+    return parse_messages(kind, body, MessageEncodings(TextEncoding.UTF8, TextEncoding.UTF8), MOST)
 
 
 def of(*some: Any, **others: Any) -> bytes:
