@@ -116,8 +116,8 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
 
 
 def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
-    """Return the counts of a topic. `lines`: with a line for each ledger and segment. `times`: with the publish time of
-    the newest entry.
+    """Return the counts of a topic. `lines`: with a line for each ledger, and the topic's properties. `times`: with the
+    publish time of the newest entry.
 
     Raises RestException (404) in a broker's words; for a partitioned topic it names the calls to use instead.
     """
