@@ -1,22 +1,44 @@
-"""An object store in memory that counts requests, and that tasks in this process find by its location."""
+"""Counts of what a call costs: statements of the database, and requests of an object store.
+
+The object store is in memory, and tasks in this process find it by its location.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import event
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger import names
+from storage.metadata.store import MetadataStore
 from storage.objects import registry
 from storage.objects.capability_check import CapabilityReport
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+def statements(store: MetadataStore, call: Callable[[], object]) -> list[str]:
+    """Return the statements that a call executes in this thread; one with many rows of values counts once."""
+    seen: list[str] = []
+    thread = threading.get_ident()
+
+    def before(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if threading.get_ident() == thread:
+            seen.append(statement)
+
+    event.listen(store.database.engine, "before_cursor_execute", before)
+    try:
+        call()
+    finally:
+        event.remove(store.database.engine, "before_cursor_execute", before)
+    return seen
 
 
 class CountedStore(ObjectStore):

@@ -155,10 +155,10 @@ def share_policies(environment: Environment, partitioned: PartitionedTopic) -> N
     a creation that was interrupted.
     """
     store = environment.metadata.policies
-    settings = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(environment, partitioned))]
-    shared = next((values for _, values in settings if values), {})
+    settings = store.readable([topic_scope(partition) for partition in partitions(environment, partitioned)])
+    shared = next((values for values in settings.values() if values), {})
     store.change(
-        [scope for scope, values in settings if not values],
+        [scope for scope, values in settings.items() if not values],
         {name: policies.to_json(name, value) for name, value in shared.items()},
     )
 

@@ -61,13 +61,29 @@ class TopicOwnership:
         segment = self._metadata.segments.find_open(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise NotTheOwner(self._service_with_log(segment.log_uid, topic), topic)
-        lease = self._foreign_lease(topic)
-        if lease is not None:
-            raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
+        lease = self._metadata.leases.current(topic.id)
+        if lease is None or self.holds(lease):
+            return
+        service = self._metadata.services.of_owner(lease.owner)
+        if service is not None:
+            raise NotTheOwner(service, topic)
+        raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
 
-    def check_for_clients(self, topic: TopicRecord) -> None:
-        """Raise NotTheOwner if another service has the topic's producers and consumers."""
-        self._foreign_lease(topic)
+    def check_for_clients(self, *topics: TopicRecord) -> None:
+        """Raise NotTheOwner if another service has the producers and consumers of one of the topics."""
+        for other in self.leased_elsewhere(topics):
+            raise other
+
+    def leased_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
+        """Return those of the topics whose producers and consumers another service has."""
+        leases = self._metadata.leases.current_of([topic.id for topic in topics])
+        return [
+            NotTheOwner(service, topic)
+            for topic in topics
+            if (lease := leases.get(topic.id)) is not None
+            and not self.holds(lease)
+            and (service := self._metadata.services.of_owner(lease.owner)) is not None
+        ]
 
     def check_for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
         """Raise NotTheOwner if another service can read more than this one.
@@ -109,16 +125,6 @@ class TopicOwnership:
         }
         logs = [UnservedLog(item.log_uid, item, topics.pop(uid, ())) for uid, item in lost.items()]
         return [*logs, *(UnservedLog(uid, None, names) for uid, names in topics.items())]
-
-    def _foreign_lease(self, topic: TopicRecord) -> Lease | None:
-        """Return the topic's lease if a process that is no service holds it. Raises NotTheOwner if a service does."""
-        lease = self._metadata.leases.current(topic.id)
-        if lease is None or self.holds(lease):
-            return None
-        service = self._metadata.services.of_owner(lease.owner)
-        if service is not None:
-            raise NotTheOwner(service, topic)
-        return lease
 
     def _service_with_log(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
         """Return the live service of a log directory. Raises NoLogOwner."""

@@ -62,13 +62,7 @@ def restore(environment: Environment, name: TopicName) -> None:
 
 def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:
     """Return the partitions whose clients another service has. Raise TopicNotFound, NotPartitioned."""
-    others = []
-    for record in names.partitions(broker.environment, get(broker.environment, name)):
-        try:
-            broker.ownership.check_for_clients(record)
-        except NotTheOwner as other:
-            others.append(other)
-    return others
+    return broker.ownership.leased_elsewhere(names.partitions(broker.environment, get(broker.environment, name)))
 
 
 def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
@@ -81,9 +75,8 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     records = names.partitions(broker.environment, get(broker.environment, name))
     if not force:
         broker.clients.check_none(*(record.name for record in records))
-    for record in records:
-        broker.logs.close_topic(record.id)
-    leases = [lease for record in records if (lease := metadata.leases.current(record.id)) is not None]
+    broker.logs.close_topics(*records)
+    leases = metadata.leases.current_of([record.id for record in records]).values()
     foreign = sum(not broker.ownership.holds(lease) for lease in leases)
     if foreign and not force:
         raise TopicHasWriter(foreign)
@@ -91,5 +84,4 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
         metadata.partitions.delete(name, force=force or bool(leases))
     except LeaseHeld as error:
         raise TopicHasWriter(1) from error
-    for record in records:  # a client may have opened it again in between
-        broker.logs.close_topic(record.id)
+    broker.logs.close_topics(*records)  # a client may have opened one again in between

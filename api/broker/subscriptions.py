@@ -192,8 +192,9 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
     """Acknowledge the messages that are older than `seconds` for all subscriptions but `__compaction`. Raise
     TopicNotFound, NotTheOwner."""
     oldest = _published_since(broker, seconds)
-    for record in names.local_topics(broker, name):
-        broker.ownership.check_for_clients(record)
+    records = names.local_topics(broker, name)
+    broker.ownership.check_for_clients(*records)
+    for record in records:
         for subscription in of_consumers(broker.environment, record):
             _acknowledge_before(broker, record, subscription, oldest)
 
@@ -267,8 +268,7 @@ def _each(
     others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has it.
     """
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
-    for record in records:  # the cursor of connected consumers is in their service
-        broker.ownership.check_for_clients(record)
+    broker.ownership.check_for_clients(*records)  # the cursor of connected consumers is in their service
 
     def change_again_if_fenced(record: TopicRecord) -> None:
         try:

@@ -20,9 +20,8 @@ def unload_namespace(broker: Broker, namespace: str, includes: Callable[[TopicNa
     Their clients look them up again. Raise MissingNamespace.
     """
     names.namespace(broker.environment, namespace)
-    for record in broker.logs.topics:
-        if names.namespace_of(record.name) == namespace and includes(record.name):
-            broker.logs.close_topic(record.id)
+    written = [record for record in broker.logs.topics if names.namespace_of(record.name) == namespace]
+    broker.logs.close_topics(*(record for record in written if includes(record.name)))
 
 
 def topic_permissions(environment: Environment, name: TopicName) -> dict[str, list[str]]:

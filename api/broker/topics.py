@@ -50,7 +50,7 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     broker.ownership.check_for_clients(record)
     if not force:
         broker.clients.check_none(name)
-    broker.logs.close_topic(record.id)
+    broker.logs.close_topics(record)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_here(record.id))
     except LeaseHeld as error:
@@ -66,14 +66,12 @@ def truncate(broker: Broker, name: TopicName) -> None:
     Cursors and compaction lose what they have not read. Raise TopicNotFound, NotTheOwner.
     """
     records = names.local_topics(broker, name)
-    for record in records:
-        broker.ownership.check_for_clients(record)
+    broker.ownership.check_for_clients(*records)
     truncate_all(broker.patient, records)
     for record in records:
         broker.clients.truncated(record)
-    for record in records:
-        # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
-        broker.ownership.check_for_clients(record)
+    # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
+    broker.ownership.check_for_clients(*records)
 
 
 def unload(broker: Broker, name: TopicName) -> None:
@@ -81,9 +79,9 @@ def unload(broker: Broker, name: TopicName) -> None:
 
     A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
     """
-    for record in names.topics(broker.environment, name):
-        broker.ownership.check_for_clients(record)
-        broker.logs.close_topic(record.id)
+    records = names.topics(broker.environment, name)
+    broker.ownership.check_for_clients(*records)
+    broker.logs.close_topics(*records)
 
 
 def properties(environment: Environment, name: TopicName) -> dict[str, str]:

@@ -53,7 +53,7 @@ def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
     """Change the topic's row, or insert it. The topic is locked."""
-    queries.put(connection, controls, topic_id=topic_id, **values)
+    queries.put(connection, controls, {"topic_id": topic_id, **values})
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:

@@ -7,7 +7,7 @@ decides whether a write counts (`check`). So a wrong clock costs waiting, or a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -83,8 +83,17 @@ def release(connection: Connection, lease: Lease) -> None:
 
 def current(connection: Connection, context: Context, topic_id: int) -> Lease | None:
     """Return the topic's lease, as it was taken or renewed last; None: it is free or expired."""
-    lease = queries.find(connection, select(leases).where(leases.c.topic_id == topic_id), row_mapping.lease)
-    return lease if lease and is_held(lease.owner, lease.expires_at, LEASE_TTL_MS, context.now) else None
+    return current_of(connection, context, [topic_id]).get(topic_id)
+
+
+def current_of(connection: Connection, context: Context, topic_ids: Collection[int]) -> dict[int, Lease]:
+    """Return the leases of these topics, by topic id; those that are free or expired are left out."""
+    return {
+        lease.topic_id: lease
+        for batch in queries.batches(topic_ids)
+        for lease in queries.fetch(connection, select(leases).where(leases.c.topic_id.in_(batch)), row_mapping.lease)
+        if is_held(lease.owner, lease.expires_at, LEASE_TTL_MS, context.now)
+    }
 
 
 def revoke(

@@ -82,14 +82,12 @@ def change(
     """
     topics_by_scope = _topics_of(connection, scopes)
     for scope in sorted(scopes):
-        topic = topics_by_scope.get(scope)
-        if topic is None and scope.startswith(_TOPIC):
+        if scope.startswith(_TOPIC) and scope not in topics_by_scope:
             uid = scope.removeprefix(_TOPIC)
             raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
-        _remove(connection, scope, removed)
-        put(connection, context, scope, values)
-        if topic is not None:
-            ensure_compaction_cursor(connection, context, topic)
+    _remove(connection, scopes, removed)
+    put(connection, context, scopes, values)
+    ensure_compaction_cursors(connection, context, topics_by_scope.values())
 
 
 def settings(connection: Connection, scope: str) -> dict[str, object]:
@@ -99,10 +97,14 @@ def settings(connection: Connection, scope: str) -> dict[str, object]:
 
 def of_scope(connection: Connection, scope: str) -> dict[str, object]:
     """Return the policies that are set in a scope and that this version can read, by name."""
+    return readable(connection, [scope])[scope]
+
+
+def readable(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
+    """Return the policies that are set in each of the scopes and that this version can read, by scope and name."""
     return {
-        name: value
-        for name, value in settings(connection, scope).items()
-        if not isinstance(value, UnreadableStoredValue)
+        scope: {name: value for name, value in values.items() if not isinstance(value, UnreadableStoredValue)}
+        for scope, values in of_scopes(connection, scopes).items()
     }
 
 
@@ -175,18 +177,20 @@ def parsed(values: Mapping[str, object]) -> dict[str, object]:
     return dict(policies.parse(name, value) for name, value in values.items())
 
 
-def put(connection: Connection, context: Context, scope: str, values: Mapping[str, object]) -> None:
-    """Set policies in a scope; `values` as `parsed` returns them.
+def put(connection: Connection, context: Context, scopes: Collection[str], values: Mapping[str, object]) -> None:
+    """Set policies in each of these scopes; `values` as `parsed` returns them.
 
-    Raises InvalidInput if they contradict each other or the other policies of the scope, or exceed a limit of the
-    broker.
+    Raises InvalidInput if they contradict each other or the other policies of a scope, or exceed a limit of the broker.
     """
-    if values:
-        policies.check({**of_scopes(connection, [scope])[scope], **values})
-    if values and scope != BROKER:
+    if not values or not scopes:
+        return
+    for stored in of_scopes(connection, scopes).values():
+        policies.check({**stored, **values})
+    stored_values = {name: policies.to_json(name, value) for name, value in values.items()}
+    rows = [{"scope": scope, "name": name, "value": value} for scope in scopes for name, value in stored_values.items()]
+    queries.put(connection, policies_table, *rows)
+    if any(scope != BROKER for scope in scopes):
         policies.check_below_broker(values, resolved_around(connection, context, BROKER).policies)
-    for name, value in values.items():
-        queries.put(connection, policies_table, scope=scope, name=name, value=policies.to_json(name, value))
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
@@ -199,12 +203,12 @@ def values_of(stored: Mapping[str, object]) -> dict[str, object]:
     return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 
-def ensure_compaction_cursor(connection: Connection, context: Context, topic: TopicRecord) -> None:
-    """Create the cursor `__compaction` of a topic for which compaction is enabled (S9). Raises TopicNotFound."""
-    if cursors.find(connection, topic.id, COMPACTION_CURSOR) is not None:
-        return
-    if resolved(connection, context, topic).compaction_enabled:
-        cursors.ensure(connection, topic.id, COMPACTION_CURSOR)
+def ensure_compaction_cursors(connection: Connection, context: Context, records: Collection[TopicRecord]) -> None:
+    """Create the cursors `__compaction` of those of the topics for which compaction is enabled (S9)."""
+    scopes = {scope for topic in records for scope in (scope_around(topic.name), topic_scope(topic))}
+    resolver = PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
+    enabled = [topic.id for topic in records if resolver.resolved(topic).compaction_enabled]
+    cursors.ensure_all(connection, enabled, COMPACTION_CURSOR)
 
 
 def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:
@@ -219,19 +223,25 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
             )
     if not uids:
         return {}
-    ids = connection.execute(select(topics_table.c.id).where(topics_table.c.uid.in_(uids))).scalars().all()
-    # By id and before all else, in the order of locks of topics.py: `ensure_compaction_cursor` locks them, too.
+    ids = [
+        topic_id
+        for batch in queries.batches(uids)
+        for topic_id in connection.execute(select(topics_table.c.id).where(topics_table.c.uid.in_(batch))).scalars()
+    ]
+    # By id and before all else, in the order of locks of topics.py: `ensure_compaction_cursors` locks them, too.
     return {topic_scope(topic): topic for topic in topics.all_locked(connection, ids)}
 
 
 def _stored_values(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:
     """Return the stored JSON values by scope and name. `scopes` None: all scopes that have values."""
-    statement = select(policies_table)
+    everything = select(policies_table)
+    statements = [everything]
     if scopes is not None:
-        statement = statement.where(policies_table.c.scope.in_(scopes))
+        statements = [everything.where(policies_table.c.scope.in_(batch)) for batch in queries.batches(scopes)]
     stored: dict[str, dict[str, object]] = {scope: {} for scope in scopes or ()}
-    for row in connection.execute(statement).mappings():
-        stored.setdefault(row["scope"], {})[row["name"]] = row["value"]
+    for statement in statements:
+        for row in connection.execute(statement).mappings():
+            stored.setdefault(row["scope"], {})[row["name"]] = row["value"]
     return stored
 
 
@@ -244,7 +254,8 @@ def _in_words(connection: Connection, scope: str) -> str:
     return f"the namespace {scope.removeprefix(_NAMESPACE)}" if scope.startswith(_NAMESPACE) else "the broker"
 
 
-def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> None:
+def _remove(connection: Connection, scopes: Collection[str], names: Collection[str] | None) -> None:
     """Delete the values of these policies. `names` None: of all policies that this version knows."""
     named = policies_table.c.name.in_(policies.POLICIES if names is None else names)
-    connection.execute(delete(policies_table).where(policies_table.c.scope == scope, named))
+    for batch in queries.batches(sorted(scopes)):
+        connection.execute(delete(policies_table).where(policies_table.c.scope.in_(batch), named))

@@ -53,7 +53,7 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
     if stored is not None and stored.end_offset > sequences.end_offset:
         sequences = stored.merged(sequences)
     values = {"topic_id": topic_id, "end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
-    queries.put(connection, producer_sequences, **values)
+    queries.put(connection, producer_sequences, values)
 
 
 def remove(connection: Connection, topic_id: int) -> None:

@@ -21,11 +21,17 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 Id = TypeVar("Id", int, str)
 Record = TypeVar("Record")
 
+_INSERTS: Mapping[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+"""Inserts that can change a row instead, by dialect."""
 AT_ONCE = 1000
 """The number of ids in one statement, far below the limits of SQLite (32,766) and PostgreSQL (65,535)."""
 
@@ -84,14 +90,14 @@ def exists(connection: Connection, table: Table, condition: ColumnElement[bool])
     return connection.execute(select(*table.primary_key.columns).where(condition).limit(1)).first() is not None
 
 
-def put(connection: Connection, table: Table, **values: object) -> None:
-    """Change the row with the key in `values`, or insert it; of two callers the last one counts."""
-    key = {column: values.pop(column.name) for column in table.primary_key.columns}
-    changed = update(table).where(*(column == value for column, value in key.items())).values(**values)
-    if connection.execute(changed).rowcount:
-        return
-    if not insert_new(connection, table, **{column.name: value for column, value in key.items()}, **values):
-        connection.execute(changed)  # another caller inserted it between the two statements
+def put(connection: Connection, table: Table, *rows: Mapping[str, object]) -> None:
+    """Insert rows, or change those whose keys exist, to the values of the same columns; of two callers the last counts.
+
+    One statement for any number of rows.
+    """
+    statement = _INSERTS[connection.dialect.name](table)
+    changed = {name: statement.excluded[name] for name in rows[0] if not table.c[name].primary_key}
+    connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=changed), list(rows))
 
 
 def total(values: ColumnElement[int]) -> ColumnElement[int]:

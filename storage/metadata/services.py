@@ -33,7 +33,7 @@ _PURGED_AFTER = 20
 
 def heartbeat(connection: Connection, context: Context, record: ServiceRecord) -> None:
     """Store that the service is alive now. `record.heartbeat_at` is ignored."""
-    queries.put(connection, services, **asdict(replace(record, heartbeat_at=context.now)))
+    queries.put(connection, services, asdict(replace(record, heartbeat_at=context.now)))
 
 
 def live(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:

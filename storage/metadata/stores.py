@@ -111,6 +111,7 @@ class PolicyStore(Store):
 
     _change = writes(policy_store.change)
     of_scope = reads(policy_store.of_scope)
+    readable = reads(policy_store.readable)
     settings = reads(policy_store.settings)
     effective = reads(policy_store.effective)
     resolved = reads(policy_store.resolved)
@@ -140,6 +141,7 @@ class LeaseStore(Store):
     renew_many = writes(leases.renew_many)
     release = writes(leases.release)
     current = reads(leases.current)
+    current_of = reads(leases.current_of)
     revoke = writes(leases.revoke)
 
 

@@ -147,7 +147,7 @@ def create_namespace(
     row = {"name": name, "tenant": tenant_name, "created_at": context.now}
     if not queries.insert_new(connection, namespaces_table, **row):
         raise Conflict(f"the namespace {name} exists already", "nothing was changed; choose another name")
-    policy_store.put(connection, context, namespace_scope(name), values)
+    policy_store.put(connection, context, [namespace_scope(name)], values)
 
 
 def ensure_namespace(connection: Connection, context: Context, topic: TopicName) -> None:
@@ -185,7 +185,7 @@ def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]
     A partitioned topic's count for its partitions. Raises NotFound.
     """
     _lock_scope(connection, scope)
-    queries.put(connection, permissions, scope=scope, role=role, actions=list(actions))
+    queries.put(connection, permissions, {"scope": scope, "role": role, "actions": list(actions)})
 
 
 def revoke(connection: Connection, scope: str, role: str) -> bool:

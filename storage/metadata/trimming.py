@@ -19,7 +19,7 @@ from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import cursors, ledgers, queries, topics
 from storage.metadata.invariants import check_trim
-from storage.metadata.policy_store import ensure_compaction_cursor
+from storage.metadata.policy_store import ensure_compaction_cursors
 from storage.metadata.producer_sequences import check_stored
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.segments import TAIL, of_topic as segments_of
@@ -54,7 +54,7 @@ def trim(
     end = max((ledger.last_offset + 1 for ledger in trimmed_now), default=0)
     check_stored(connection, topic, end if keep_start else max(end, start_offset))
     if not force:
-        ensure_compaction_cursor(connection, context, topic)
+        ensure_compaction_cursors(connection, context, [topic])
         _check_cursors(connection, topic, end if keep_start else start_offset)
     _mark(connection, trimmed_now, context.now)
     if not keep_start:

@@ -139,9 +139,10 @@ class TopicLogs:
         """Return a number that is one higher each time: it chooses the partition of a message without a key."""
         return next(self._turns)
 
-    def close_topic(self, topic_id: int) -> None:
-        """Release one topic as soon as no request uses its log."""
-        self._close(self._removed(lambda item: item.topic.id == topic_id))
+    def close_topics(self, *topics: TopicRecord) -> None:
+        """Release topics, each as soon as no request uses its log."""
+        ids = {topic.id for topic in topics}
+        self._close(self._removed(lambda item: item.topic.id in ids))
 
     def close_idle(self) -> int:
         """Release the logs that were idle for `producers.idle`. Return their number."""

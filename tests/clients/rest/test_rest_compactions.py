@@ -278,7 +278,7 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
 
 def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
-    rest_topic.served.broker.logs.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
+    rest_topic.served.broker.logs.close_topics(rest_topic.served.topic(rest_topic.name).record)
     metadata = rest_topic.served.broker.environment.metadata
     assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
     lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)

@@ -112,19 +112,6 @@ def at_once(*calls: Callable[[], object]) -> list[object]:
         return list(pool.map(answer, calls))
 
 
-def statements(store: MetadataStore, call: Callable[[], object]) -> list[str]:
-    """Return the statements that a call executes; a statement with many rows of values counts once."""
-    seen: list[str] = []
-
-    def before(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-        seen.append(statement)
-
-    event.listen(store.database.engine, "before_cursor_execute", before)
-    call()
-    event.remove(store.database.engine, "before_cursor_execute", before)
-    return seen
-
-
 class Sabotage(Exception):
     """The error that `fail_at` raises."""
 

@@ -14,18 +14,9 @@ from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts, runs, topics
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import (
-    TTL,
-    append,
-    at_once,
-    claim,
-    compacted,
-    end_of,
-    finished_at,
-    publish_all,
-    statements,
-)
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, finished_at, publish_all
 from tests.conformance.metadata.conftest import OpenStores
+from tests.counted import statements
 
 
 def other_topics(store: MetadataStore, count: int) -> list[TopicRecord]:

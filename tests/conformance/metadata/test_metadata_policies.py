@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -17,6 +18,7 @@ from storage.options.resolution import PolicyOrigin
 from tests.conformance.metadata.builders import append, at_once, publish_all
 from tests.conformance.metadata.conftest import OpenStores
 from tests.conformance.metadata.log_builders import state
+from tests.counted import statements
 from tests.workbench import store_policy
 
 NAMESPACE = namespace_scope("public/default")
@@ -283,6 +285,21 @@ def test_several_set_the_same_policy_at_once(open_stores: OpenStores, topic: Top
         )
         assert results == [None] * len(stores)
         assert stores[0].policies.of_scope(topic_scope(topic))[name] in values
+
+
+def test_a_change_of_many_topics_takes_as_many_statements_as_one(store: MetadataStore) -> None:
+    changes: list[tuple[dict[str, object], list[str]]] = [
+        ({"compaction.threshold.bytes": 5, "segment.ms": "1h"}, []),
+        ({"segment.ms": "2h"}, ["compaction.threshold.bytes"]),
+    ]
+    counts = []
+    for count in (1, 300):
+        created = [store.tenancy.ensure_topic(TopicName.parse(f"{count}-{number}")) for number in range(count)]
+        scopes = [topic_scope(topic) for topic in created]
+        counts.append([len(statements(store, partial(store.policies.change, scopes, *change))) for change in changes])
+        assert set(map(str, store.policies.readable(scopes).values())) == {"{'segment.ms': 7200000}"}
+        assert all(compacted(store, topic) for topic in created)
+    assert counts[0] == counts[1]
 
 
 def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:

@@ -17,8 +17,9 @@ from storage.metadata.records import NamespaceRecord, PartitionedTopic, TenantRe
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, at_once, claim, statements
+from tests.conformance.metadata.builders import TTL, at_once, claim
 from tests.conformance.metadata.conftest import OpenStores
+from tests.counted import statements
 
 PT = TopicName("acme", "shop", "pt")
 

@@ -93,7 +93,7 @@ def append(scene: Scene, topic: str, count: str, keys: str) -> None:
 
 def roll(scene: Scene, topic: str) -> None:
     """Close the active segment of a topic."""
-    scene.served.broker.logs.close_topic(scene.topic(topic).id)
+    scene.served.broker.logs.close_topics(scene.topic(topic))
     opened = scene.served.topic(f"persistent://public/default/{topic}")
     opened.log_manager().roll(opened.record)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from api.broker import partitions, topics
 from api.broker.broker import Broker
 from api.broker.names import find_or_create, owner, partitioned_or_new
 from api.pulsar.errors import ServerError, refusal
 from storage.errors import CompactorError
 from storage.metadata.policy_store import topic_scope
 from storage.model import TopicName
+from tests.counted import statements
 from tests.serving import serving
 
 
@@ -69,14 +72,14 @@ def test_a_partition_is_created_for_its_partitioned_topic_alone(
 
 
 def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
-    def partitions(topic: TopicName, create: bool) -> int | None:
+    def number(topic: TopicName, create: bool) -> int | None:
         partitioned = partitioned_or_new(broker.environment, topic, create)
         return partitioned.partitions if partitioned else None
 
-    assert partitions(name("new"), create=True) is None
-    assert partitions(name("other-partition-0"), create=True) is None
-    assert partitions(name("whole"), create=False) == 2
-    assert partitions(name("whole-partition-1"), create=False) is None
+    assert number(name("new"), create=True) is None
+    assert number(name("other-partition-0"), create=True) is None
+    assert number(name("whole"), create=False) == 2
+    assert number(name("whole-partition-1"), create=False) is None
     assert owner(broker, name("whole"), create=False) is None
     assert owner(broker, name("new"), create=True) is None
 
@@ -90,3 +93,21 @@ def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(
     created, is_new = find_or_create(broker.environment, second.name, create=True)
     assert is_new
     assert metadata.policies.of_scope(topic_scope(created)) == {"max.message.bytes": 5}
+
+
+def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_number(broker: Broker) -> None:
+    metadata, many = broker.environment.metadata, name("many")
+    counts = []
+    for count in (2, 200):
+        partitions.create(broker.environment, many, 1, {})
+        first = metadata.topics.get(many.of_partition(0))
+        metadata.policies.change([topic_scope(first)], {"max.message.bytes": 5})
+        calls = (
+            partial(partitions.grow, broker.environment, many, count),
+            partial(partitions.restore, broker.environment, many),
+            partial(topics.unload, broker, many),
+            partial(partitions.owned_elsewhere, broker, many),
+            partial(partitions.delete, broker, many),
+        )
+        counts.append([len(statements(metadata, call)) for call in calls])
+    assert counts[0] == counts[1]

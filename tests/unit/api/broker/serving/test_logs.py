@@ -154,7 +154,7 @@ def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: TopicLog
     topic = bench.topic()
     producers.append(topic, [entry()])
     assert producers.is_open(topic.record)
-    producers.close_topic(topic.record.id)
+    producers.close_topics(topic.record)
     assert not producers.is_open(topic.record)
     assert bench.metadata.leases.current(topic.record.id) is None
 

@@ -25,7 +25,7 @@ def test_a_topic_whose_subscriptions_cannot_be_written_is_released(
         async with opened(bench, topic) as served:
             failing = SimpleNamespace(name="s", disconnect=lambda: None, close=fail)
             served.subscriptions["s"] = served.subscriptions["t"] = cast(Any, failing)
-            LOGS[served].close_topic(topic.record.id)  # unloaded: the last one that uses it gives the lease back
+            LOGS[served].close_topics(topic.record)  # unloaded: the last one that uses it gives the lease back
             await served.close()
             with topic.append_log(wait_ms=0):
                 pass
