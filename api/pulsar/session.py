@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions
+from api.broker.serving.loop_turns import finish
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
@@ -256,7 +257,7 @@ class Session:
         self.consumers.clear()
         self.watchers.clear()
         if next(removal, False):
-            self._ending = asyncio.create_task(self._continue(removal))
+            self._ending = asyncio.create_task(finish(lambda: next(removal, False)))
 
     def _remove_all(
         self, producers: Sequence[ConnectedProducer], consumers: Sequence[ConnectedConsumer]
@@ -280,11 +281,6 @@ class Session:
             topic = group[0].topic
             topic.spawn(topic.note_left(subscription))
             count += len(group)
-
-    async def _continue(self, removal: Iterator[bool]) -> None:
-        """Finish a removal, a step in each turn of the loop."""
-        for _ in removal:
-            await asyncio.sleep(0)
 
 
 class ConnectedProducer:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pyroaring import BitMap
 
 from api.broker.serving.consumer import Consumer
+from api.broker.serving.loop_turns import finish
 from api.broker.serving.pending_acks import STEP_SLOTS, EntryKey, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.served_topic import ServedTopic
@@ -145,7 +147,7 @@ class Acknowledgements:
         """
         if not self._is_settling and self._settle_some(consumer):
             self._is_settling = True
-            self._topic.spawn(self._settle_rest(consumer))
+            self._topic.spawn(finish(partial(self._settle_some, consumer), self._note_settled))
 
     def begin(self) -> None:
         """Note that the position was opened: it may be before the known end."""
@@ -226,14 +228,8 @@ class Acknowledgements:
                 partial.consumer.unacked -= acked.bit_count()
         return has_more
 
-    async def _settle_rest(self, consumer: Consumer | None) -> None:
-        try:
-            has_more = True
-            while has_more:
-                await asyncio.sleep(0)
-                has_more = self._settle_some(consumer)
-        finally:
-            self._is_settling = False
+    def _note_settled(self) -> None:
+        self._is_settling = False
         self._on_progress()
 
     def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:

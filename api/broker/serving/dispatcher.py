@@ -20,12 +20,14 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
 from api.broker.serving.assignment import Assignment
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.key_routing import EntryHeader, header_of
+from api.broker.serving.loop_turns import finish
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.read_ahead import ReadAhead
@@ -220,7 +222,7 @@ class Dispatcher:
         remaining = iter(list(entries))
         if self._return_some(remaining):
             self._returning += 1
-            self._topic.spawn(self._return_rest(remaining))
+            self._topic.spawn(finish(partial(self._return_some, remaining), self._note_returned))
 
     def _return_some(self, remaining: Iterator[PendingAck]) -> bool:
         """Return `RETURNED_ENTRIES` entries that a consumer still has. Return whether more may remain."""
@@ -232,13 +234,9 @@ class Dispatcher:
                 self._waiting.add_returned(pending)
         return count == RETURNED_ENTRIES
 
-    async def _return_rest(self, remaining: Iterator[PendingAck]) -> None:
-        try:
-            while self._return_some(remaining):
-                await asyncio.sleep(0)
-        finally:
-            self._returning -= 1
-            self.wake()
+    def _note_returned(self) -> None:
+        self._returning -= 1
+        self.wake()
 
     # The loop
 

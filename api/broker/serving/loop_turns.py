@@ -18,6 +18,15 @@ async def in_turns(items: Iterable[Item], at_once: int) -> AsyncIterator[Item]:
             await asyncio.sleep(0)
 
 
+async def finish(step: Callable[[], bool], ended: Callable[[], object] = lambda: None) -> None:
+    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `ended`."""
+    try:
+        while step():
+            await asyncio.sleep(0)
+    finally:
+        ended()
+
+
 def call_in_turns(calls: Iterator[Callable[[], object]], at_once: int) -> None:
     """Make `at_once` of the calls now, and the others in later turns of the event loop."""
     some = list(islice(calls, at_once))
