@@ -3,7 +3,7 @@
 A Spark of a test lives for some seconds, of which the second compiler would take half: 8 s of CPU a start instead of
 16. Half of the rest is the loading of 10,000 classes, which an archive of loaded classes saves.
 `python -m tests.servers.light_java` writes that archive into `.cache`, once, for 30 s of CPU. A Java of another version
-or with another class path ignores it.
+or with another class path ignores it: a folder with `spark-defaults.conf` in SPARK_CONF_DIR is part of that path.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ARCHIVED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if ARCHIVE.exists(
 LIGHT_JAVA: Mapping[str, str] = MappingProxyType(
     {
         "SPARK_LAUNCHER_OPTS": _QUICK,
-        "SPARK_SUBMIT_OPTS": f"{_QUICK}{_ARCHIVED} -Dspark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
-        "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+        "SPARK_SUBMIT_OPTS": f'{_QUICK}{_ARCHIVED} "-Dspark.executor.extraJavaOptions={_QUICK}{_ARCHIVED}"',
+        "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK}{_ARCHIVED}",
     }
 )
 """For the environment: of Spark's launcher, of drivers and their executors, of masters and workers."""

@@ -105,13 +105,13 @@ class SparkCluster:
             "HOME": str(folder),
             "TMPDIR": str(folder),
             "JAVA_HOME": str(find_java_home(os.environ).path),
-            "SPARK_CONF_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "256m",
             **LIGHT_JAVA,
             **environment,
         }
         self.configuration = {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(16)}
-        (folder / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in self.configuration.items()))
+        self._properties = folder / "properties.conf"
+        self._properties.write_text("".join(f"{k} {v}\n" for k, v in self.configuration.items()))
         self._workers: dict[str, Daemon] = {}
         self._started = 0
 
@@ -162,4 +162,5 @@ class SparkCluster:
     def _start(self, main: str, arguments: list[str], port: str = "0") -> Daemon:
         self._started += 1
         log = self._folder / f"{self._started}-{main}.log"
-        return Daemon.start(main, ["--port", port, "--webui-port", "0", *arguments], self._environment, log)
+        options = ["--port", port, "--webui-port", "0", "--properties-file", str(self._properties)]
+        return Daemon.start(main, [*options, *arguments], self._environment, log)
