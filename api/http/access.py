@@ -271,7 +271,7 @@ class AuthorizationService:
                 names.intersection_update(self.tenancy.administered(role))
         return sorted(names)
 
-    def asks_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
+    def needs_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
         """Return whether `require` may read grants from SQL, so that it needs a thread."""
         decided = self.verifier is None or self.superusers.issuperset(caller.roles)
         return not decided and not {AuthAction.ANYONE, AuthAction.SUPERUSER} & set(actions)
@@ -443,7 +443,7 @@ class PermissionCheck:
         skipped."""
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
-        if access.asks_sql(caller, self._actions):
+        if access.needs_sql(caller, self._actions):
             await broker_of(request).pools[WaitsFor.DATABASE].run(self._require, access, caller, request)
         else:
             access.require(caller, self._actions, None, None)  # the same decision in every scope

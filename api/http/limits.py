@@ -107,7 +107,7 @@ class RequestLimiter:
         caller: Caller = scope["state"]["caller"]
         if _logs_in(scope):
             with self._logins.place(caller.address):
-                await self._app(scope, login_limits.bounded(receive), send)
+                await self._app(scope, login_limits.bounded_body(receive), send)
             return
         counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
         with self._of_role.counting(caller.role):  # only the event loop's thread comes here
@@ -136,7 +136,7 @@ class RequestLimiter:
             return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         return None
 
-    def take(self, before: int, more: int, limit: int) -> None:
+    def count_body(self, before: int, more: int, limit: int) -> None:
         """Count `more` bytes of a body, of which `before` bytes are counted already.
 
         Raise RestException: 413 for a body of more than `limit` bytes, 503 if all bodies together are beyond their
@@ -195,6 +195,6 @@ class _Counted:
     async def __call__(self) -> Message:
         message = await self._receive()
         more = len(message.get("body") or b"")
-        self._limits.take(self.taken, more, self._limit)
+        self._limits.count_body(self.taken, more, self._limit)
         self.taken += more
         return message

@@ -81,7 +81,7 @@ class _Accepted(socket.socket):
     def close(self) -> None:
         super().close()
         if self.counted_in is not None:
-            self.counted_in.forget(self.descriptor)
+            self.counted_in.remove(self.descriptor)
 
 
 class Listener:
@@ -162,7 +162,7 @@ class Listener:
             self._idle[descriptor] = None
             self._idle.move_to_end(descriptor)
 
-    def forget(self, descriptor: int) -> None:
+    def remove(self, descriptor: int) -> None:
         """Remove a closed connection from the count."""
         self._open.pop(descriptor, None)
         self._idle.pop(descriptor, None)

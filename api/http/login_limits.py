@@ -47,8 +47,11 @@ class LoginPlaces:
         return self._of_address.counting(address)
 
 
-def bounded(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
-    """Return a receiver that bounds a body's size and time. It raises RestException: 408, 413."""
+def bounded_body(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
+    """Return `receive` with bounds of the body's size and of the `seconds` until it is complete.
+
+    It raises RestException: 408, 413. Call this in the event loop when the request begins.
+    """
     deadline = asyncio.get_running_loop().time() + seconds
     size, is_complete = 0, False
 

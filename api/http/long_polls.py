@@ -60,8 +60,9 @@ class LongPolls:
         self._ends = True
 
     @contextmanager
-    def turn(self, caller: str) -> Iterator[None]:
-        """Count a read of the caller that waits inside the context. Raise RestException (503) beyond the limit."""
+    def counted_wait(self, caller: str) -> Iterator[None]:
+        """Count a read of the caller as waiting while the context is open. Raise RestException (503) beyond the
+        limit."""
         if self._of_caller[caller] >= self._limit:
             raise RestException(
                 503,

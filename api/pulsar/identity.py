@@ -108,7 +108,7 @@ class Identity:
         await self._require(actions, tenant, name)
 
     async def _require(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
-        if self._access.asks_sql(self.caller, actions):
+        if self._access.needs_sql(self.caller, actions):
             await self.threads[WaitsFor.DATABASE].run(self._access.require, self.caller, actions, *scope)
         else:
             self._access.require(self.caller, actions, *scope)

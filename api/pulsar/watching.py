@@ -51,7 +51,7 @@ class Watchers:
         return [(number, topics) for number, topics in self._by_id.items() if topics is not None]
 
     def reserve(self, number: int) -> None:
-        """Add a watcher without a list, before the first await of its request. Raise Refused (TooManyRequests)."""
+        """Add a watcher before its list is read, so that a close meanwhile ends it. Raise Refused (TooManyRequests)."""
         if number not in self._by_id and len(self._by_id) >= MAX_WATCHERS:
             raise Refused(
                 ServerError.TooManyRequests,

@@ -203,12 +203,12 @@ def pulsar_time(milliseconds: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
-def done() -> Response:
+def no_content() -> Response:
     """Return the answer of a call that succeeds without content: 204."""
     return Response(status_code=204)
 
 
-def unset() -> Response:
+def unset_policy() -> Response:
     """Return a broker's answer for a policy that is not set: 200, an empty body, no content type."""
     return Response(status_code=200)
 

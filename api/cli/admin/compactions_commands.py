@@ -9,7 +9,7 @@ import typer
 
 from api.cli.admin.requests import TOPIC, Command, delete, get, option, post
 from api.cli.admin.run_watch import follow, show_ended, watch_topic
-from api.cli.admin.session import expand, session_of, topic_path
+from api.cli.admin.session import path_of, session_of, topic_path
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, Run, StateName
 from storage.errors import InvalidInput
@@ -34,7 +34,7 @@ def list_runs(
 def show_one_run(context: typer.Context, run: Run) -> None:
     """Show a run: its progress, policies and statistics, and the reason if it failed."""
     admin = session_of(context)
-    show_run(admin.service.get(expand(_RUN, run=run)), admin.output)
+    show_run(admin.service.get(path_of(_RUN, run=run)), admin.output)
 
 
 def watch_run(

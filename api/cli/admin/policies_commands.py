@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command
-from api.cli.admin.session import expand, session_of
+from api.cli.admin.session import path_of, session_of
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
 from api.cli.kit.shared_arguments import TOPIC_HELP
@@ -71,7 +71,7 @@ def _path(topic: str | None, namespace: str | None, broker: bool, name: str | No
         )
     scope = BROKERS if broker else TOPIC if namespace is None else NAMESPACE
     path = f"{scope}/policies" if name is None else f"{scope}/policies/{{name}}"
-    return expand(path, topic=topic, namespace=namespace, name=name)
+    return path_of(path, topic=topic, namespace=namespace, name=name)
 
 
 COMMANDS: Mapping[str, Command] = {"get": get_policies, "set": set_policies, "remove": remove_policies}

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.session import expand, session_of
+from api.cli.admin.session import path_of, session_of
 from api.cli.kit.shared_arguments import Run, TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
@@ -100,7 +100,7 @@ def request(
             else:
                 body = values[name]
         admin = session_of(context)
-        expanded = expand(path, **values)
+        expanded = path_of(path, **values)
         if text:
             admin.show(admin.service.ask(method, expanded, parameters_sent).text.strip())
             return

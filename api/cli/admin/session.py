@@ -70,7 +70,7 @@ def session_of(context: typer.Context) -> Session:
     return obj
 
 
-def expand(template: str, **values: object) -> str:
+def path_of(template: str, **values: object) -> str:
     """Return a template such as `/admin/v2/persistent/{topic}/stats` as the path of a request. Each value is encoded.
 
     `topic` becomes tenant, namespace and topic; `namespace` tenant and namespace; any other value is one part.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Tenant, delete, get, option, post, put
-from api.cli.admin.session import expand, session_of, split_names
+from api.cli.admin.session import path_of, session_of, split_names
 
 _TENANTS = "/admin/v2/tenants"
 _CLUSTERS = "/admin/v2/clusters"
@@ -26,14 +26,14 @@ def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
     admin = session_of(context)
     allowed = split_names(clusters) or admin.service.get(_CLUSTERS)
     body = {"adminRoles": split_names(roles), "allowedClusters": allowed}
-    admin.service.request("PUT", expand(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
+    admin.service.request("PUT", path_of(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
     admin.done(f"tenant {tenant} created")
 
 
 def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
     """Change a tenant; options that are not given keep their values."""
     admin = session_of(context)
-    path = expand(f"{_TENANTS}/{{tenant}}", tenant=tenant)
+    path = path_of(f"{_TENANTS}/{{tenant}}", tenant=tenant)
     before = admin.service.get(path)
     body = {
         "adminRoles": before.get("adminRoles", []) if roles is None else split_names(roles),
@@ -48,7 +48,7 @@ def list_brokers(
 ) -> None:
     """List the service processes that are alive."""
     admin = session_of(context)
-    admin.show(admin.service.get(BROKERS if cluster is None else expand(f"{BROKERS}/{{cluster}}", cluster=cluster)))
+    admin.show(admin.service.get(BROKERS if cluster is None else path_of(f"{BROKERS}/{{cluster}}", cluster=cluster)))
 
 
 def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Command]:

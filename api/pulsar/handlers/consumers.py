@@ -107,6 +107,11 @@ def flow(session: Session, request: requests.Flow) -> None:
 
 
 def ack(session: Session, request: requests.Ack) -> None:
+    """Acknowledge entries; those of a consumer that the session does not have are ignored.
+
+    A request of more than `ACKS_AT_ONCE` entries is executed in parts, and holds later requests back until it has
+    ended.
+    """
     connected = session.consumers.get(request.consumer_id)
     if connected is None:
         return
@@ -204,6 +209,7 @@ def _refused_ack(consumer: Consumer, request: requests.Ack) -> Refused | None:
 
 
 def redeliver(session: Session, request: requests.RedeliverUnacknowledgedMessages) -> None:
+    """Deliver entries again; those of a consumer that the session does not have are ignored."""
     connected = session.consumers.get(request.consumer_id)
     if connected is None:
         return
@@ -213,6 +219,7 @@ def redeliver(session: Session, request: requests.RedeliverUnacknowledgedMessage
 
 
 def unsubscribe(session: Session, request: requests.Unsubscribe) -> Work:
+    """Delete the consumer's subscription. Raise Refused if it has other consumers, unless the request has `force`."""
     connected = _connected(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
     if len(subscription.consumers) > 1 and not request.force:
@@ -231,6 +238,7 @@ def unsubscribe(session: Session, request: requests.Unsubscribe) -> Work:
 
 
 def seek(session: Session, request: requests.Seek) -> Work:
+    """Move the consumer's subscription to a message, to earliest or latest, or to a publish time."""
     connected = _connected(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
 
@@ -250,6 +258,7 @@ def seek(session: Session, request: requests.Seek) -> Work:
 
 
 def close(session: Session, request: requests.CloseConsumer) -> None:
+    """Remove a consumer, or cancel its creation. A consumer that the session does not have is a success."""
     connected = session.consumers.get(request.consumer_id)
 
     async def respond() -> responses.Success:

@@ -14,6 +14,10 @@ from storage.model import TopicName
 
 
 async def look_up(session: Session, request: requests.Lookup) -> responses.LookupResponse:
+    """Return the URLs of the service that owns the topic; of this service if none does.
+
+    Raise Refused for another listener name, and if the owner does not speak Pulsar's protocol.
+    """
     name = await _topic(session, request)
     if request.advertised_listener_name:
         raise Refused(
@@ -37,6 +41,7 @@ async def look_up(session: Session, request: requests.Lookup) -> responses.Looku
 async def partitioned_metadata(
     session: Session, request: requests.PartitionedMetadata
 ) -> responses.PartitionedMetadataResponse:
+    """Return the number of a topic's partitions; 0 also for a missing topic that the client may create."""
     name = await _topic(session, request)
     create = request.metadata_auto_creation_enabled and session.settings.broker_auto_topic_creation
     partitioned = await session.identity.threads[WaitsFor.DATABASE].run(
@@ -62,6 +67,7 @@ async def list_topics(
 
 
 async def watch(session: Session, request: requests.WatchTopicList) -> responses.WatchTopicListSuccess:
+    """Watch the topics that match a pattern, and return the present ones; NamespaceWatch sends the changes."""
     namespace, pattern, watcher_id = request.namespace, request.topics_pattern, request.watcher_id
     await session.identity.allow_namespace(namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
     session.watchers.reserve(watcher_id)

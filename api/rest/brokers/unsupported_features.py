@@ -25,7 +25,7 @@ from api.http.dependencies import Broker
 from api.http.paths import namespace_name, topic_name
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.rest.models import done, unset
+from api.rest.models import no_content, unset_policy
 from storage.environment import Environment
 
 REFUSAL = "not offered here: {}"
@@ -61,9 +61,9 @@ class UnsupportedRoute:
                 offered = sorted(name for name, other in self.answers.items() if other is not Outcome.REFUSED)
                 raise RestException(405, REFUSAL.format(self.what), {"Allow": ", ".join(offered)})
             case Outcome.DONE:
-                return done()
+                return no_content()
             case Outcome.UNSET:
-                return unset()
+                return unset_policy()
             case value:
                 return JSONResponse(value)
 

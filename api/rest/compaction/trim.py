@@ -21,7 +21,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, reported_as
 from api.http.router import Routes
 from api.reports import trim_document
-from api.rest.models import StrictBody, done
+from api.rest.models import StrictBody, no_content
 
 router = Routes("trim", known_query=True)
 
@@ -62,4 +62,4 @@ def trim_topic(
     before = None if trim.before is None else parse_trim_place(str(trim.before))
     with reported_as(partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"):
         trimmed = compaction.trim(broker, topic, before, dry_run=bool(dry_run), force=trim.force)
-    return done() if dry_run is None else [trim_document(result, words=words) for result in trimmed]
+    return no_content() if dry_run is None else [trim_document(result, words=words) for result in trimmed]

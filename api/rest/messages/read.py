@@ -125,7 +125,7 @@ async def read_messages(
     if is_empty and deadline > broker.environment.clock.now_ms():
         polls = context_of(request).polls
         changes = polls.changes(source.record.id, deadline, request.is_disconnected)
-        with polls.turn(caller_of(request).name):
+        with polls.counted_wait(caller_of(request).name):
             async with aclosing(changes):
                 async for _ in changes:
                     try:

@@ -179,7 +179,7 @@ def full(scene: Scene, topic: str) -> None:
 
 def polling(scene: Scene, caller: str) -> None:
     """Let a read of a caller wait for messages."""
-    turn = scene.served.context.polls.turn(caller)
+    turn = scene.served.context.polls.counted_wait(caller)
     turn.__enter__()
     scene.stack.append(lambda: turn.__exit__(None, None, None))
 

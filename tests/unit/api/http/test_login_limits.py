@@ -10,7 +10,7 @@ import pytest
 
 from api.http.access import LOGIN, LOGOUT, Caller
 from api.http.limits import RequestLimiter
-from api.http.login_limits import BODY_BYTES, PLACES, PLACES_OF_ADDRESS, bounded
+from api.http.login_limits import BODY_BYTES, PLACES, PLACES_OF_ADDRESS, bounded_body
 from api.http.problems import RestException
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
@@ -46,7 +46,7 @@ async def read(receive: Callable[[], Awaitable[Any]]) -> int:
 @pytest.mark.parametrize("size", [0, BODY_BYTES])
 @in_event_loop
 async def test_a_small_body_is_read(size: int) -> None:
-    assert await read(bounded(receiver(part(size, more=True), part(0)))) == size
+    assert await read(bounded_body(receiver(part(size, more=True), part(0)))) == size
 
 
 @in_event_loop
@@ -56,7 +56,7 @@ async def test_a_body_has_a_bound_of_bytes_and_of_seconds() -> None:
         ((part(1, more=True),), 0.0, 408),
     ):
         with pytest.raises(RestException) as refused:
-            await read(bounded(receiver(*messages), seconds))
+            await read(bounded_body(receiver(*messages), seconds))
         assert refused.value.status_code == status
 
 

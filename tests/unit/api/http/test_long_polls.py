@@ -101,12 +101,12 @@ async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
 
 def test_one_caller_has_so_many_reads_that_wait_and_others_have_theirs(bench: Workbench) -> None:
     polls = polls_of(bench, limit=2)
-    with polls.turn("a"), polls.turn("a"), polls.turn("b"):
+    with polls.counted_wait("a"), polls.counted_wait("a"), polls.counted_wait("b"):
         with (
             pytest.raises(RestException, match=r"2 reads of a wait .* limits.waiting-polls") as refused,
-            polls.turn("a"),
+            polls.counted_wait("a"),
         ):
             pass
         assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
-    with polls.turn("a"), polls.turn("a"):
+    with polls.counted_wait("a"), polls.counted_wait("a"):
         pass

@@ -59,7 +59,7 @@ class Client(asyncio.Transport):
         self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
         context = SimpleNamespace(
-            access=SimpleNamespace(verifier=None, asks_sql=lambda *_: False, require=lambda *_: None),
+            access=SimpleNamespace(verifier=None, needs_sql=lambda *_: False, require=lambda *_: None),
             settings=Settings(),
             max_message_size=5 << 20,
             clock=topic.clock,
