@@ -49,9 +49,11 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
 
 @contextmanager
 def open_for_writing(settings: Settings) -> Iterator[Environment]:
-    """Open the environment for a writer. Raises Misconfigured unless the store is the database's.
+    """Open the environment for a writer, as `open_environment` does. Raises Misconfigured unless the store belongs to
+    the database.
 
-    One small GET. A store that is unavailable now is checked again before the first write to it: appends need no store.
+    This costs one small GET. A store that is unavailable now is checked again before the first write to it: appends
+    need no store.
     """
     with open_environment(settings) as environment:
         from storage.store_identity import StoreIdentity
@@ -89,7 +91,7 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
 
 
 def open_metadata(settings: Settings) -> MetadataStore:
-    """Open the database, whatever its schema version."""
+    """Open the database, whatever its schema version. The caller closes it. Raises Misconfigured."""
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
@@ -100,7 +102,7 @@ def open_metadata(settings: Settings) -> MetadataStore:
 
 
 def open_object_store(settings: Settings) -> ObjectStore:
-    """Open the object store."""
+    """Open the object store. The caller closes it. Raises Misconfigured."""
     from storage.objects.interface import StoreLocation
     from storage.objects.registry import open_store
 

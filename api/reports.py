@@ -33,7 +33,8 @@ _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?):/
 
 
 def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]:
-    """Return a document with the fields of `shape`: `others`, and the record's attributes of the same names."""
+    """Return a document with the fields of the class `shape`: from `others`, else the record's attributes of the same
+    names."""
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
@@ -94,21 +95,27 @@ def scheduler_document(scheduler: SchedulerState, now: int, words: Words | None)
 
 
 def shown_statistics(run: RunRecord, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
-    """Return the statistics of a run, with its `tail_left` as one text."""
+    """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
     left = run.tail_left
     others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
     return others | ({TAIL_LEFT: shown_error(left, words=words)} if left else {})
 
 
 def shown_error(error: ErrorText, *, words: Words | None = OPERATOR_WORDS) -> str | None:
-    """Return an error as documents show it, without secrets; None: there is none."""
+    """Return an error as documents show it, without secrets; None: `error` is empty.
+
+    `words` None: for a reader who is no operator, without advice and URLs.
+    """
     if not error:
         return None
-    return redacted(error.worded(words)) if words is not None else excerpt(without_places(error.summary))
+    return redacted(error.worded(words)) if words is not None else excerpt(without_urls(error.summary))
 
 
-def without_places(text: str) -> str:
-    """Return a text without URLs: an error that an older version stored does not mark which part is public."""
+def without_urls(text: str) -> str:
+    """Return a text with `…` in place of each URL.
+
+    An error that an older version stored does not mark which part is public.
+    """
     return _LOCATION.sub("…", text)
 
 

@@ -52,7 +52,7 @@ collected."""
 
 
 def serve(settings: Settings) -> None:
-    """Serve until a signal. Raises Misconfigured and Unavailable before it serves."""
+    """Run a service until SIGTERM or SIGINT. Raises Misconfigured and Unavailable before it answers requests."""
     check_exposure(settings)
     check_tls(settings)
     check_parts(settings)
@@ -96,7 +96,10 @@ def serve_app(
     on_signal: Callable[[], object],
     gateway: PulsarServer | None = None,
 ) -> None:
-    """Answer requests on a bound socket, and the clients of the gateway, until a signal."""
+    """Answer requests on a bound socket, and the clients of `gateway`, until a signal; then shut down in order.
+
+    `on_signal`: called at each signal. `gateway` None: Pulsar's protocol is not served.
+    """
     import uvicorn
 
     log_throttle = LogThrottle(SystemClock(), LOG)
@@ -183,7 +186,8 @@ def serve_app(
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise Misconfigured if other machines can reach a service without access control, or if its keys are missing."""
+    """Raise Misconfigured if other machines can reach a service without access control, or if access control has no
+    key to check tokens with."""
     if settings.access_control:
         if not (settings.auth_token_secret_key or settings.auth_token_public_key or settings.auth_jwks_file):
             raise Misconfigured(
@@ -205,7 +209,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_tls(settings: Settings) -> None:
-    """Raise Misconfigured unless certificate, key and further authorities are usable."""
+    """Raise Misconfigured unless certificate, key and further authorities are usable and the TLS settings agree."""
     if settings.tls_ca:
         try:
             ssl.create_default_context(cafile=settings.tls_ca)
@@ -235,9 +239,10 @@ def check_tls(settings: Settings) -> None:
 
 
 def check_parts(settings: Settings) -> None:
-    """Check settings that would otherwise fail much later: Spark's master, the advertised URL, the log directory.
+    """Raise Misconfigured for settings that would fail much later: Spark's master, the advertised URL, the log
+    directory.
 
-    Spark's cluster need not answer yet. Raises Misconfigured.
+    Spark's cluster need not answer yet. Creates the log directory, and the data directory if the log is in it.
     """
     if settings.spark_master != "in-process":  # IN_PROCESS of compactor.engines.engine, which is not imported yet
         from compactor.engines.cluster import check_master
@@ -268,7 +273,8 @@ def check_parts(settings: Settings) -> None:
 
 
 def exposed_folders(settings: Settings) -> list[str]:
-    """Return a warning for each of the service's folders of messages that any user of the machine may read."""
+    """Return a warning for each folder of the service that contains messages and that any user of the machine may
+    read."""
     store = urlsplit(settings.store_url)
     folders = {settings.data_directory, settings.log_directory}
     folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()

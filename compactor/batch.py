@@ -83,7 +83,7 @@ class StallDetector:
         """Start the time of a new job."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
-    def moved(self, ended: int) -> None:
+    def note_ended(self, ended: int) -> None:
         """Note the number of finished tasks of the job."""
         if ended != self._ended:
             self._ended, self._since = ended, self._clock.now_ms()
@@ -270,14 +270,14 @@ class BatchRunner:
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
         def on_done(tasks: int) -> None:
-            self.stall_detector.moved(tasks)
+            self.stall_detector.note_ended(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(costs))
             self.progress.done(tasks)
 
         self.stall_detector.begin()
         try:
-            outcomes = self.engine.run(len(costs), together(works), on_done, costs)
+            outcomes = self.engine.run(len(costs), join_task_sets(works), on_done, costs)
         except CompactorError as error:
             return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:
@@ -338,7 +338,7 @@ class BatchRunner:
             error.add_note(f"and the failure could not be recorded: {second}")
 
 
-def together(works: Sequence[TaskSet]) -> TaskInputs:
+def join_task_sets(works: Sequence[TaskSet]) -> TaskInputs:
     """Return the tasks of several task sets as one sequence. Each input travels with its task only."""
     if len(works) == 1:
         return TaskInputs(works[0].task, works[0].inputs)

@@ -43,9 +43,9 @@ from compactor.run.plan import (
     RunPolicies,
     Sizing,
     expected_totals,
-    located,
+    row_sets_by_source,
 )
-from compactor.run.run_output import PlannedRun, RunOutput, check_objects
+from compactor.run.run_output import RunAfterPhaseOne, RunOutput, check_objects
 from storage.clock import Clock
 from storage.environment import Environment
 from storage.errors import CompactorError, Conflict, DataLoss, ErrorText, Fenced
@@ -135,7 +135,7 @@ class TwoPhaseCompactor:
         return batch.run(topics, lambda name: self.claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
-        """Return what a run would keep, drop and write (run_output.PlannedRun.estimate).
+        """Return what a run would keep, drop and write (run_output.RunAfterPhaseOne.estimate).
 
         It runs phase one and deletes the objects of that again. It claims no run, so it may run beside a compaction.
         Its own attempt protects its objects from garbage collection.
@@ -172,8 +172,8 @@ class TwoPhaseCompactor:
                     done = self.engine.run(len(work.costs), task, self.progress.done, work.costs)
                     work = steps.send(answers(done))
         except StopIteration as stop:
-            planned: PlannedRun = stop.value
-            return planned.estimate()
+            phase_one: RunAfterPhaseOne = stop.value
+            return phase_one.estimate()
         finally:
             self.progress.end()
 
@@ -228,8 +228,8 @@ class TwoPhaseCompactor:
             return self.environment.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
         run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=statistics)
         with self._not_lost(snapshot, run):
-            planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-            output = yield from self._carry_out(planned)
+            phase_one = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+            output = yield from self._carry_out(phase_one)
         timer.lap("phase_two")
         output.check()
         manifest = output.manifest(
@@ -245,7 +245,7 @@ class TwoPhaseCompactor:
         timer.lap("verify")
 
         run = self._publish(snapshot, run, output, manifest, timer, self._retry(run, tail_error))
-        self._clean_up(planned.ranges)
+        self._clean_up(phase_one.ranges)
         return run
 
     @contextmanager
@@ -273,7 +273,7 @@ class TwoPhaseCompactor:
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
-    ) -> Generator[TaskSet, list[Any], PlannedRun]:
+    ) -> Generator[TaskSet, list[Any], RunAfterPhaseOne]:
         """Run scan, phase one and layout. They write row sets and an index level, which nothing references."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
@@ -309,23 +309,23 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.PHASE_ONE_DONE)
         timer.lap("phase_one")
 
-        row_sets = located(ranges)
+        row_sets = row_sets_by_source(ranges)
         expected = expected_totals(plan, row_sets)
         layout = lay_out(plan, row_sets, expected, self._sizing)
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
-        return PlannedRun(plan, previous, scanned, ranges, expected, layout)
+        return RunAfterPhaseOne(plan, previous, scanned, ranges, expected, layout)
 
-    def _carry_out(self, planned: PlannedRun) -> Generator[TaskSet, list[Any], RunOutput]:
+    def _carry_out(self, phase_one: RunAfterPhaseOne) -> Generator[TaskSet, list[Any], RunOutput]:
         """Run phase two. It writes parts and bitmaps, which nothing references."""
-        plan, layout = planned.plan, planned.layout
+        plan, layout = phase_one.plan, phase_one.layout
         results: list[PartTaskResult | DeletedRowsTaskResult] = []
         if layout.tasks:
-            survivors = sum(totals.count for totals in planned.expected.values())
+            survivors = sum(totals.count for totals in phase_one.expected.values())
             costs = layout.costs(plan)
             results = yield TaskSet("phase two", partial(run_task, plan), layout.tasks, costs, survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
         return RunOutput(
-            planned,
+            phase_one,
             [result for result in results if isinstance(result, PartTaskResult)],
             [result for result in results if isinstance(result, DeletedRowsTaskResult)],
         )
@@ -405,9 +405,9 @@ def nothing_new(
 
     False for a lost manifest: a run reports that (R8).
     """
-    if not run_input.nothing_new(snapshot, policies, clock.now_ms()):
+    if not run_input.is_unchanged(snapshot, policies, clock.now_ms()):
         return False
-    if snapshot.compacted is None or not run_input.goes_by_time(snapshot, policies):
+    if snapshot.compacted is None or not run_input.depends_on_time(snapshot, policies):
         return True
     floor = _cursor_floor(metadata, snapshot.topic.id, policies)
     try:

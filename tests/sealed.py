@@ -23,9 +23,9 @@ from compactor.run.plan import (
     Sizing,
     Source,
     expected_totals,
-    located,
+    row_sets_by_source,
 )
-from compactor.run.run_output import PlannedRun, RunOutput, check_objects
+from compactor.run.run_output import RunAfterPhaseOne, RunOutput, check_objects
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
@@ -111,7 +111,7 @@ def decide(
     hasher: KeyHasher | None = None,
     cursor_floor: int | None = None,
     merged: int | None = None,
-) -> PlannedRun:
+) -> RunAfterPhaseOne:
     """A run up to its layout, as two_phase.py does it; `merged`: that many levels, not as many as it would."""
     snapshot = snapshot_of(ledgers, previous)
     plan = run_input.first_plan(
@@ -133,16 +133,16 @@ def decide(
     if merged is not None:
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
-    by_source = located(ranges)
+    by_source = row_sets_by_source(ranges)
     remaining = expected_totals(plan, by_source)
-    return PlannedRun(plan, previous, scanned, ranges, remaining, lay_out(plan, by_source, remaining, sizing))
+    return RunAfterPhaseOne(plan, previous, scanned, ranges, remaining, lay_out(plan, by_source, remaining, sizing))
 
 
-def carry_out(planned: PlannedRun) -> RunOutput:
+def carry_out(phase_one: RunAfterPhaseOne) -> RunOutput:
     """Phase two of a run."""
-    results = [run_task(planned.plan, task) for task in planned.layout.tasks]
+    results = [run_task(phase_one.plan, task) for task in phase_one.layout.tasks]
     return RunOutput(
-        planned,
+        phase_one,
         [result for result in results if isinstance(result, PartTaskResult)],
         [result for result in results if isinstance(result, DeletedRowsTaskResult)],
     )
@@ -151,7 +151,7 @@ def carry_out(planned: PlannedRun) -> RunOutput:
 def manifest_of(store: ObjectStore, output: RunOutput) -> Manifest:
     """Return the checked result of a run, as the next run's previous ledger."""
     output.check()
-    plan, previous = output.planned.plan, output.planned.previous
+    plan, previous = output.phase_one.plan, output.phase_one.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
     manifest = output.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)

@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
-    """Return the loop, not started."""
+    """Return the control loop of a service, not started, with the engines of its Spark master."""
     return ControlLoop(
         environment,
         _engines(settings),
@@ -27,7 +27,7 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
 
 
 def loop_settings(settings: Settings) -> ControlLoopSettings:
-    """Return the control loop's part of the settings; the worker slots share the limits of bytes a second."""
+    """Return the settings of the control loop. The limits of bytes a second are divided among the worker slots."""
     slots = settings.compaction_max_runs
     rates = RateLimits(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return ControlLoopSettings(

@@ -33,12 +33,12 @@ POLL_SECONDS = 1.0
 QUOTA_CHECK_MS = 60_000
 """How often backlogs are compared with their quotas, at least (Pulsar's backlogQuotaCheckIntervalInSeconds)."""
 AWAY_RETRY_MS = 5_000
-"""How soon a store that was away is tried again."""
+"""How soon a store that was unavailable is tried again."""
 _log = logging.getLogger(__name__)
 
 
 class MaintenanceLoop:
-    """A context manager for as long as the service runs. `wake`: something was rolled; called from any thread."""
+    """The maintenance of one service, which runs inside this context manager."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class MaintenanceLoop:
         leads: Callable[[], bool],
         served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None,
     ) -> None:
-        """`leads`: whether this process does the leader's part of the maintenance. `served`: as `BacklogLimits` has."""
+        """`leads`: returns whether this process leads, and so runs the leader's tasks. `served`: as in
+        `BacklogLimits`."""
         self._environment = environment
         self._store_trial: StoreTrial | None = store_trial(settings, environment)
         self._store_tried_at: int | None = None
@@ -81,13 +82,16 @@ class MaintenanceLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop after the present topic."""
+        """Stop after the present topic, and end the sealing process."""
         self._stop.set()
         self._thread.join()
         self._sealer.__exit__()
 
     def wake(self) -> None:
-        """Seal what was rolled. Raise nothing: the writer has rolled, and this is tried again."""
+        """Start the sealing process, unless it runs: a segment was rolled. Callable from any thread.
+
+        Raises nothing: an error is logged, and the loop tries again.
+        """
         try:
             if not self._stop.is_set() and self._store_trial is None:
                 self._sealer.wake()
@@ -109,7 +113,10 @@ class MaintenanceLoop:
                 return
 
     def try_store(self) -> None:
-        """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes."""
+        """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes.
+
+        Raises nothing: a failed trial is logged and repeated later.
+        """
         now = self._environment.clock.now_ms()
         if self._store_trial is None or not is_due(self._store_tried_at, self._store_retry_ms, now):
             return

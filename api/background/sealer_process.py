@@ -30,16 +30,18 @@ from storage.model import LedgerRecord, TopicName
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
-"""How often it checks whether something was rolled, or a file's time is over."""
+"""How often the process checks whether a segment was rolled, or a file is due for removal."""
 RETRY_SECONDS = 30.0
-"""When it looks again after something went wrong: what is damaged is not read every second."""
+"""Delay after an error, so that a damaged segment is not read every second."""
 
 
 class BackgroundSealer:
-    """A context manager; `wake` starts the process, the end of the context lets it finish what it is at.
+    """The process that seals rolled segments, as a context manager.
 
-    `name` None: all topics that have segments in the log directory. `say`: takes errors as text for a person, and can
-    be pickled; None: they are logged.
+    `wake` starts the process. The end of the context waits until the process has sealed the rolled segments and ended.
+
+    `name`: the topic; None: all topics that have segments in the log directory. `say`: receives each error as text for
+    a person, and can be pickled; None: errors are logged.
     """
 
     def __init__(self, settings: Settings, name: TopicName | None, say: Callable[[str], object] | None = None) -> None:
@@ -56,7 +58,8 @@ class BackgroundSealer:
         return self
 
     def wake(self) -> None:
-        """Seal what was rolled. Called from any thread. Raise OSError if no process can be started now."""
+        """Start the process, unless it runs. Callable from any thread. Raises OSError if no process can be started
+        now."""
         with self._lock:
             if self._process is not None and self._process.is_alive():
                 return
@@ -87,10 +90,11 @@ class BackgroundSealer:
 def seal_until(
     settings: Settings, name: str | None, stop: Connection, say: Callable[[str], object] | None = None
 ) -> None:
-    """Seal and sweep until the other end of `stop` is closed, and once more then, if the writer lives.
+    """Seal rolled segments until the other end of `stop` is closed; then seal the rest, if the writer lives.
 
-    An error is passed to `say`, or logged, once, and the work is tried again. `name` None: of all topics in the log
-    directory, for a service, whose log it writes.
+    The main function of the process. `name`: the topic, whose old files are removed, too; None: all topics of the log
+    directory, for a service, to whose log the process writes. `say`: as in `BackgroundSealer`. The work is tried again
+    after an error; a repeated error is reported once.
     """
     if name is None:
         logs.configure(settings)
@@ -110,8 +114,11 @@ def seal_until(
 
 
 class Sealing:
-    """Work of the process. Topics take turns, a segment each, so a topic with many segments holds up no other; a topic
-    that failed waits for `RETRY_SECONDS`."""
+    """The sealing of segments inside the process.
+
+    Topics take turns, a segment each, so a topic with many segments delays no other. A topic that failed waits for
+    `RETRY_SECONDS`. `writer_lives`: returns whether the writer's process lives; otherwise no segment is sealed.
+    """
 
     def __init__(self, environment: Environment, writer_lives: Callable[[], bool]) -> None:
         self._environment = environment
@@ -122,7 +129,10 @@ class Sealing:
         """Topics that have had a turn and may have more to seal."""
 
     def until(self, stop: Connection, seal: Callable[[bool], bool], report: _Once) -> None:
-        """Call `seal` until the other end of `stop` is closed. It gets True then, and returns whether more may wait."""
+        """Call `seal` repeatedly until the other end of `stop` is closed, and then until it has sealed everything.
+
+        `seal`: gets True after the end of `stop`; returns whether more may wait. `report` gets the errors of `seal`.
+        """
         wait, last = POLL_SECONDS, False
         while not last:
             last = stop.poll(wait)
@@ -136,7 +146,7 @@ class Sealing:
                 wait = RETRY_SECONDS
 
     def seal_and_sweep(self, topic: TopicRecord) -> bool:
-        """Seal what of the topic is rolled, and sweep its files; False: nothing is left."""
+        """Seal all rolled segments of a topic, and remove its old files. Return False: nothing is left to seal."""
         while self._seal_next(topic):
             pass
         if self._writer_lives():
@@ -146,7 +156,8 @@ class Sealing:
     def seal_all(self, last: bool) -> bool:
         """Seal a segment of each topic with a rolled segment in this log directory. Return whether more may wait.
 
-        `last`: also try topics that failed before. The service's maintenance sweeps files.
+        `last`: also try topics that failed less than `RETRY_SECONDS` ago. It removes no files: the service's
+        maintenance does. Errors of a topic are logged.
         """
         log_uid = self._environment.log.known_uid
         if log_uid is None:

@@ -52,7 +52,7 @@ class Broker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start what runs by itself; at the end, stop it in the opposite order, after the work under way."""
+        """Start the background work; at the end of the context, finish active work and stop in the opposite order."""
         with ExitStack() as started:
             started.enter_context(self.maintenance)
             started.enter_context(self.leases)

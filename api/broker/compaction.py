@@ -81,15 +81,15 @@ def trigger(broker: Broker, name: TopicName, by: str) -> None:
 
 
 def status(environment: Environment, name: TopicName) -> StatusAndError:
-    """Return the status of compaction, `summed` over the partitions of a partitioned topic. Raise TopicNotFound."""
+    """Return the status of a topic's compaction, or the `combined_status` of its partitions. Raise TopicNotFound."""
     records = names.topics(environment, name)
-    return summed({record.name: compaction_status(environment.metadata, record.id) for record in records})
+    return combined_status({record.name: compaction_status(environment.metadata, record.id) for record in records})
 
 
-def summed(states: Mapping[TopicName, StatusAndError]) -> StatusAndError:
-    """Return the status of several topics as one: RUNNING if any topic has it, else ERROR, else NOT_RUN, else SUCCESS.
+def combined_status(states: Mapping[TopicName, StatusAndError]) -> StatusAndError:
+    """Return the status of several topics, at least one, as one: the first of RUNNING, ERROR, NOT_RUN that a topic has.
 
-    If there are several topics, the error names those that failed.
+    If no topic has one of these: SUCCESS. If there are several topics, the error names those that failed.
     """
     if len(states) == 1:
         return next(iter(states.values()))
@@ -106,7 +106,7 @@ def runs(
 ) -> list[tuple[TopicName, RunRecord]]:
     """Return at most `limit` runs with their topics, the newest first: of a topic, of all partitions, or of all topics.
 
-    `state`: only runs in this state. Raise TopicNotFound.
+    `name`: a topic or a partitioned topic; None: all topics. `state`: only runs in this state. Raise TopicNotFound.
     """
     topic_ids = None if name is None else [record.id for record in names.topics(environment, name)]
     return environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state)
@@ -141,20 +141,26 @@ def controls(environment: Environment, name: TopicName) -> list[TopicControl]:
 
 
 def pause(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """End the run of a topic, and start none until it is resumed as many times as it was paused (S5).
+    """End the run and the request of a topic; start no run until it is resumed as often as it was paused (S5).
 
-    All partitions are paused, or none. Raise TopicNotFound.
+    All partitions are paused, or none. Return their controls afterwards. Raise TopicNotFound.
     """
     return _change_control(environment, name, environment.metadata.compaction_control.pause)
 
 
 def resume(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """Undo one pause of each paused partition, or of none. Raise TopicNotFound, Conflict if no partition is paused."""
+    """Undo one pause of a topic, or of each paused partition, all or nothing. Return the controls afterwards.
+
+    Raise TopicNotFound; Conflict if none is paused, or if a run that a pause aborted has not stopped yet.
+    """
     return _change_control(environment, name, environment.metadata.compaction_control.resume)
 
 
 def abort(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """End the run of a topic, and drop its request; later requests are executed. Raise TopicNotFound, Conflict."""
+    """End the run, the request and the retry of a topic, or of all partitions or none; later requests are executed.
+
+    Return the controls afterwards. Raise TopicNotFound, Conflict.
+    """
     return _change_control(environment, name, environment.metadata.compaction_control.abort)
 
 
@@ -209,7 +215,7 @@ def collect_garbage(
 
 
 def verify(broker: Broker, name: TopicName) -> list[Report]:
-    """Derive the compacted ledger of a topic, or of each partition, again, and report every difference.
+    """Derive the compacted ledger of a topic, or of each partition, again. Return a report of the differences for each.
 
     Changes nothing. Raise TopicNotFound, VerificationBusy while this process verifies another topic, Fenced.
     """

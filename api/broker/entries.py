@@ -48,13 +48,13 @@ def entry_id_of(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check_number(number: int) -> None:
-    """Raise EntryTooFar for the number of an entry to which too many entries would be read."""
+    """Raise EntryTooFar for the number of an entry above `MOST_ENTRIES`: all entries before it would be read."""
     if number > MOST_ENTRIES:
         raise EntryTooFar(MOST_ENTRIES)
 
 
 def nth(source: Iterator[Entry], number: int, topic: Topic) -> Entry:
-    """Return the entry with a number, counted from 1, of those that `source` yields. Raise MissingEntry."""
+    """Return the entry number `number` of `source`, counted from 1. Raise MissingEntry, which names `topic`."""
     entry = next(islice(source, number - 1, None), None)
     if entry is None:
         raise MissingEntry(topic.name, f"entry {number}")
@@ -62,7 +62,7 @@ def nth(source: Iterator[Entry], number: int, topic: Topic) -> Entry:
 
 
 def with_id(topic: Topic, ledger_id: int, entry_id: int) -> Entry:
-    """Return the entry with an id. Raise MissingEntry."""
+    """Return the raw entry with an id. Raise MissingEntry, and what `entries` raises."""
     try:
         entry = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
     except OffsetOutOfRange as error:

@@ -2,7 +2,7 @@
 
 Keys are hashed as Pulsar does (Murmur3_32Hash): MurmurHash3 x86 of 32 bits, seed 0, without its sign. For a partition
 the hash is of the key's text in UTF-8; of a key of other bytes, of their base64, as Pulsar's clients keep it. So a
-message meets those of its key that a client with `hashingScheme(HashingScheme.Murmur3_32Hash)` has sent.
+message gets the partition that a client with `hashingScheme(HashingScheme.Murmur3_32Hash)` chooses for the same key.
 """
 
 from __future__ import annotations

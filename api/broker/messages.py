@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from storage.positions import ContinuationToken
 
 MessageAge = tuple[int, int, int]
-"""The order of a key's messages in several partitions; the largest is that of the newest message."""
+"""A sort key for the messages of one key in several partitions: the newest message has the largest one."""
 
 
 @dataclass(frozen=True)
 class NewMessage:
     """A message to append.
 
-    `publish_time`: in milliseconds; None: now. `partition`: of a partitioned topic, instead of the key's. `context`:
-    the caller's own text for the result.
+    `event_time`, `publish_time`: milliseconds since the Unix epoch; None: no event time; published now. `partition`:
+    the number of a partition, instead of the one that the key selects. `context`: the caller's own text for the result.
     """
 
     key: bytes | None
@@ -81,10 +81,10 @@ def writable_topic(broker: Broker, name: TopicName) -> TopicRecord:
 def assign(
     broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
 ) -> Mapping[int, Sequence[int]]:
-    """Return the places in `messages` of the messages for each record, by the record's index in `records`, in order.
+    """Assign each message to a topic of `records`; return indexes in `messages`, ascending, by index in `records`.
 
-    Messages without a key go to the existing partitions in turn. Raise InvalidInput for a partition that the topic
-    never had.
+    `records`: as `topic_or_partitions` returns them. Messages without a key go to the existing partitions in turn.
+    Raise InvalidInput for a partition that the topic never had.
     """
     existing = [number for number, record in enumerate(records) if record is not None]
     places: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ def assign(
 
 
 def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[Answer]:
-    """Append messages to a topic, each as an entry of its own; return the position, or the error, of each.
+    """Append messages to a topic, each as an entry of its own; return an AppendResult or an error for each, in order.
 
     Raise NotTheOwner, WriterElsewhere, NoLogOwner, LeaseHeld, StorageFull, Unavailable, BacklogQuotaExceeded; then
     nothing was appended.
@@ -149,8 +149,8 @@ def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:
 def open_for_reading(broker: Broker, name: TopicName, state: ContinuationToken) -> Topic:
     """Return the topic if this service can read it from a position on.
 
-    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if `state` names a compacted ledger that
-    the topic never had.
+    `state`: the position. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if `state` names
+    a compacted ledger that the topic never had.
     """
     environment = broker.environment
     record = names.unpartitioned(environment, name)
@@ -165,9 +165,10 @@ def open_for_reading(broker: Broker, name: TopicName, state: ContinuationToken) 
 
 
 def last_id(broker: Broker, name: TopicName, read_compacted: bool) -> tuple[MessageId, int]:
-    """Return the id of the last message that a reader gets, and the size of its batch; 0: it is in no batch.
+    """Return the id of the last message that a reader gets, and the messages of its batch; 0: it is in no batch.
 
-    The id is EARLIEST if the topic has no message (R6). Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner.
+    `read_compacted`: of a compacted read. The id is EARLIEST if the topic has no message (R6). Raise
+    PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
     topic = _topic(broker, name)
     last = topic.last_message_id(read_compacted)
@@ -179,7 +180,7 @@ def last_id(broker: Broker, name: TopicName, read_compacted: bool) -> tuple[Mess
 
 
 def first_id_since(broker: Broker, name: TopicName, milliseconds: int) -> MessageId:
-    """Return the id of the first message, compacted or raw, that was published at a time or later.
+    """Return the id of the first message, compacted or raw, that was published at `milliseconds` (Unix epoch) or later.
 
     Without such a message, return the id of the entry after the last one; EARLIEST if the topic has no message. Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner.
@@ -207,8 +208,11 @@ def nth_entry(broker: Broker, name: TopicName, number: int) -> Entry:
 
 
 def entry_before_end(broker: Broker, name: TopicName, messages: int) -> Entry:
-    """Return the raw entry with the message of that number, counted from 1 at the last one; the first entry if there
-    are fewer. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry."""
+    """Return the raw entry that holds message number `messages`, counted from 1 at the last message backward.
+
+    If the topic has fewer messages, return its first entry. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
+    MissingEntry.
+    """
     topic = _topic(broker, name)
     reader = topic.snapshot_reader()
     position = topic.locate(max(reader.end - messages, reader.first_offset))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from api.broker.refusals import (
     MissingNamespace,
     MissingPartition,
-    MissingPartitionedTopic,
     MissingTopic,
     NoSuchPartition,
     NotTheOwner,
     PartitionedTopicRefused,
+    PartitionOfMissingTopic,
     PartitionPolicyRefused,
     PartitionWithoutTopic,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def topic(environment: Environment, name: TopicName) -> TopicRecord:
-    """Return the topic, or the partition, of that name. Raise TopicNotFound, also for a partitioned topic."""
+    """Return the topic, or the single partition, of that name. Raise TopicNotFound, also for a partitioned topic."""
     try:
         return environment.metadata.topics.get(name)
     except TopicNotFound as error:
@@ -57,7 +57,7 @@ def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
 
 
 def find_or_create(environment: Environment, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
-    """Return a topic, and whether it was created now; `create`: a missing topic may be created.
+    """Return a topic or partition, and whether this call created it. `create`: a missing topic may be created.
 
     A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingTopic,
     MissingNamespace, PartitionWithoutTopic, NoSuchPartition.
@@ -71,7 +71,9 @@ def find_or_create(environment: Environment, name: TopicName, create: bool) -> t
 
 
 def ensure(environment: Environment, name: TopicName) -> TopicRecord:
-    """Create a topic with its namespace, unless it exists. A partition gets the policies of the others.
+    """Return the record of a topic, which is created with its namespace unless it exists.
+
+    A new partition gets the policies of the others.
 
     Raise PartitionWithoutTopic, NoSuchPartition; Conflict for a partitioned topic.
     """
@@ -82,10 +84,11 @@ def ensure(environment: Environment, name: TopicName) -> TopicRecord:
     return record
 
 
-def owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord | None:
+def other_owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord | None:
     """Return the other service that owns a topic; None: this service owns it, or may claim it.
 
-    `create`: a missing topic may be created. Raise MissingTopic, MissingNamespace, WriterElsewhere, NoLogOwner.
+    Creates nothing. `create`: a missing topic is no error, because its namespace exists and the caller will create it.
+    Raise MissingTopic, MissingNamespace, WriterElsewhere, NoLogOwner.
     """
     environment = broker.environment
     try:
@@ -103,7 +106,7 @@ def owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord | None
 def partitioned_or_new(environment: Environment, name: TopicName, create: bool) -> PartitionedTopic | None:
     """Return a partitioned topic; None: the topic has no partitions, or does not exist and may be created.
 
-    `create`: a missing topic may be created. Raise MissingTopic, MissingNamespace.
+    Creates nothing. `create`: a missing topic may be created later. Raise MissingTopic, MissingNamespace.
     """
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is None:
@@ -170,7 +173,7 @@ def check_not_partitioned(environment: Environment, name: TopicName) -> None:
 
 
 def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRecord]:
-    """Return the existing partitions, in order. Single partitions can be deleted."""
+    """Return the existing partitions, in order; empty: none exists. Single partitions can be deleted."""
     names = partition_names(partitioned)
     records = environment.metadata.topics.named(names)
     return [records[name] for name in names if name in records]
@@ -192,7 +195,7 @@ def partitioned_topic_of(environment: Environment, name: TopicName) -> Partition
 
 
 def partition_names(partitioned: PartitionedTopic) -> list[TopicName]:
-    """Return the names of all partitions, in order."""
+    """Return the names of all partitions, also of deleted ones, in order."""
     return [partitioned.name.of_partition(number) for number in range(partitioned.partitions)]
 
 
@@ -210,9 +213,8 @@ def namespace_of(name: TopicName) -> str:
 
 
 def missing(environment: Environment, name: TopicName) -> MissingTopic:
-    """Return the error for a topic that does not exist; its class tells topics and partitions apart."""
+    """Return the error for a topic that does not exist: MissingTopic, PartitionOfMissingTopic or MissingPartition."""
     if name.whole is None:
         return MissingTopic(name)
-    if environment.metadata.partitions.find(name.whole) is None:
-        return MissingPartitionedTopic(name)
-    return MissingPartition(name)
+    has_topic = environment.metadata.partitions.find(name.whole) is not None
+    return MissingPartition(name) if has_topic else PartitionOfMissingTopic(name)

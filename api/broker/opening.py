@@ -29,7 +29,7 @@ _STORE_SHARE = 0.8
 def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...] = ()) -> Iterator[Broker]:
     """Open a broker, which is not started; its environment is closed at the end of the context.
 
-    `expected_errors`: as `api.broker.threads.Pool` has them. Raises Misconfigured, Unavailable.
+    `expected_errors`: as in `api.broker.threads.Pool`. Raises Misconfigured, Unavailable.
     """
     with open_for_writing(settings) as environment:
         environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))

@@ -29,7 +29,8 @@ from storage.reading.snapshot_reader import may_come_to
 class UnservedLog:
     """A log directory that no live service has, and the topics whose unsealed messages are in it.
 
-    `log_uid` None: the service had written nothing. `service`: the last that had it; None: it left, or was none.
+    `log_uid` None: the service had written nothing. `service`: the last service that used the directory; None: it has
+    left, or no service used it.
     """
 
     log_uid: str | None
@@ -55,7 +56,8 @@ class TopicOwnership:
         self._process = str(Owner.current())
 
     def check_for_writing(self, topic: TopicRecord) -> None:
-        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service writes the topic, or may try to."""
+        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service writes the topic, or may try to open
+        it."""
         if self._is_open(topic):
             return
         segment = self._metadata.segments.find_open(topic.id)
@@ -107,7 +109,7 @@ class TopicOwnership:
                 raise NotTheOwner(live[segment.log_uid], topic)
 
     def is_leased_here(self, topic_id: int) -> bool:
-        """Return whether this process holds the topic's lease: a producer may have opened the topic again."""
+        """Return whether this process holds the topic's lease. The database decides, not the open logs."""
         lease = self._metadata.leases.current(topic_id)
         return lease is not None and self.holds(lease)
 
@@ -116,7 +118,8 @@ class TopicOwnership:
         return same_process(lease.owner, self._process)
 
     def unserved_logs(self) -> list[UnservedLog]:
-        """Return the log directories of services that ended without leaving, and others with unsealed messages."""
+        """Return the log directories that no live service has: of services that ended without leaving, and all others
+        with unsealed messages."""
         uids = [self._log.known_uid, *(item.log_uid for item in self._metadata.services.live())]
         served = {uid for uid in uids if uid is not None}
         topics = self._metadata.segments.unsealed_outside(served)

@@ -41,7 +41,7 @@ def create(environment: Environment, name: TopicName, partitions: int, propertie
 
 
 def grow(environment: Environment, name: TopicName, partitions: int) -> None:
-    """Raise the number of partitions; new ones get the policies of the others.
+    """Raise the number of partitions to `partitions`; new ones get the policies of the others.
 
     Raise TopicNotFound, NotPartitioned, FewerPartitions, Conflict.
     """
@@ -61,7 +61,10 @@ def restore(environment: Environment, name: TopicName) -> None:
 
 
 def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:
-    """Return the partitions whose clients another service has. Raise TopicNotFound, NotPartitioned."""
+    """Return an error for each partition whose clients another service has; it names the service and the partition.
+
+    Raise TopicNotFound, NotPartitioned.
+    """
     return broker.ownership.leased_elsewhere(names.partitions(broker.environment, get(broker.environment, name)))
 
 

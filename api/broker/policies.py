@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyScope:
-    """A scope of policies; it need not exist. `topic`: also the name of a partitioned topic. `namespace`:
-    `tenant/namespace`. Without either the scope is the broker."""
+    """A scope of policies, which need not exist. `origin`: its level. `topic`: a topic or partitioned topic.
+    `namespace`: `tenant/namespace`. Without either the scope is the broker."""
 
     origin: PolicyOrigin
     topic: TopicName | None = None
     namespace: str | None = None
 
 
-def keys(environment: Environment, scope: PolicyScope) -> list[str]:
-    """Return the keys of a scope in PolicyStore, at least one.
+def scope_keys(environment: Environment, scope: PolicyScope) -> list[str]:
+    """Return the keys under which PolicyStore has a scope: one, or that of each partition.
 
     Raise TopicNotFound, PartitionPolicyRefused, MissingNamespace; InvalidInput for a name that is no namespace's.
     """
@@ -46,16 +46,22 @@ def keys(environment: Environment, scope: PolicyScope) -> list[str]:
 
 
 def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
-    """Return the policies of a topic; of a wider scope, those of a topic that sets none itself. Raise as `keys`."""
+    """Return the policies that hold for a topic; of a wider scope, for a topic inside that sets none itself.
+
+    Raise as `scope_keys`.
+    """
     store = environment.metadata.policies
     if scope.topic is not None:
         return store.resolved(names.policy_topics(environment, scope.topic)[0])
-    return store.resolved_around(keys(environment, scope)[0])
+    return store.resolved_around(scope_keys(environment, scope)[0])
 
 
 def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
-    """Return the policies that the scope itself sets, by name; also UnreadableStoredValue. Raise as `keys`."""
-    return environment.metadata.policies.settings(keys(environment, scope)[0])
+    """Return the policies that the scope itself sets, by name; UnreadableStoredValue for one that cannot be read.
+
+    Raise as `scope_keys`.
+    """
+    return environment.metadata.policies.settings(scope_keys(environment, scope)[0])
 
 
 def change(
@@ -63,19 +69,22 @@ def change(
 ) -> None:
     """Set and remove policies, all or none. `values`: texts or JSON values, by name or alias. `removed` None: all.
 
-    Raise as `keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each other.
+    Raise as `scope_keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each other.
     """
-    environment.metadata.policies.change(keys(environment, scope), values, removed)
+    environment.metadata.policies.change(scope_keys(environment, scope), values, removed)
 
 
 def get_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
-    """Return the wire value that the scope itself sets, or that of a scope that sets none. Raise as `keys`."""
-    value = policy.read(environment.metadata.policies.of_scope(keys(environment, scope)[0]))
+    """Return the wire value that the scope itself sets; if it sets none, the `unset` value of the calls of its level.
+
+    Raise as `scope_keys`.
+    """
+    value = policy.read(environment.metadata.policies.of_scope(scope_keys(environment, scope)[0]))
     return policy.calls[scope.origin].unset if value is None else value
 
 
 def set_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
-    """Set a policy of Pulsar to a wire value. Raise as `keys`, PolicyValueRefused."""
-    scopes, changes = keys(environment, scope), policy.write(value, policy.calls[scope.origin])
+    """Set a policy of Pulsar to a wire value. Raise as `scope_keys`, PolicyValueRefused."""
+    scopes, changes = scope_keys(environment, scope), policy.write(value, policy.calls[scope.origin])
     values = {name: setting for name, setting in changes.items() if setting is not None}
     environment.metadata.policies.change(scopes, values, changes.keys() - values.keys())

@@ -73,7 +73,8 @@ def _right_before(message_id: MessageId) -> MessageId:
 def check_start(topic: Topic, start: StartPosition) -> None:
     """Raise OffsetOutOfRange for a start after the end: a reader there would miss all messages before it.
 
-    The end itself is allowed: a reader waits there for messages. A publish time is never after the end.
+    The end itself is allowed: a reader waits there for messages. A publish time is never after the end. Raise
+    SegmentNotLocal if the end is in another log directory.
     """
     if is_after_end(topic, start):
         start_text = f"the offset {start.offset}" if isinstance(start, StartOffset) else f"the message {start}"
@@ -84,5 +85,5 @@ def check_start(topic: Topic, start: StartPosition) -> None:
 
 
 def is_after_end(topic: Topic, start: StartPosition) -> bool:
-    """Return whether a start is after the position of the next message."""
+    """Return whether a start is after the end, which is the position of the next message. Raise SegmentNotLocal."""
     return topic.of_snapshot(lambda reader: reader.is_after_end(start))

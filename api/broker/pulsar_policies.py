@@ -33,7 +33,7 @@ Changes = dict[str, object | None]
 
 
 class PolicyValueRefused(InvalidInput):
-    """A wire value that a broker refuses. `reason`: in a broker's words."""
+    """A wire value that a broker refuses. `reason`: the sentence with which a broker answers."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, "set another value")
@@ -44,9 +44,10 @@ class PolicyValueRefused(InvalidInput):
 class PolicyCalls:
     """The calls of a policy in one scope: GET, DELETE and `verb` of a path below the scope's.
 
-    `label`: the start of the policy's name in their operation ids. `refusal`: the words of a broker for a number out of
-    range. `unset`: the answer of GET if the scope does not set the policy. `is_query`: the value to set is the query
-    parameter with the name of the path. `is_own`: Pulsar has no such call.
+    `verb`: the method that sets the policy. `label`: the start of the policy's name in the operation ids of the calls.
+    `refusal`: the words of a broker for a number out of range. `unset`: the answer of GET if the scope does not set the
+    policy. `is_query`: the value to set is the query parameter with the name of the path. `is_own`: Pulsar has no such
+    call.
     """
 
     path: str
@@ -62,8 +63,8 @@ class PolicyCalls:
 class PulsarPolicy:
     """A policy of Pulsar whose wire value is the value of one policy.
 
-    `operation`: its name in operation ids. `tag`: the group of its calls in the documentation. `names`: the policies as
-    which it is stored. `field`: its name in Pulsar's document of a namespace; empty: it has none.
+    `operation`: the policy's name in operation ids. `tag`: the group of its calls in the documentation. `names`: the
+    names under which it is stored. `field`: its name in Pulsar's document of a namespace; empty: it has none.
     """
 
     operation: str
@@ -77,7 +78,7 @@ class PulsarPolicy:
         return settings.get(self.names[0])
 
     def write(self, value: Any, calls: PolicyCalls) -> Changes:
-        """Return the changes for a wire value. Raise PolicyValueRefused."""
+        """Return the changes that store a wire value. `calls`: those of the scope. Raise PolicyValueRefused."""
         return {self.names[0]: value}
 
     def applied(self, resolution: PolicyResolution) -> Any:
@@ -101,7 +102,7 @@ class NumberPolicy(PulsarPolicy):
 
 @dataclass(frozen=True)
 class StrategyPolicy(PulsarPolicy):
-    """The schema compatibility strategy. UNDEFINED sets none, so that of the next wider scope counts."""
+    """The schema compatibility strategy. UNDEFINED removes the policy, so the next wider scope decides."""
 
     def write(self, value: str, calls: PolicyCalls) -> Changes:
         return {self.names[0]: None if value == SchemaCompatibilityStrategy.UNDEFINED else str(value)}
@@ -111,8 +112,8 @@ class StrategyPolicy(PulsarPolicy):
 class RetentionPolicy(PulsarPolicy):
     """The retention: minutes and MiB, -1 for no limit.
 
-    It matters where the cleanup policy has `delete`; without that and without a retention, everything is retained. A
-    retention that is set replaces all retention times of the same scope.
+    It has an effect if the cleanup policy contains `delete`. Without `delete` and without a retention, everything is
+    retained. Setting it replaces all retention times of the same scope.
     """
 
     def read(self, settings: Settings) -> dict[str, int] | None:
@@ -258,7 +259,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
 
 
 def document(settings: Settings) -> dict[str, Any]:
-    """Return the fields of Pulsar's document of a namespace that these settings have; None for one that is not set."""
+    """Return the policy fields of Pulsar's document of a namespace; the `unset` value for a policy that is not set."""
     fields = {}
     for policy in PULSAR_POLICIES:
         if policy.field:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConsumerBusy(Conflict):
-    """A subscription has consumers that another one may not join, or must not be taken from."""
+    """A consumer may not join a subscription: it is exclusive, of another type, or has its maximum of consumers."""
 
 
 class SubscriptionHasConsumers(Conflict):
@@ -24,13 +24,14 @@ class SubscriptionHasConsumers(Conflict):
 
 
 class ConsumerNotAssigned(InvalidInput):
-    """A key-shared consumer asks for a mode or for hash ranges that the other consumers do not leave it."""
+    """A key-shared consumer asks for another mode than its subscription has, or for hash ranges that overlap."""
 
 
 class PoolBusy(Unavailable):
-    """A pool of threads that refuses a call, or has not made it within its deadline; the pool has logged it.
+    """A pool of threads refuses a call, or the call has not ended within its deadline. The pool has logged this.
 
-    `kind`: deadline, stuck, queue or threads. `resource`: the resource that the pool's threads block on.
+    `kind`: the reason: deadline, stuck (no thread makes progress), queue (it is full) or threads (none can be started).
+    `resource`: the resource that the pool's threads block on.
     """
 
     def __init__(self, message: str, kind: str, resource: str) -> None:
@@ -43,7 +44,7 @@ class WriterElsewhere(Unavailable):
     """A process that is no service of this database writes the topic."""
 
     def __init__(self, topic: TopicName, owner: str, remaining_ms: int) -> None:
-        """`owner`: that of the topic's lease; `remaining_ms`: until the lease expires."""
+        """`owner`: the process that owns the topic's lease; `remaining_ms`: until the lease expires."""
         process = Owner.parse(owner)
         name = "it" if process is None else f"the process {process.pid} on {process.host}"
         super().__init__(
@@ -69,7 +70,8 @@ class NoLogOwner(Unavailable):
 
 
 class NotTheOwner(Exception):
-    """Another service owns the topic: the request is for that service. `service`: the owner."""
+    """Another service owns the topic, so a door forwards the request or sends the client there. `service`: the
+    owner."""
 
     def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
         super().__init__(f"{topic.name} is local to {service.name}, {service.url}")
@@ -89,11 +91,11 @@ class ProducerBusy(Conflict):
 
 
 class ProducerFenced(Conflict):
-    """Another producer has, or has had, the topic for itself."""
+    """An exclusive producer may not write: another producer has taken its place, or it is not the only one."""
 
 
 class InvalidTopicEpoch(InvalidInput):
-    """A topic epoch that no service has given to a producer."""
+    """A reconnecting producer names a topic epoch that no service has given to a producer."""
 
 
 class BacklogQuotaExceeded(Conflict):
@@ -113,10 +115,10 @@ class MissingTopic(TopicNotFound):
 
 
 class MissingPartition(MissingTopic):
-    """A partition of a partitioned topic does not exist; or none of a partitioned topic does."""
+    """A partition of an existing partitioned topic does not exist; or the partitioned topic has no partition left."""
 
 
-class MissingPartitionedTopic(MissingTopic):
+class PartitionOfMissingTopic(MissingTopic):
     """The name is that of a partition, and its partitioned topic does not exist."""
 
 
@@ -124,7 +126,7 @@ class MissingNamespace(NotFound):
     """No namespace has this name."""
 
     def __init__(self, cause: NotFound) -> None:
-        """`cause`: the error of the database, whose text this one has."""
+        """`cause`: the error of the database, whose text this error takes."""
         super().__init__(cause.message, cause.advice or cause.remedy)
 
 
@@ -144,7 +146,7 @@ class PartitionPolicyRefused(InvalidInput):
 
 
 class PartitionWithoutTopic(InvalidInput):
-    """A topic that is created has the name of a partition, and its partitioned topic does not exist.
+    """A topic cannot be created: its name is that of a partition, and the partitioned topic does not exist.
 
     `topic`: the name; `partitioned`: the name of the partitioned topic.
     """
@@ -159,7 +161,7 @@ class PartitionWithoutTopic(InvalidInput):
 
 
 class NoSuchPartition(InvalidInput):
-    """A topic that is created has the name of a partition after the last one.
+    """A topic cannot be created: its name is that of a partition after the last one.
 
     `topic`: the name; `partitioned`: the name of the partitioned topic.
     """
@@ -202,7 +204,7 @@ class ClientsConnected(Conflict):
 
 
 class TopicHasWriter(Conflict):
-    """A process that is no service writes a topic that is to be deleted. `producers`: the number of such topics."""
+    """A process that is no service writes a topic that is to be deleted. `producers`: the number of topics with one."""
 
     def __init__(self, producers: int) -> None:
         super().__init__("another process writes the topic", "end it, or delete with force")

@@ -70,7 +70,7 @@ class Definition:
 class Comparison:
     """A comparison of the version `new` with an earlier one, `old`; without `old`, a check that `new` is a definition.
 
-    `new_reads_old` and `old_reads_new`: the conditions that must hold.
+    `new_reads_old`: a reader with `new` must read data of `old`; `old_reads_new`: the reverse.
     """
 
     new: Definition
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def explain(comparison: Comparison, steps: int = STEPS) -> str:
-    """Return the reason why `new` may not follow `old`; empty: it may.
+    """Return the reason why `new` may not follow `old`; empty: it may. `steps`: pairs of types to compare at most.
 
     Raises MalformedDefinition if `new` cannot be read, TooComplex, RecursionError.
     """

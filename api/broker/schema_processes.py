@@ -41,8 +41,8 @@ SMALL_STEPS = 5_000
 _RECURSION = 20_000
 
 
-class Child:
-    """A process that compares. Its pipe closes when either end is dead."""
+class ComparisonProcess:
+    """A child process that compares schemas, one comparison at a time. Raises Unavailable if it cannot be started."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -58,8 +58,12 @@ class Child:
         self.is_running = False
 
     def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
-        """Return the kind and the text of the answer, and the seconds of the comparison alone, without a start. Raises
-        TimeoutError, EOFError, OSError; then the child cannot be used any more."""
+        """Return the kind and the text of the answer, and the seconds of the comparison, without the start of the
+        child.
+
+        The kinds: result (text: as `explain`), malformed, complex (text: the reason). `seconds`: time limit of the
+        comparison. Raises TimeoutError, EOFError, OSError; then the child cannot be used any more.
+        """
         if not self.is_running:
             if not self._connection.poll(START_SECONDS):
                 raise TimeoutError
@@ -73,13 +77,14 @@ class Child:
         return str(kind), str(text), time.monotonic() - start
 
     def end(self) -> None:
+        """Kill the process."""
         self._process.kill()
         self._connection.close()
         self._process.join()
 
 
 class SchemaCheck:
-    """The comparisons of one check."""
+    """The comparisons of one check, which share its `seconds`."""
 
     def __init__(self, processes: SchemaProcesses, seconds: float) -> None:
         self._processes = processes
@@ -87,8 +92,10 @@ class SchemaCheck:
         self.seconds_left = seconds
 
     def explain(self, comparison: Comparison) -> str:
-        """Return the reason why a schema may not follow; empty: it may. Raises MalformedDefinition, TooComplex,
-        Unavailable."""
+        """Return the reason why the new schema may not follow the old one; empty: it may.
+
+        Raises MalformedDefinition; TooComplex, also if the seconds of the check are used up; Unavailable.
+        """
         if comparison.size <= SMALL_BYTES:
             with suppress(TooComplex, RecursionError):
                 return explain(comparison, SMALL_STEPS)
@@ -107,18 +114,18 @@ class SchemaCheck:
 
 
 class SchemaProcesses:
-    """The processes of a service."""
+    """The processes of a service that compare schemas. `seconds`: time limit of each check."""
 
     def __init__(self, seconds: float = CHECK_SECONDS) -> None:
         self._seconds = seconds
         self._slots = threading.Semaphore(PROCESSES)
         self._lock = threading.Lock()
-        self._idle: list[Child] = []
+        self._idle: list[ComparisonProcess] = []
         self._checks = Shares[str]()
 
     @contextmanager
     def check(self, tenant: str) -> Iterator[SchemaCheck]:
-        """Count a check of a tenant while it runs. Raises Unavailable if the tenant has too many already."""
+        """Yield a check of a tenant. Raises Unavailable if the tenant has `CHECKS_OF_TENANT` checks already."""
         with self._lock:
             if self._checks[tenant] >= CHECKS_OF_TENANT:
                 raise Unavailable(
@@ -132,11 +139,14 @@ class SchemaProcesses:
                 self._checks.add(tenant, -1)
 
     def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
-        """Return the answer of a child, and its seconds. Raises TimeoutError, EOFError, OSError, Unavailable."""
+        """Return what `ComparisonProcess.ask` returns or raises, for an idle process or a new one. May wait for one.
+
+        Raises Unavailable if no process can be started.
+        """
         with self._slots:
             with self._lock:
                 child = self._idle.pop() if self._idle else None
-            child = child or Child()
+            child = child or ComparisonProcess()
             try:
                 answer = child.ask(comparison, seconds)
             except BaseException:
@@ -155,7 +165,7 @@ class SchemaProcesses:
 
 
 def serve(connection: Connection) -> None:
-    """Answer comparisons until the other end of the pipe is closed. The child's main function."""
+    """Answer comparisons until the other end of the pipe is closed. The main function of the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the child
     with suppress(OSError):
         os.nice(5)

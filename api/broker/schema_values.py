@@ -40,7 +40,10 @@ class NotDecoded(ValueError):
 
 
 def decode(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
-    """Return the value of a payload as text. Raise NotDecoded."""
+    """Return the value of a payload as text: a string as it is, any other value as indented JSON. Raise NotDecoded.
+
+    `key`: the message's key, which a KEY_VALUE schema of SEPARATED encoding decodes; None: it has none.
+    """
     try:
         value = _value(type_name(schema.type), schema.data, schema.properties, payload, key)
         return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

@@ -49,24 +49,31 @@ class SchemaRegistry:
         self._processes = processes
 
     def outlines(self, topic: TopicName) -> list[SchemaOutline]:
-        """Return all versions of a topic's schema without their definitions, oldest first."""
+        """Return all versions of a known type of a topic's schema, without their definitions, oldest first."""
         return [item for item in self._metadata.schemas.outlines(topic) if is_known(item.type)]
 
     def versions(self, topic: TopicName, outlines: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
-        """Return all versions of a topic's schema, or those of `outlines`, oldest first."""
+        """Return the versions of a known type of a topic's schema, with their definitions, oldest first.
+
+        `outlines`: only these versions, as far as they still exist; None: all.
+        """
         outlines = self.outlines(topic) if outlines is None else outlines
         return self._metadata.schemas.versions(topic, [item.version for item in outlines])
 
     def find(self, topic: TopicName, version: int | None = None) -> SchemaRecord | None:
-        """Return a version of a topic's schema, by default the newest; None: it does not exist."""
+        """Return a version of a topic's schema, by default the newest; None: it does not exist, or is of no known
+        type."""
         if version is None:
             outlines = self.outlines(topic)
             return self._load(topic, outlines[-1]) if outlines else None
         records = self._metadata.schemas.versions(topic, [version])
         return records[0] if records and is_known(records[0].type) else None
 
-    def same(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
-        """Return the version that is the same schema; None: it does not exist. Raises InvalidSchema."""
+    def find_equal(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
+        """Return the stored version that equals a schema, apart from the layout of an Avro definition; None: none does.
+
+        Raises InvalidSchema.
+        """
         kind = _known_type(schema)
         if stored := self._metadata.schemas.with_data(topic, schema.type, schema.data):
             return stored
@@ -93,10 +100,12 @@ class SchemaRegistry:
         return self._metadata.policies.resolved_around(scope).policies.schema_compatibility_strategy
 
     def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
-        """Return the version that holds a schema, and store it if it is new. Raises IncompatibleSchema, InvalidSchema,
-        Unavailable."""
+        """Return the version that equals a schema; store the schema as the next version if none does. Idempotent.
+
+        Raises IncompatibleSchema, also for too many versions; InvalidSchema, Unavailable.
+        """
         for _ in range(_TRIES):
-            if stored := self.same(topic, schema):
+            if stored := self.find_equal(topic, schema):
                 return stored
             outlines = self._metadata.schemas.outlines(topic)
             self.check(topic, schema)
@@ -113,8 +122,8 @@ class SchemaRegistry:
         raise Unavailable(f"the schema of {topic} is changed by many callers at once", "try again", is_public=True)
 
     def is_newest(self, topic: TopicName, schema: SchemaRecord) -> bool:
-        """Return whether a schema is the same as the newest version. Raises InvalidSchema."""
-        stored = self.same(topic, schema)
+        """Return whether a schema equals the newest version (`find_equal`). Raises InvalidSchema."""
+        stored = self.find_equal(topic, schema)
         return stored is not None and stored.version == self.outlines(topic)[-1].version
 
     def ensure_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
@@ -137,7 +146,7 @@ class SchemaRegistry:
                 raise _incompatible(topic, f"a consumer with it cannot read version {newest.version}: {problem}")
 
     def check(self, topic: TopicName, schema: SchemaRecord) -> None:
-        """Check that a schema may be the next version. Raises IncompatibleSchema, InvalidSchema, Unavailable."""
+        """Raise IncompatibleSchema or InvalidSchema unless a schema may be the next version. Raises Unavailable."""
         kind = _known_type(schema)
         _check_size(schema)
         strategy, new = self.strategy(topic), _definition(schema)
@@ -173,7 +182,7 @@ def is_known(number: int) -> bool:
 
 
 def type_name(number: int) -> str:
-    """Return the name of a type, also of a number that has none."""
+    """Return the name of a type of schema; `number N` for a number without a type."""
     return SchemaType(number).name if is_known(number) else f"number {number}"
 
 

@@ -11,7 +11,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Shares(Counter[Name]):
-    """The amounts of all names. For one thread, or under the caller's lock."""
+    """The amounts of all names; 0 for a name without one. For one thread, or under the caller's lock."""
 
     def add(self, name: Name, amount: int) -> None:
         """Add to the amount of a name; a negative number is subtracted."""
@@ -21,7 +21,7 @@ class Shares(Counter[Name]):
 
     @contextmanager
     def counting(self, name: Name) -> Iterator[None]:
-        """Count one more of a name inside the context."""
+        """Add 1 to the amount of a name inside the context."""
         self.add(name, 1)
         try:
             yield

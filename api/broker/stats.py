@@ -41,7 +41,8 @@ class EntryPosition(NamedTuple):
 
 
 class LedgerCounts(NamedTuple):
-    """A ledger, or a segment that will be one. `size`: logical bytes; `open`: it is appended to."""
+    """A ledger, or a segment that will be one. `size`: logical bytes; `created_at`: milliseconds since the Unix epoch;
+    `open`: entries are appended to it."""
 
     ledger_id: int
     entries: int
@@ -52,8 +53,8 @@ class LedgerCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class StatsSnapshot:
-    """A topic at one moment. `active`: the end of the active segment, if it is local. `active_published_at`: when its
-    last entry was published; 0 if that was not asked for."""
+    """The counts of a topic at one moment. `active`: the end of the active segment; None: there is none, or it is not
+    local. `active_published_at`: publish time in milliseconds of its last entry; 0: it was not requested."""
 
     stats: TopicStatsRecord
     active: UnsealedEnd | None
@@ -87,7 +88,8 @@ class StatsSnapshot:
         return max([self.stats.sums.max_publish_time, self.active_published_at, *rolled])
 
     def backlog(self, cursor: CursorStatsRecord) -> int:
-        """Return the messages after a cursor's mark, less those acknowledged one by one, if they were counted."""
+        """Return the number of messages after a cursor's mark-delete position, without those that are acknowledged one
+        by one, if the record counts them."""
         return max(self.end - max(cursor.record.mark + 1, self.first) - cursor.acknowledged, 0)
 
     def since_mark_delete(self, cursor: CursorStatsRecord) -> int:
@@ -98,13 +100,13 @@ class StatsSnapshot:
         return self.end - max(cursor.record.mark + 1, self.first) + 1
 
     def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
-        """Return the approximate bytes of the messages after a cursor's mark, as quotas count them."""
+        """Return the approximate logical bytes of the messages after a cursor's mark-delete position, as quotas do."""
         sizes = (extent_bytes(segment, self.active) for segment in self.stats.segments)
         return cursor.sealed_bytes + bytes_from([size for size in sizes if size], cursor.record.mark + 1)
 
     @property
     def extents(self) -> list[LedgerCounts]:
-        """Ledgers and segments in their order; ledgers only in a snapshot with lines."""
+        """The ledgers and segments, in order. A snapshot without lines has only the segments."""
         sealed = [
             LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
             for line in self.stats.lines
@@ -117,7 +119,7 @@ class StatsSnapshot:
 
     @property
     def last_entry(self) -> EntryPosition:
-        """The last entry, or the position before the first. Needs a snapshot with lines."""
+        """The last entry; the position before the first one if the topic is empty. Needs a snapshot with lines."""
         extents = self.extents
         filled = [extent for extent in extents if extent.entries]
         if filled:
@@ -142,8 +144,10 @@ class StatsSnapshot:
 def stats_snapshot(
     environment: Environment, name: TopicName, *, lines: bool = False, times: bool = False
 ) -> StatsSnapshot | None:
-    """Return the counts of a topic at this moment; None: the topic does not exist. `times`: with that of the newest
-    entry."""
+    """Return the counts of a topic at this moment; None: the topic does not exist.
+
+    `lines`: with a line for each ledger, and properties. `times`: with the publish time of the newest entry.
+    """
     try:
         stats = environment.metadata.stats.of(name, lines=lines)
     except TopicNotFound:

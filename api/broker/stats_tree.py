@@ -60,7 +60,7 @@ class ConsumerStats:
 
 @dataclass(frozen=True)
 class CompactionStats:
-    """The last run that succeeded and the last that did not; times and durations in milliseconds, 0: never."""
+    """The last run that succeeded and the last run that failed; times and durations in milliseconds, 0: never."""
 
     last_compaction_removed_event_count: int = 0
     last_compaction_succeed_timestamp: int = 0
@@ -69,7 +69,7 @@ class CompactionStats:
 
     @classmethod
     def merge(cls, each: Sequence[CompactionStats]) -> CompactionStats:
-        """Return the sum of removed messages, and the newest times."""
+        """Return the sum of removed messages, the newest times, and the longest duration."""
         newest = "last_compaction_succeed_timestamp", "last_compaction_failed_timestamp"
         longest = "last_compaction_duration_time_in_mills"
         return cls(**_folded(sum, each, "last_compaction_removed_event_count"), **_folded(max, each, *newest, longest))
@@ -131,7 +131,7 @@ class SubscriptionStats:
 
     @classmethod
     def merge(cls, each: Sequence[SubscriptionStats]) -> SubscriptionStats:
-        """Return the sums of one subscription over partitions, without its clients."""
+        """Return the sums of one subscription over partitions, with all its properties, without its clients."""
         counts = _folded(
             sum,
             each,
@@ -146,8 +146,8 @@ class SubscriptionStats:
 
 @dataclass(frozen=True)
 class TopicStats:
-    """A topic, or the sum of its partitions. `msgInCounter`: the messages that it ever got. `bytesInCounter`: the
-    bytes of those that it still has."""
+    """A topic, or the sum of its partitions. `msg_in_counter`: the messages that it ever got. `bytes_in_counter`: the
+    bytes of the messages that it still has."""
 
     msg_rate_in: float = 0.0
     msg_throughput_in: float = 0.0

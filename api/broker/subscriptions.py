@@ -102,7 +102,7 @@ def create_cursor(
 
 
 def delete(broker: Broker, name: TopicName, subscription: str, force: bool = False) -> None:
-    """Delete a subscription. With `__compaction`, the compacted ledger and the active run end.
+    """Delete a subscription. Deleting `__compaction` retires the compacted ledger and ends the active run.
 
     `force`: disconnect its consumers, and delete `__compaction` also where raw messages that the next run needs are
     trimmed. Raise TopicNotFound, NotTheOwner, CursorNotFound; SubscriptionHasConsumers and Conflict unless forced.
@@ -135,8 +135,8 @@ def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPo
     """Let a subscription deliver the first message at or after `position` next. Connected consumers are disconnected,
     and subscribe again.
 
-    A partitioned topic has no position but a time. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
-    CursorNotFound, CompactionCursorProtected.
+    For a partitioned topic only a publish time is a position. Raise PartitionedTopicRefused, TopicNotFound,
+    NotTheOwner, CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end.
     """
     if not isinstance(position, StartTime):
         names.check_not_partitioned(broker.environment, name)
@@ -154,7 +154,7 @@ def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPo
 def reset_cursor(
     environment: Environment, record: TopicRecord, subscription: str, position: CursorPosition
 ) -> CursorRecord:
-    """Move a cursor of one topic in the database; a process that has it open must open it again. Raise NotFound,
+    """Move a cursor of one topic in the database, and fence a process that has it open. Raise NotFound,
     CompactionCursorProtected, InvalidInput for an offset after the end."""
     if subscription == COMPACTION_CURSOR:  # refused before the topic is read
         raise CompactionCursorProtected(record.name)
@@ -164,7 +164,7 @@ def reset_cursor(
 
 def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> None:
     """Acknowledge the first `count` unacknowledged messages. Raise PartitionedTopicRefused, TopicNotFound,
-    NotTheOwner, CursorNotFound."""
+    NotTheOwner, CursorNotFound, CompactionCursorProtected."""
     names.check_not_partitioned(broker.environment, name)
 
     def skip_in(record: TopicRecord) -> None:
@@ -178,12 +178,14 @@ def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> None
 
 
 def clear(broker: Broker, name: TopicName, subscription: str) -> None:
-    """Acknowledge all present messages of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound."""
+    """Acknowledge all present messages of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound,
+    CompactionCursorProtected."""
     _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, LATEST))
 
 
 def expire(broker: Broker, name: TopicName, subscription: str, seconds: int) -> None:
-    """Acknowledge the messages that are older than `seconds`. Raise TopicNotFound, NotTheOwner, CursorNotFound."""
+    """Acknowledge the messages that are older than `seconds`. Raise TopicNotFound, NotTheOwner, CursorNotFound,
+    CompactionCursorProtected."""
     oldest = _published_since(broker, seconds)
     _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, oldest))
 
@@ -201,16 +203,16 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
 
 def expire_before(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> None:
     """Acknowledge the messages before `position`. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
-    CursorNotFound."""
+    CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end."""
     names.check_not_partitioned(broker.environment, name)
     _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, position))
 
 
 def peek(broker: Broker, name: TopicName, subscription: str, number: int) -> Entry:
-    """Return the entry that a subscription delivers as its next one, counted from 1.
+    """Return the raw entry that a subscription delivers as its `number`th next one, counted from 1.
 
     As in a broker, a subscription that does not exist is created, at the earliest message. Raise EntryTooFar,
-    PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for `__compaction`.
+    PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for a missing `__compaction`.
     """
     check_number(number)
     record = names.local_topic(broker, name)
@@ -223,7 +225,7 @@ def peek(broker: Broker, name: TopicName, subscription: str, number: int) -> Ent
 
 
 def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogContent:
-    """Count a subscription's backlog from a message or from its position on; read at most `MOST_ENTRIES` + 1 entries.
+    """Count a subscription's backlog from `start` on; None: from its position. Read at most `MOST_ENTRIES` + 1 entries.
 
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, CursorNotFound.
     """
@@ -244,8 +246,8 @@ def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId
 
 
 def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
-    """Return the approximate number of bytes at or after a message. Raise PartitionedTopicRefused, TopicNotFound,
-    NotTheOwner."""
+    """Return the approximate number of logical bytes at or after a message. Raise PartitionedTopicRefused,
+    TopicNotFound, NotTheOwner."""
     environment = broker.environment
     record = names.local_topic(broker, name)
     sizes = extents(environment.metadata.topic_snapshot(record.id), environment.log)
@@ -327,7 +329,7 @@ def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tu
     else:
         live.extend(topic.snapshot_reader().end)
         yield topic, live.cursor
-        live.acknowledged()
+        live.flush_acknowledged()
 
 
 def _stored(broker: Broker, topic: Topic, subscription: str) -> Cursor:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def unload_namespace(broker: Broker, namespace: str, includes: Callable[[TopicName], bool]) -> None:
-    """Release the leases of those topics of `tenant/namespace` that this service writes and `includes` accepts.
+    """Close the logs and release the leases of the topics of `tenant/namespace` that this service has open.
 
+    `includes`: returns whether to unload a topic.
     Their clients look them up again. Raise MissingNamespace.
     """
     names.namespace(broker.environment, namespace)

@@ -65,10 +65,15 @@ class Workers(Protocol):
     """Threads for one kind of blocking call."""
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Return or raise what `work` does, called by a thread. Raises Unavailable: no thread is free in time."""
+        """Return or raise the result of `work(*arguments)`, called by a thread. Raises Unavailable if it does not end
+        in time; a thread may then still run it."""
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Do the same without a deadline: for work that must not overlap with the caller's next step."""
+        """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
+        step.
+
+        Raises Unavailable if the call cannot be queued.
+        """
 
 
 class LimitedWorkers:
@@ -78,7 +83,7 @@ class LimitedWorkers:
     """
 
     def __init__(self, workers: Workers, max_calls: int, seconds: float, callers: str) -> None:
-        """`seconds`: the time that a call waits for its turn; `callers`: the calls that it waits for, in an error."""
+        """`seconds`: the time that a call waits for its turn. `callers`: a noun for the other calls, for the error."""
         self._workers = workers
         self._turns = asyncio.Semaphore(max_calls)
         self._seconds = seconds
@@ -173,8 +178,8 @@ class _Job(Generic[Answer]):
 class Pool:
     """Threads for one kind of blocking call. Usable from any event loop.
 
-    All calls take the same way; `run`, `run_to_end` and `finish` differ in two things: whether the caller stops
-    waiting at the pool's deadline, and whether the pool may refuse the call or skip it after the deadline.
+    `run`, `run_to_end` and `finish` differ in two things: whether the caller stops waiting at the pool's deadline, and
+    whether the pool may refuse the call, or skip it after the deadline.
     """
 
     def __init__(
@@ -206,15 +211,20 @@ class Pool:
         return self._threads
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Return or raise what `work` does, called by a thread. Raises PoolBusy, also at the deadline."""
+        """Return or raise the result of `work(*arguments)`, called by a thread. Raises PoolBusy, also at the
+        deadline."""
         return await self._call(_job(work, arguments), self._deadline_ms)
 
     async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Do the same without a deadline: for work that must not overlap with the caller's next step."""
+        """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
+        step.
+
+        Raises Unavailable if the call cannot be queued.
+        """
         return await self._call(_job(work, arguments), None)
 
     async def finish(self, work: Callable[[], Answer]) -> Answer:
-        """Return or raise what `work` does. `work` ends other work, for example it releases a lease.
+        """Return or raise the result of `work`, a call that ends other work, such as the release of a lease.
 
         The pool never refuses it. At the deadline the caller gets PoolBusy, and a thread calls `work` nevertheless.
         """
@@ -358,7 +368,7 @@ Pools = Mapping[WaitsFor, Pool]
 
 
 def make_pools(settings: Settings, clock: Clock, expected_errors: tuple[type[Exception], ...] = ()) -> Pools:
-    """Return pools of the sizes in `settings`. `expected_errors`: as `Pool` has them."""
+    """Return a pool for each resource, of the sizes in `settings`. `expected_errors`: as in `Pool`."""
     deadline = settings.limits_request_timeout_ms
     sizes = {
         WaitsFor.DATABASE: (settings.threads_database, deadline),

@@ -28,7 +28,7 @@ def in_namespace(environment: Environment, namespace: str) -> list[TopicName]:
 
 
 def create(environment: Environment, name: TopicName, properties: Mapping[str, str]) -> None:
-    """Create a topic without partitions, or a partition that was deleted; that one gets the policies of the others.
+    """Create a topic without partitions, or a partition that was deleted. A partition gets the policies of the others.
 
     Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
     PartitionWithoutTopic, NoSuchPartition.
@@ -61,9 +61,10 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
 
 
 def truncate(broker: Broker, name: TopicName) -> None:
-    """Remove all messages of a topic, or of all partitions or none, raw and compacted; offsets continue.
+    """Remove all messages, raw and compacted, of a topic, or of all partitions or none. Offsets continue.
 
-    Cursors and compaction lose what they have not read. Raise TopicNotFound, NotTheOwner.
+    Cursors and compaction lose what they have not read. Raise TopicNotFound, NotTheOwner, and the errors of
+    `compactor.maintenance.truncation.truncate`.
     """
     records = names.local_topics(broker, name)
     broker.ownership.check_for_clients(*records)
@@ -75,7 +76,7 @@ def truncate(broker: Broker, name: TopicName) -> None:
 
 
 def unload(broker: Broker, name: TopicName) -> None:
-    """Release the writer's lease of a topic, or of each partition, and let clients look the topic up again.
+    """Close the log and release this service's lease of a topic, or of each partition. Clients look it up again.
 
     A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
     """
@@ -103,12 +104,14 @@ def set_properties(
         metadata.topics.set_properties(names.topic(environment, name).id, updates, removed)
 
 
-def release_leases(
+def revoke_leases(
     environment: Environment, name: TopicName, *, force: bool, dry_run: bool
 ) -> list[tuple[TopicRecord, Lease | None]]:
-    """Release the writer's lease of a topic, or of each partition; return the lease that each had.
+    """Take the writer's lease of a topic, or of each partition, from its owner, which is fenced from then on.
 
-    `force`: also if its owner is known to be alive. Raise TopicNotFound, LeaseHeld.
+    For an owner that died on another machine. Return each topic with the lease that it had; None: it was free. `force`:
+    also if the owner is known to be alive, otherwise LeaseHeld. `dry_run`: change nothing. Raise TopicNotFound,
+    LeaseHeld.
     """
     return [
         (record, environment.metadata.leases.revoke(record.id, force=force, dry_run=dry_run))

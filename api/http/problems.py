@@ -63,7 +63,7 @@ BY_KIND: Mapping[type[Exception], int] = {
 succeeds later."""
 PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
     broker_refusals.MissingPartition: (404, "Topic partitions were not yet created"),
-    broker_refusals.MissingPartitionedTopic: (404, "Partitioned Topic not found: {topic} has zero partitions"),
+    broker_refusals.PartitionOfMissingTopic: (404, "Partitioned Topic not found: {topic} has zero partitions"),
     broker_refusals.MissingTopic: (404, "Topic {topic} not found"),
     broker_refusals.MissingNamespace: (404, "Namespace does not exist"),
     broker_refusals.PartitionedTopicRefused: (405, "{topic} is a partitioned topic: use its partitions"),

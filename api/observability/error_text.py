@@ -65,7 +65,7 @@ ADMIN_WORDS: Words = {
 }
 """Advice as commands of `compactor-admin`; advice without one is that for an operator of the machine."""
 WORDS_HEADER = "X-Compactor-Words"
-"""The header of a request that names the program whose commands advice shall name, instead of routes."""
+"""A request header with the name of a program: advice in the answer then names its commands instead of routes."""
 ADMIN = "compactor-admin"
 """The value of `WORDS_HEADER` for ADMIN_WORDS."""
 KIND_HEADER = "X-Compactor-Error"
@@ -75,14 +75,14 @@ CONFLICT = "Conflict"
 
 
 def worded(value: object) -> object:
-    """Return the text of an error, with advice as commands; any other value as it is."""
+    """Return the text of a CompactorError or ErrorText, with advice as commands; any other value as it is."""
     if isinstance(value, ErrorText):
         return value.worded(OPERATOR_WORDS)
     return one_line(value) if isinstance(value, CompactorError) else value
 
 
 def one_line(error: Exception) -> str:
-    """Return an error as one line, with advice as commands."""
+    """Return an error as one line: what happened, and what to do, with advice as commands. It hides no secrets."""
     if isinstance(error, WrongStore):
         adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
         return f"{' '.join(error.message.split())}: check the URLs of store and database; {adopt}"

@@ -28,6 +28,7 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|secret|token|authorization|credentials?|api_?key)([_.-]key)?$"
 )
 SELDOM_MS = 60_000
+"""Time between two warnings of one condition."""
 CONDITIONS = 100
 """The conditions that a `LogThrottle` distinguishes: one may contain text of a client."""
 _QUIET = (
@@ -56,8 +57,11 @@ class LogThrottle:
         self._more: Counter[str] = Counter()
 
     def warn(self, text: str, *arguments: object, condition: str = "") -> None:
-        """Log a text, formatted with the arguments as by `logging`, or count it if its condition was logged already.
-        `condition`: by default the text without its arguments, as for all conditions after the first `CONDITIONS`."""
+        """Log a warning, or only count it if its condition was logged within the last `SELDOM_MS`.
+
+        `arguments`: formatted into the text as by `logging`. `condition`: by default the text without its arguments, as
+        for all conditions after the first `CONDITIONS`.
+        """
         if not condition or (condition not in self._at and len(self._at) >= CONDITIONS):
             condition = text
         now = self._clock.now_ms()
@@ -71,7 +75,10 @@ class LogThrottle:
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
-    """Let all that is logged go to `stream` (stderr) in the format of the settings. The handler, to remove it."""
+    """Send all log records to `stream`, by default stderr, in the format and from the level of the settings.
+
+    Return the handler, so that the caller can remove it.
+    """
     out = stream or sys.stderr
     as_json = settings.logging_format == "json" or (settings.logging_format == "auto" and not out.isatty())
     handler = logging.StreamHandler(out)
@@ -86,7 +93,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handl
 
 
 def formatter(as_json: bool) -> logging.Formatter:
-    """Return the formatter that makes a line of a log record."""
+    """Return the formatter that makes one line of a log record: JSON, or text for a console. It hides secrets."""
     before: list[Processor] = [
         _formatted,
         structlog.contextvars.merge_contextvars,
@@ -126,7 +133,7 @@ def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDic
 
 
 def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Hide secrets in every value."""
+    """Return the event with secrets hidden in every value. A structlog processor."""
     return {name: HIDDEN if value and _SECRET_NAME.search(name) else _masked(value) for name, value in event.items()}
 
 

@@ -72,7 +72,7 @@ LOGGED = 16_000
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text; of a longer one its start and end with `…` between, together `limit` characters.
+    """Return the text if it has at most `limit` characters, else its start and its end with `…` between.
 
     The end of an error is its advice, and the end of a traceback is the error.
     """
@@ -81,22 +81,22 @@ def shortened(text: str, limit: int) -> str:
 
 
 def excerpt(text: str, limit: int = SHOWN) -> str:
-    """Return the text with hidden secrets, cut to `limit` characters. The time depends on `limit`, not on the text.
+    """Return the text with secrets hidden, shortened to `limit` characters. The time depends on `limit` alone.
 
-    It is cut twice, since a secret that is cut off where it begins or ends may not look like one.
+    The text is shortened twice, before and after the redaction. A part of a secret may not look like one.
     """
     return shortened(redacted(shortened(text, 3 * limit)), limit)
 
 
 def redacted(text: str) -> str:
-    """Return the text with hidden secrets."""
+    """Return the text with secrets hidden. Idempotent."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
 
 
 def shown_url(url: str) -> str:
-    """Return a text that is one URL with its password hidden, whatever characters the password has."""
+    """Return a URL with its password hidden, whatever characters the password has; any other text `redacted`."""
     scheme, separator, rest = url.partition("://")
     user_info, at, place = rest.rpartition("@")
     if separator and at:

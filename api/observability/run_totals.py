@@ -39,7 +39,7 @@ class TopicRunTotals:
 
 @dataclass
 class RunTotals:
-    """The totals of all topics, by id."""
+    """The totals of all topics, by topic id. `names`: of the existing topics. `running`: the active runs, by run id."""
 
     store: MetricsQueries
     topics: dict[int, TopicRunTotals] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class RunTotals:
             del self.topics[deleted]
 
     def alive(self, now: int) -> int:
-        """Return the number of running runs, by their heartbeats."""
+        """Return the number of active runs whose heartbeat has not expired at `now` (milliseconds)."""
         alive = beating(self.store.run_dead_ms, now)
         return sum(alive.has(run.heartbeat_at) for run in self.running.values())
 

@@ -21,7 +21,8 @@ class Url(Text):
 
 @dataclass(frozen=True)
 class ExternalName:
-    """Another system's name of a setting. `unit`: milliseconds of its bare numbers; `part`: factor for its value."""
+    """Another system's name of a setting. `unit`: the milliseconds of 1 in a number without a unit; 0: no duration.
+    `part`: a factor for its value."""
 
     name: str
     unit: int = 0
@@ -41,7 +42,7 @@ class Setting(Option):
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 
     def displayed(self, value: object) -> object:
-        """Return the value as JSON has it, with secrets redacted."""
+        """Return the value as JSON shows it, with secrets redacted; a secret in a file is shown as the file's name."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
         document = self.kind.to_json(value)
@@ -51,21 +52,25 @@ class Setting(Option):
 def setting(
     default: Any, name: str, kind: ValueKind, doc: str, *aliases: str | ExternalName, secret: bool = False
 ) -> Any:
-    """Return a field of `api.settings.settings.Settings` that is a setting."""
+    """Return a dataclass field of `api.settings.settings.Settings` that is a setting.
+
+    `default`: its value if no source has one. `name`: with dots. `doc`: the meaning, for people. `aliases`: the names
+    that Pulsar and Kafka have for it. `secret`: its value is never shown.
+    """
     others = tuple(alias if isinstance(alias, ExternalName) else ExternalName(alias) for alias in aliases)
     return option(Setting(name, kind, doc, default, aliases=others, secret=secret))
 
 
 def duration(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 1) -> Any:
-    """Return a setting that is a duration in milliseconds, at least `least`; a text of it must name its unit."""
+    """Return a `setting` that is a duration in milliseconds, at least `least`. A text must name its unit."""
     return setting(default, name, Duration(least=least, needs_unit=True), doc, *aliases)
 
 
 def size(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 0) -> Any:
-    """Return a setting that is a number of bytes, at least `least`."""
+    """Return a `setting` that is a number of bytes, at least `least`."""
     return setting(default, name, Size(least=least), doc, *aliases)
 
 
 def switch(default: bool, name: str, doc: str, *aliases: str | ExternalName) -> Any:
-    """Return a setting that is on or off."""
+    """Return a `setting` that is on or off."""
     return setting(default, name, BOOLEAN, doc, *aliases)

@@ -39,7 +39,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """The content of a file: settings and policies by their own names."""
+    """The content of a file: parsed settings and policies by their own names. `notes`: lines about ignored names."""
 
     settings: Mapping[str, object]
     policies: Mapping[str, object]
@@ -49,7 +49,10 @@ class SettingsFile:
 def read_values(
     environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the values by name, and the origin of each. An empty value counts as not set."""
+    """Return the parsed values of settings by name, and the origin of each. A flag has priority over the environment.
+
+    `flags`: by attribute of the setting; None: not set. An empty value counts as not set. Raises Misconfigured.
+    """
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     value: object
@@ -83,7 +86,8 @@ def variable_notes(environment: Mapping[str, str]) -> list[str]:
 
 
 def read_file(path: Path) -> SettingsFile:
-    """Return the settings and policies of the file."""
+    """Return the settings and policies of a file. Raises Misconfigured if it cannot be read, or has a wrong name or
+    value."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -135,7 +135,7 @@ class ServedCursor(Protocol):
     def extend(self, end: int) -> None:
         """Let messages before that offset be acknowledged: they exist."""
 
-    def acknowledged(self) -> None:
+    def flush_acknowledged(self) -> None:
         """Write the messages that the caller acknowledged on `cursor`, and deliver none of them."""
 
 
@@ -248,7 +248,7 @@ class BacklogLimits:
                 if served := self.served(opened.record, record.name):
                     served.extend(opened.snapshot_reader().end)
                     served.cursor.acknowledge_below(offset)
-                    served.acknowledged()
+                    served.flush_acknowledged()
                     continue
                 cursor = Cursor(
                     self.environment.metadata,

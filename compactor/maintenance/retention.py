@@ -17,7 +17,7 @@ from itertools import takewhile
 
 from compactor.maintenance.retention_plan import (
     DELETE,
-    RetentionLedger,
+    RetentionExtent,
     TrimPlan,
     end_of,
     plan_before,
@@ -133,13 +133,13 @@ class Retention:
 
     def _extents(
         self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int
-    ) -> tuple[list[RetentionLedger], DataLoss | None]:
+    ) -> tuple[list[RetentionExtent], DataLoss | None]:
         """Return the topic's extents in offset order, up to the first one that is empty, remote or unreadable.
 
         The second value is the error of an unreadable open segment. It is the last segment, and earlier ones may be
         removed.
         """
-        extents: dict[int, RetentionLedger] = {}
+        extents: dict[int, RetentionExtent] = {}
         damage: DataLoss | None = None
         for record in snapshot.extents:
             try:
@@ -154,13 +154,13 @@ class Retention:
 
     def _extent(
         self, snapshot: TopicSnapshot, record: LedgerRecord | SegmentRecord, policies: TopicPolicies, now: int
-    ) -> RetentionLedger | None:
+    ) -> RetentionExtent | None:
         """Return a ledger, or a segment with visible messages in this process's log directory. Raises DataLoss."""
         if isinstance(record, SegmentRecord) and record.log_uid != self.environment.log.known_uid:
             return None
         if record.content is None:
             return self._open_extent(snapshot, record, policies, now)
-        return RetentionLedger(
+        return RetentionExtent(
             record.ledger_id,
             record.first_offset,
             record.content.last_offset,
@@ -172,7 +172,7 @@ class Retention:
 
     def _open_extent(
         self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
-    ) -> RetentionLedger | None:
+    ) -> RetentionExtent | None:
         """Return the open segment; None: it has no visible messages."""
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
@@ -183,7 +183,7 @@ class Retention:
             return None
         messages = last.offset - segment.first_offset + 1
         newest = self._newest_if_expired(reader, policies, now)
-        return RetentionLedger(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False)
+        return RetentionExtent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False)
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """Return an expired time if all messages of the segment are older than the retention time, else None."""
@@ -193,7 +193,7 @@ class Retention:
         young = reader.bound(StartTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
-    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionLedger], message_id: MessageId) -> int:
+    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId) -> int:
         """Return the offset of the first message at or after an id; if raw is trimmed there, of the compacted ones."""
         trimmed = not extents or message_id.ledger_id < extents[0].ledger_id
         if trimmed and snapshot.compacted is None:

@@ -36,7 +36,7 @@ class TrimReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class RetentionLedger:
+class RetentionExtent:
     """A ledger or an unsealed segment, as retention needs it. Offsets are inclusive.
 
     `newest`: largest publish time, or the time of the close if that is earlier; None: unknown, so it is not expired.
@@ -56,7 +56,7 @@ class RetentionLedger:
 class TrimCandidate:
     """An extent that a trim removes, or would remove, and the reason."""
 
-    extent: RetentionLedger
+    extent: RetentionExtent
     reason: TrimReason
 
 
@@ -79,14 +79,14 @@ class TrimPlan:
         return any(not candidate.extent.sealed for candidate in self.candidates)
 
 
-def end_of(topic: TopicRecord, extents: Sequence[RetentionLedger]) -> int:
+def end_of(topic: TopicRecord, extents: Sequence[RetentionExtent]) -> int:
     """Return the offset after the last message that is known here: the open segment may be in another log directory."""
     return max([topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
 
 
 def plan_policies(
     snapshot: TopicSnapshot,
-    extents: Sequence[RetentionLedger],
+    extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     now: int,
@@ -100,7 +100,7 @@ def plan_policies(
 
 def plan_before(
     snapshot: TopicSnapshot,
-    extents: Sequence[RetentionLedger],
+    extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
     before: int,
@@ -133,7 +133,7 @@ def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
 
 
 def _due(
-    extents: Sequence[RetentionLedger], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
+    extents: Sequence[RetentionExtent], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
 ) -> list[TrimCandidate]:
     """Return the prefix of extents to remove, with the reason of each, regardless of cursors."""
     delete, compact = DELETE in policies.cleanup_policy, COMPACT in policies.cleanup_policy

@@ -70,7 +70,8 @@ class _Extent:
 def lay_out(
     plan: RunPlan, row_sets: Mapping[int, Located], expected: Mapping[int, SourceTotals], sizing: Sizing
 ) -> Layout:
-    """Return the layout of the survivors. `row_sets`: by source (plan.located). `expected`: plan.expected_totals."""
+    """Return the layout of the survivors. `row_sets`: by source (plan.row_sets_by_source). `expected`:
+    plan.expected_totals."""
     merged: list[_Extent] = []
     for extent in _extents(plan, expected, sizing):
         merged.append(extent)

@@ -334,7 +334,7 @@ def merged_levels(dirty: int, levels: Sequence[int]) -> int:
     return len(levels)
 
 
-def located(results: Sequence[RangeTaskResult]) -> dict[int, Located]:
+def row_sets_by_source(results: Sequence[RangeTaskResult]) -> dict[int, Located]:
     """Return the row sets of all hash ranges, by source."""
     by_source: dict[int, list[tuple[str, RowSet]]] = {}
     for result in results:

@@ -47,7 +47,7 @@ def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> Lo
     return LogPosition(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
 
 
-def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
+def is_unchanged(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
     """Return whether no ledger is dirty and the last run succeeded with the same policies (P11). Ignores due rows."""
     last = snapshot.last_run
     if last is None or last.state != RunState.SUCCESS:
@@ -57,7 +57,7 @@ def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> boo
     return not dirty_ledgers(snapshot, policies, now)
 
 
-def goes_by_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
+def depends_on_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
     """Return whether a row can become due without a new message.
 
     Policies can do that, and incomplete chunked messages of the last run (P10).

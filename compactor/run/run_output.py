@@ -33,7 +33,7 @@ _REPORT = "nothing was published; run the compaction again, and report it if it 
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class RunAfterPhaseOne:
     """A run after phase one, with the layout for phase two. `expected`: plan.expected_totals, by source."""
 
     plan: RunPlan
@@ -77,21 +77,21 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class RunOutput:
-    """The results of phase two for a planned run."""
+    """The results of phase two, with the run as it was after phase one."""
 
-    planned: PlannedRun
+    phase_one: RunAfterPhaseOne
     parts: Sequence[PartTaskResult]
     bitmaps: Sequence[DeletedRowsTaskResult]
 
     def check(self) -> None:
         """Raise ObjectDamaged if phase two did not reach the expected totals, or if new parts do not ascend."""
-        none, expected = SourceTotals(), self.planned.expected
+        none, expected = SourceTotals(), self.phase_one.expected
         actual: dict[int, SourceTotals] = {}
         for kept in (*(result.kept for result in self.parts), *(result.kept for result in self.bitmaps)):
             for source, totals in kept.items():
                 actual[source] = actual.get(source, none) + totals
-        for number in self.planned.layout.kept:  # a kept part without a new bitmap keeps all its rows
-            old = self.planned.plan.sources[number]
+        for number in self.phase_one.layout.kept:  # a kept part without a new bitmap keeps all its rows
+            old = self.phase_one.plan.sources[number]
             actual.setdefault(number, SourceTotals(old.messages, old.offset_sum))
         wrong = sorted(n for n in actual.keys() | expected.keys() if actual.get(n, none) != expected.get(n, none))
         if wrong:
@@ -112,11 +112,11 @@ class RunOutput:
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: LogPosition
     ) -> Manifest:
         """Return the manifest of the new compacted ledger."""
-        statistics = [result.statistics for result in self.planned.ranges]
-        before = self.planned.previous
+        statistics = [result.statistics for result in self.phase_one.ranges]
+        before = self.phase_one.previous
         return Manifest(
             topic=str(topic),
-            topic_uid=self.planned.plan.topic_uid,
+            topic_uid=self.phase_one.plan.topic_uid,
             ledger_id=ledger_id,
             generation=generation,
             run_id=run_id,
@@ -124,16 +124,16 @@ class RunOutput:
             horizon=horizon,
             parts=tuple(sorted((*self._kept_parts(), *self._new_parts()), key=lambda part: part.first.offset)),
             index=self._levels(),
-            frozen_at=self.planned.plan.now,
-            policies=asdict(self.planned.plan.policies),
+            frozen_at=self.phase_one.plan.now,
+            policies=asdict(self.phase_one.plan.policies),
             dropped_to=max(
                 before.dropped_to if before else -1,
-                self.planned.lost_to(horizon.offset),
+                self.phase_one.lost_to(horizon.offset),
                 *(each.dropped_to for each in statistics),
             ),
             keys=(before.keys if before else 0) + sum(each.keys for each in statistics),
             tombstones=(before.tombstones if before else 0) + sum(each.tombstones for each in statistics),
-            chunks=tuple(result.chunks for result in self.planned.ranges if result.chunks is not None),
+            chunks=tuple(result.chunks for result in self.phase_one.ranges if result.chunks is not None),
         )
 
     def last_message_id(self, manifest: Manifest, before: MessageId | None) -> MessageId | None:
@@ -151,9 +151,9 @@ class RunOutput:
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
         """Return the statistics for the run's row; sizes in bytes."""
-        ranges = [result.statistics for result in self.planned.ranges]
-        old = self.planned.plan.sources[: self.planned.plan.old_parts]
-        dirty = self.planned.plan.sources[self.planned.plan.old_parts :]
+        ranges = [result.statistics for result in self.phase_one.ranges]
+        old = self.phase_one.plan.sources[: self.phase_one.plan.old_parts]
+        dirty = self.phase_one.plan.sources[self.phase_one.plan.old_parts :]
         new = list(self._new_parts())
         bitmaps = [location.length for result in self.bitmaps for location in result.deleted.values()]
         written = sum(part.rows.stored.size for part in new) + sum(bitmaps)
@@ -166,33 +166,33 @@ class RunOutput:
             **_statistics(ranges),
             "index_records": sum(each.records for each in ranges),
             "index_levels": len(manifest.index),
-            "levels_merged": self.planned.plan.merged,
-            "hash_ranges": len(self.planned.ranges),
+            "levels_merged": self.phase_one.plan.merged,
+            "hash_ranges": len(self.phase_one.ranges),
             "parts": len(manifest.parts),
-            "parts_kept": len(self.planned.layout.kept),
+            "parts_kept": len(self.phase_one.layout.kept),
             "parts_written": len(new),
-            "tasks": len(self.planned.scans) + len(self.planned.ranges) + len(self.planned.layout.tasks),
+            "tasks": len(self.phase_one.scans) + len(self.phase_one.ranges) + len(self.phase_one.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
             "bytes_read": sum(each.bytes_read for each in ranges) + sum(result.bytes_read for result in self.parts),
             "bytes_written": written + sum(each.bytes_written for each in ranges),
             "bytes_out": manifest.stored_bytes,
             "logical_bytes_out": manifest.logical_bytes,
-            **({"raw_from": self.planned.plan.raw_from} if self.planned.plan.raw_from else {}),  # verify reads it
+            **({"raw_from": self.phase_one.plan.raw_from} if self.phase_one.plan.raw_from else {}),  # verify reads it
         }
 
     def _new_parts(self) -> list[Part]:
         return [result.part for result in self.parts if result.part is not None]
 
     def _kept_parts(self) -> list[Part]:
-        if self.planned.previous is None:
+        if self.phase_one.previous is None:
             return []
-        scanned = {result.source: result for result in self.planned.scans}
+        scanned = {result.source: result for result in self.phase_one.scans}
         deleted = {source: location for result in self.bitmaps for source, location in result.deleted.items()}
         kept = []
-        for number in self.planned.layout.kept:
-            part = self.planned.previous.parts[number]
+        for number in self.phase_one.layout.kept:
+            part = self.phase_one.previous.parts[number]
             if number in deleted:
-                part = replace(part, deleted=deleted[number], offset_sum=self.planned.expected[number].offset_sum)
+                part = replace(part, deleted=deleted[number], offset_sum=self.phase_one.expected[number].offset_sum)
             if number in scanned:
                 times = scanned[number]
                 part = replace(
@@ -206,14 +206,14 @@ class RunOutput:
         return kept
 
     def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
-        new = tuple(result.index for result in self.planned.ranges if result.index is not None)
-        return ((new,) if new else ()) + self.planned.plan.levels[self.planned.plan.merged :]
+        new = tuple(result.index for result in self.phase_one.ranges if result.index is not None)
+        return ((new,) if new else ()) + self.phase_one.plan.levels[self.phase_one.plan.merged :]
 
 
 def _statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
     """Return the statistics that runs and dry runs have in common.
 
-    Those of chunks (P10), which `goes_by_time` reads, are absent without chunks.
+    Those of chunks (P10), which `depends_on_time` reads, are absent without chunks.
     """
     chunks = {name: sum(getattr(each, name) for each in ranges) for name in _CHUNK_STATISTICS}
     return {

@@ -55,7 +55,7 @@ class Backlog:
         return _share(self.dirty, self.clean)
 
     @property
-    def dirtiness(self) -> float:
+    def ratio_with_open(self) -> float:
         """The same ratio with the open segment, which a run also takes. It decides the order of topics."""
         return _share(self.bytes, self.clean)
 
@@ -106,7 +106,7 @@ class BacklogReader:
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
         return measured
 
-    def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
+    def of_triggered(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
         """Return the backlogs of all topics with a trigger. `rest` waits between pages (scan_throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()

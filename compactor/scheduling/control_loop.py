@@ -196,7 +196,8 @@ class ControlLoop:
             self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs, controls = self._backlogs.of_all(self._environment.clock, self._rest), self._control.all()
+                backlogs = self._backlogs.of_triggered(self._environment.clock, self._rest)
+                controls = self._control.all()
                 self._due = due(backlogs, controls, now)
                 self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
@@ -218,10 +219,10 @@ class ControlLoop:
 
     def _begin(self) -> None:
         """Fill the free worker slots: requested topics first, then due topics by descending dirty ratio."""
-        large, small = self.worker.busy()
+        large, small = self.worker.busy_slots()
         if large + small >= self._slots.count:
             return
-        unavailable = self.worker.unavailable()
+        unavailable = self.worker.unavailable_topic_ids()
         requested = [topic.id for topic, _ in self._control.requests() if topic.id not in unavailable]
         self._due = without(self._due, unavailable.union(requested))
         measured = {item.topic.id: item for item in self._backlogs.of(requested)} if requested else {}

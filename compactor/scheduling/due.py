@@ -124,7 +124,7 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], 
         cause = cause_of(backlog, now)
         if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionControl()), now):
             topics.append(DueTopic(backlog, cause))
-    return sorted(topics, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
+    return sorted(topics, key=lambda item: (-item.backlog.ratio_with_open, -item.backlog.bytes, str(item.topic.name)))
 
 
 def may_begin(control: CompactionControl, now: int) -> bool:

@@ -142,13 +142,13 @@ class Worker:
             _log.info("compactions continue: an engine is available")
         return engine
 
-    def busy(self) -> tuple[int, int]:
+    def busy_slots(self) -> tuple[int, int]:
         """Return the numbers of worker slots that large topics and small topics use."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large
 
-    def unavailable(self) -> set[int]:
+    def unavailable_topic_ids(self) -> set[int]:
         """Return the ids of topics that cannot begin now: they run, or wait because another owner holds them."""
         now = self._environment.clock.now_ms()
         with self._lock:

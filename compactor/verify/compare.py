@@ -165,11 +165,11 @@ def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
     slot = numbers(table, "slot")
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
-    masks["chunks"] &= ~of_messages(table)
+    masks["chunks"] &= ~chunk_table_mask(table)
     return {"null_keys": (slot == int(rows.RowType.MESSAGE)) & null, **masks}
 
 
-def of_messages(table: pa.Table) -> Mask:
+def chunk_table_mask(table: pa.Table) -> Mask:
     """Return a mask of the rows that are chunks in a chunk table (P10)."""
     columns = (table.column(name).fill_null(-1).to_numpy() for name in ("slot", "chunk_index", "chunk_count"))
     slot, index, count = columns
@@ -201,7 +201,7 @@ def records_of(keyed: pa.Table, hasher: KeyHasher) -> IndexRecords:
     return IndexRecords(hi, lo, flagged, flagged, event_time)
 
 
-def plain(records: IndexRecords) -> I64:
+def offsets_of(records: IndexRecords) -> I64:
     """Return the offsets of records, without flags. Shape (n,)."""
     return (records.offset & OFFSET_MASK).astype(np.int64)
 
@@ -220,7 +220,7 @@ def name_records(
     keys: pa.ChunkedArray | None = None,
 ) -> None:
     """Name the first records, with their keys if known, and count all."""
-    findings.add_each(kind, where, what, plain(records), keys, lambda row: key_hash(records, row))
+    findings.add_each(kind, where, what, offsets_of(records), keys, lambda row: key_hash(records, row))
 
 
 def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:

@@ -83,7 +83,7 @@ class Findings:
         """Count a difference `count` times, and name it if fewer than `limit` of its kind are named."""
         if self.room(difference.kind):
             self.named.append(difference)
-        self.more(difference.kind, count)
+        self.add_count(difference.kind, count)
 
     def inconsistent(self, where: str, what: str) -> None:
         """Add a difference of kind INCONSISTENT."""
@@ -103,7 +103,7 @@ class Findings:
         for number, offset in enumerate(islice(offsets, room)):
             key = None if keys is None else keys[number].as_py()
             self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
-        self.more(kind, len(offsets))
+        self.add_count(kind, len(offsets))
 
     def compare(self, where: str, recorded: Values, actual: Values, text: str = "{} is {}, not {}") -> None:
         """Add each name whose recorded and actual values differ. `text` has placeholders for name and both values."""
@@ -121,7 +121,7 @@ class Findings:
             if values and (bound is None or bound > min(values)):
                 self.inconsistent(where, f"the manifest records {name} {bound}, but {item} has {min(values)}")
 
-    def more(self, kind: DifferenceKind, count: int) -> None:
+    def add_count(self, kind: DifferenceKind, count: int) -> None:
         """Count differences without naming them."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
@@ -134,17 +134,17 @@ class Findings:
         """Add the findings of a task. A named difference that both have counts once."""
         for difference in other.named:
             if difference in self.named:
-                self.more(difference.kind, -1)
+                self.add_count(difference.kind, -1)
             elif self.room(difference.kind):
                 self.named.append(difference)
         for kind, count in other.counts.items():
-            self.more(kind, count)
+            self.add_count(kind, count)
 
     def forgive(self, names: Collection[str]) -> None:
         """Remove the damage of these objects."""
         forgiven = [named for named in self.named if named.kind is DifferenceKind.DAMAGED and named.where in names]
         self.named = [named for named in self.named if named not in forgiven]
-        self.more(DifferenceKind.DAMAGED, -len(forgiven))
+        self.add_count(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
     def reading(self, where: str) -> Iterator[None]:

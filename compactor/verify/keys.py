@@ -42,7 +42,7 @@ from compactor.verify.compare import (
     name_records,
     newest_of_each,
     numbers,
-    plain,
+    offsets_of,
     records_of,
     split,
     summed,
@@ -83,7 +83,7 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
         alive = serving.take(serving.offset & MARKER == 0)
         of_rows = summed(mixed_records(alive, plan.by_event)) - summed(mixed_records(chunked, plan.by_event))
         answer.add(plan.range_name(number), of_rows)
-        chunks.compare(set(plain(alive).tolist()), answer.findings)
+        chunks.compare(set(offsets_of(alive).tolist()), answer.findings)
         if winners is not None:
             _Range(store, plan, answer).compare(serving, *winners)
     return answer
@@ -125,7 +125,7 @@ def _winners(
     if plan.order is not WinnerOrder.OFFSET and len(cut):
         at_winner, at_cut = align(winners, newest_of_each(cut))
         certain[at_winner[(at_winner >= 0) & (at_cut >= 0)]] = False
-    return winners, certain & plan.decided(plain(winners)) & certain_of(winners, chunks.uncertain)
+    return winners, certain & plan.decided(offsets_of(winners)) & certain_of(winners, chunks.uncertain)
 
 
 def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
@@ -138,7 +138,7 @@ def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[In
     for index in indexes:
         by_event = index.by_event()
         assert by_event.event_time is not None
-        newest_part, event_part = plan.took_part(plain(index)), plan.took_part(plain(by_event))
+        newest_part, event_part = plan.took_part(offsets_of(index)), plan.took_part(offsets_of(by_event))
         offset = np.where(event_part, by_event.offset, index.offset)
         event_time = np.where(event_part, by_event.event_time, NO_EVENT_TIME)
         newest.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part))
@@ -169,7 +169,7 @@ class _Range:
         winner_at, record_at = align(winners, serving)
         extra = serving.take(record_at[winner_at < 0])
         extra = extra.take(extra.offset & MARKER == 0)
-        known = self._plan.covered(plain(extra))
+        known = self._plan.covered(offsets_of(extra))
         undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
         self._answer.counts.update({"keys": len(winners), "undecided": undecided})
         self._name(DifferenceKind.EXTRA, extra.take(known), "a key is in the index that no raw ledger has")
@@ -186,17 +186,17 @@ class _Range:
         deleted = winner.offset & TOMBSTONE != 0
         visible = indexed & (record.offset & MARKER == 0)
         value = visible & (record.offset & TOMBSTONE == 0)
-        at_winner = visible & (plain(record) == plain(winner))
+        at_winner = visible & (offsets_of(record) == offsets_of(winner))
         removed = deleted & ~at_winner
         lost = ~deleted & ~at_winner
         expired = np.zeros(len(winner), dtype=np.bool_)
-        expired[lost] = self._may_have_expired(plain(winner.take(lost)))
+        expired[lost] = self._may_have_expired(offsets_of(winner.take(lost)))
         removed |= lost & expired
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.order is WinnerOrder.EVENT and winner.event_time is not None:
             # Once a removed winner is purged from the index, a later message becomes visible (P9).
-            excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
+            excused = (winner.event_time <= self._plan.history.purged_to) & (offsets_of(record) > offsets_of(winner))
         revived = removed & visible & ~excused
         wrong = at_winner & (deleted == value)
         self._name(
@@ -211,15 +211,15 @@ class _Range:
         ):
             self._name(kind, record.take(mask), what)
         self._check_deletions(winner, record, indexed, removed)
-        self._answer.dropped_to = int(plain(winner.take(removed)).max(initial=-1))
+        self._answer.dropped_to = int(offsets_of(winner.take(removed)).max(initial=-1))
 
     def _check_deletions(self, winner: IndexRecords, record: IndexRecords, indexed: Mask, removed: Mask) -> None:
         """Add the removed winners that event-time order still needs in the index: a late message revives them (P9)."""
         if self._plan.order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
             return
         needed = removed & (winner.event_time != NO_EVENT_TIME)
-        needed &= winner.event_time > self._plan.history.forgotten_to
-        remembered = indexed & (plain(record) == plain(winner))
+        needed &= winner.event_time > self._plan.history.purged_to
+        remembered = indexed & (offsets_of(record) == offsets_of(winner))
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
         what = "a deletion is not in the index, so a late message could revive its key"
@@ -227,7 +227,7 @@ class _Range:
 
     def _may_have_expired(self, offsets: I64) -> Mask:
         """Return a mask of the values, by offset, that a run may have expired (T2). Reads rows only to decide."""
-        limits = self._plan.history.may_expire(offsets)
+        limits = self._plan.history.values_removable_to(offsets)
         expired: Mask = limits == ALWAYS
         for ledger in self._plan.below:
             undecided = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
@@ -273,7 +273,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
 def _compare_live(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
     no_record, no_row, row, record = split(live, index)
     same = row.offset == record.offset
-    displaced = plain(row) != plain(record)
+    displaced = offsets_of(row) != offsets_of(record)
     if by_event and row.event_time is not None and record.event_time is not None:
         same &= row.event_time == record.event_time
     name_records(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")

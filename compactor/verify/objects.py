@@ -32,7 +32,7 @@ from compactor.verify.compare import (
     name_records,
     newest_of_each,
     numbers,
-    plain,
+    offsets_of,
     records_of,
     split,
     summed,
@@ -161,7 +161,7 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
         records = _check_structure(store, location, answer)
         for name in key_index.UNKEYED_CLASSES:
             key_index.read_unkeyed(store, location, name)
-        beyond = records.take(plain(records) > plan.serving.horizon.offset)
+        beyond = records.take(offsets_of(records) > plan.serving.horizon.offset)
         name_records(answer.findings, DifferenceKind.EXTRA, location.name, beyond, "a record is above the horizon")
         if records.event_offset is not None and np.any(records.event_offset != records.offset):
             what = "the offsets of event-time winners differ from those of the records"
@@ -298,15 +298,15 @@ class _PartCheck:
         kept = history.first_kept(offsets)
         retainable = tombstone if kept is None else tombstone & (kept != NEVER)
         checks = [
-            (DifferenceKind.REVIVED, ~tombstone & (published <= history.must_expire(offsets)), EXPIRED),
+            (DifferenceKind.REVIVED, ~tombstone & (published <= history.values_removed_to(offsets)), EXPIRED),
             (DifferenceKind.INCONSISTENT, tombstone != has_time, RETAINED),
             (
                 DifferenceKind.EXTRA,
-                tombstone & (published <= history.must_go(offsets)),
+                tombstone & (published <= history.rows_removed_to(offsets)),
                 "the tombstone was below the topic's start, or too old, when a run read it, but it was not removed",
             ),
             (DifferenceKind.EXTRA, tombstone & ~retainable, "a tombstone is retained that no policy retains"),
-            (DifferenceKind.EXTRA, retainable & (retained <= history.must_drop(offsets)), OVERDUE),
+            (DifferenceKind.EXTRA, retainable & (retained <= history.tombstones_removed_to(offsets)), OVERDUE),
         ]
         if kept is not None:
             what = "retained_at is not the time of the first run that kept the tombstone"

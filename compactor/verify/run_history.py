@@ -96,7 +96,7 @@ class RunHistory:
         return frozenset(known if self.complete else (False, True))
 
     @property
-    def forgotten_to(self) -> int:
+    def purged_to(self) -> int:
         """The event time up to which deletions may be purged from the index (P9). Later deletions must be in it."""
         if not self.complete:
             return ALWAYS
@@ -117,11 +117,11 @@ class RunHistory:
         limited = (run for run in self.runs if run.policies.retention_ms is not None or run.policies.start_offset)
         return max((run.horizon for run in limited), default=-1)
 
-    def may_expire(self, offsets: I64) -> I64:
+    def values_removable_to(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run may have removed it (T2, C2)."""
         return self._may_remove(offsets, _values_to)
 
-    def chunks_dropped(self, first: int, end: int = ALWAYS) -> int:
+    def chunks_droppable_to(self, first: int, end: int = ALWAYS) -> int:
         """Return the publish time up to which a run may have dropped the chunk at `first` as incomplete (P10).
 
         Only runs whose horizon is in [`first`, `end`) count.
@@ -131,19 +131,19 @@ class RunHistory:
         limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)
         return max((limit for limit in limits if limit is not None), default=NEVER)
 
-    def must_expire(self, offsets: I64) -> I64:
+    def values_removed_to(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run has certainly removed it (T2, C2)."""
         return _removed_to(self._certain, offsets, _values_to)
 
-    def may_go(self, offsets: I64) -> I64:
+    def rows_removable_to(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run may have removed it (C2)."""
         return self._may_remove(offsets, _rows_to)
 
-    def must_go(self, offsets: I64) -> I64:
+    def rows_removed_to(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run has certainly removed it (C2)."""
         return _removed_to(self._certain, offsets, _rows_to)
 
-    def must_drop(self, offsets: I64) -> I64:
+    def tombstones_removed_to(self, offsets: I64) -> I64:
         """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed it (T1)."""
         return _largest(self._certain, offsets, _tombstones_to)
 

@@ -30,12 +30,12 @@ import numpy as np
 from pyroaring import BitMap64
 
 from compactor.verify.compare import (
+    chunk_table_mask,
     compare_bitmaps,
     fingerprint,
     live_groups,
     numbers,
-    of_messages,
-    plain,
+    offsets_of,
     unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint, TaskFindings
@@ -167,12 +167,12 @@ class RangeChunksCheck:
             return True
         ledgers = {self._plan.ledger_of(offset) for offset in offsets}
         oldest = min(int(chunk["publish_time"]) for chunk in message.chunks)
-        return len(ledgers) > 1 and oldest <= self._plan.history.chunks_dropped(first, last)
+        return len(ledgers) > 1 and oldest <= self._plan.history.chunks_droppable_to(first, last)
 
     def _may_be_removed(self, chunk: np.void) -> bool:
         """Return whether the topic's limits (C2), or a trim before the run, may have removed a chunk of any state."""
         at = np.array([_offset(chunk)], dtype=np.int64)
-        return bool(chunk["publish_time"] <= self._plan.history.may_go(at)[0] or not self._plan.known(at)[0])
+        return bool(chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known(at)[0])
 
     def compare(self, visible: set[int], findings: Findings) -> None:
         """Compare the live chunks with raw. `visible`: offsets of the visible index records."""
@@ -189,7 +189,7 @@ class RangeChunksCheck:
                 expected.update(() if dropped else message.offsets)
         for chunk in self._raw.pending:
             offset = _offset(chunk)
-            may_be_removed = chunk["publish_time"] <= history.chunks_dropped(offset) or self._may_be_removed(chunk)
+            may_be_removed = chunk["publish_time"] <= history.chunks_droppable_to(offset) or self._may_be_removed(chunk)
             (excused if may_be_removed else expected).add(offset)
         alive = BitMap64(self._alive - (excused - expected))
         compare_bitmaps(findings, self._plan.where, "chunks", BitMap64(expected), alive)
@@ -203,9 +203,9 @@ class RangeChunksCheck:
         difference: tuple[DifferenceKind, str] | None = None
         if tombstone != (message.retained != NO_EVENT_TIME):
             difference = DifferenceKind.INCONSISTENT, RETAINED
-        elif tombstone and message.retained <= self._plan.history.must_drop(at)[0]:
+        elif tombstone and message.retained <= self._plan.history.tombstones_removed_to(at)[0]:
             difference = DifferenceKind.EXTRA, OVERDUE
-        elif message.keyed and not tombstone and message.published <= self._plan.history.must_expire(at)[0]:
+        elif message.keyed and not tombstone and message.published <= self._plan.history.values_removed_to(at)[0]:
             difference = DifferenceKind.REVIVED, EXPIRED
         if difference is not None:
             findings.add(Difference(difference[0], self._plan.where, difference[1], message.offset))
@@ -251,7 +251,7 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
 
 def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
     """Return a mask of the winners that are not uncertain messages."""
-    return ~np.isin(plain(winners), np.array(sorted(uncertain), dtype=np.int64))
+    return ~np.isin(offsets_of(winners), np.array(sorted(uncertain), dtype=np.int64))
 
 
 def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
@@ -314,7 +314,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFi
             offsets = numbers(table, "offset")
             for name, mask in unkeyed_masks(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
-            chunks |= BitMap64(offsets[of_messages(table)].tolist())
+            chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
         read = chunk_table.read_tables(store, plan.serving.chunks, HashRange())
         tables = np.concatenate([chunk_table.none(), *read])
         by_offset = dict(zip(chunk_table.offsets(tables).tolist(), tables, strict=True))

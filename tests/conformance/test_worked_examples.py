@@ -26,7 +26,7 @@ from compactor.run.plan import (
     Sizing,
     Source,
     expected_totals,
-    located,
+    row_sets_by_source,
 )
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due
@@ -287,7 +287,7 @@ def test_worked_example_5_grouping() -> None:
         stored = RowsObject(StoredObject(f"ledger-{number}", int(size * GB), 0), 1)
         sources.append(Source(stored, number * rows, number * rows + rows - 1, rows, None, 0))
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
-    by_source = located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
+    by_source = row_sets_by_source([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
     plan = RunPlan(
         StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
@@ -325,7 +325,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return backlog.dirty_ratio
 
     def due_topics() -> list[str]:
-        backlogs = BacklogReader(bench.metadata, bench.log).of_all(bench.clock)
+        backlogs = BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)
         return [backlog.topic.name.topic for backlog in due(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}

@@ -39,7 +39,8 @@ _UINT64 = (1 << 64) - 1
 
 
 class AckedEntry(NamedTuple):
-    """An acknowledgement of one entry. `ack_set`: the slots that stay unacknowledged, 64 in a number; empty: none."""
+    """An acknowledgement of one entry. `batch_index`: of a message in a batch; -1: none is named. `ack_set`: the slots
+    that stay unacknowledged, as 64-bit words, the lowest slots first; empty: none."""
 
     ledger_id: int
     entry_id: int
@@ -52,7 +53,8 @@ class AckedEntry(NamedTuple):
 
 
 class AckedMessages(NamedTuple):
-    """Messages of one entry that are acknowledged: offsets `first` + i for each set bit i of `mask`."""
+    """Messages of one entry that are acknowledged: the offsets `first` + i for each set bit i of `mask`. `last`: the
+    position of the last one."""
 
     first: int
     mask: int
@@ -89,8 +91,8 @@ class Acknowledgements:
         self._looking_up = asyncio.Lock()
         self._is_settling = False
 
-    def step_end(self, acks: Sequence[AckedEntry]) -> int:
-        """Return how many of `acks` have as many slots as one step of the event loop acknowledges."""
+    def count_in_step(self, acks: Sequence[AckedEntry]) -> int:
+        """Return how many of `acks`, from the first one on, a step of the event loop may acknowledge (`STEP_SLOTS`)."""
         slots = 0
         for number, ack in enumerate(acks, 1):
             pending = self._pending.get(ack.key)
@@ -100,15 +102,17 @@ class Acknowledgements:
         return len(acks)
 
     def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> list[AckedEntry]:
-        """Acknowledge entries; `cumulative`: with all messages before them. Return those that have to be looked up in
-        the topic. Raises Fenced."""
+        """Acknowledge entries; `cumulative`: with all messages before them. Return those that are not pending and have
+        to be looked up in the topic (`look_up`). Raises Fenced."""
         unknown = [ack for ack in acks if not self._acknowledge_known(consumer, ack, cumulative)]
         self._note_progress(consumer)
         return unknown
 
     async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
-        """Acknowledge entries that are looked up in the topic, one at a time for a subscription, unless they were
-        delivered meanwhile.
+        """Acknowledge entries that `acknowledge` has returned: look each up in the topic, unless it was delivered
+        again.
+
+        A subscription looks up one entry at a time. If its position moves meanwhile, the others are dropped.
 
         Raises CompactorError; Unavailable if too many wait already: their entries are delivered again.
         """
@@ -140,17 +144,18 @@ class Acknowledgements:
             self._lookups -= len(acks)
 
     def settle_acknowledged(self, consumer: Consumer | None = None) -> None:
-        """Settle the entries up to the position's end: some now, the others in later turns of the event loop.
+        """Settle the pending entries before the end of the acknowledged messages: some now, others in later turns of
+        the event loop.
 
-        They are acknowledged already, by `consumer`; None: by another door. Until they are settled they only count as
-        unacknowledged messages of their consumers.
+        The position has acknowledged them already, for `consumer`; None: for another door. Until they are settled they
+        only count as unacknowledged messages of their consumers.
         """
         if not self._is_settling and self._settle_some(consumer):
             self._is_settling = True
             self._topic.spawn(finish(partial(self._settle_some, consumer), self._note_settled))
 
     def begin(self) -> None:
-        """Note that the position was opened: it may be before the known end."""
+        """Note that the position was opened: the known end of the acknowledged messages does not hold any more."""
         self._end = -1
 
     def clear(self) -> None:
@@ -295,7 +300,7 @@ class Acknowledgements:
 
 
 def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
-    """Return the messages of `slots`, the existing slots of an entry, that an acknowledgement names; None: no one."""
+    """Return the messages of `slots`, the existing slots of an entry, that an acknowledgement names; None: none."""
     rest = bitmap_of(remaining_slots(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1))
     acked = [position for slot, position in slots if slot not in rest]
     if cumulative and ack.batch_index >= 0 and not rest:
@@ -307,7 +312,10 @@ def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cu
 
 
 def remaining_slots(ack_set: Sequence[int], messages: int) -> int:
-    """Return the slots of an entry that an acknowledgement leaves, as bits. Bits beyond its slots are ignored."""
+    """Return the slots of an entry that an acknowledgement leaves unacknowledged, as bits.
+
+    `messages`: the number of slots of the entry; bits of `ack_set` beyond it are ignored.
+    """
     words = ack_set[: (messages + 63) // 64]
     if not words:
         return 0

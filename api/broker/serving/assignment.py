@@ -53,7 +53,7 @@ class Assignment:
         self._chunks.remove(*consumers)
 
     def search_again(self) -> None:
-        """Ask all consumers again: one that could not receive may be able to now."""
+        """Ask all consumers at the next choice: one that could not receive may be able to now."""
         if isinstance(self._selector, RoundRobin):
             self._selector.search_again()
 
@@ -64,7 +64,7 @@ class Assignment:
         return any(map(self._can_receive, self.consumers))
 
     def choose(self, header: EntryHeader) -> Consumer | None:
-        """Return the consumer of an entry; None: the entry has to wait."""
+        """Return the consumer to which an entry may be delivered now; None: the entry has to wait."""
         if header.chunk and not self._by_key:
             owner = self._chunks.get(header.chunk)
             if owner is not None:
@@ -85,17 +85,19 @@ class Assignment:
         return self.any_can_receive()
 
     def note_delivered(self, header: EntryHeader, consumer: Consumer) -> None:
-        """Note that an entry is delivered: the entries of its group stay with the consumer."""
+        """Note that an entry is delivered to a consumer, which also gets the next entries of its key or chunked
+        message."""
         if header.chunk and not self._by_key:
             self._chunks.note(header.chunk, consumer, header.is_last_chunk)
         if self._by_key and isinstance(header.group, int):
             self._draining.add(header.group, consumer)
 
     def note_released(self, group: Group) -> None:
-        """Note that an entry of a group has left its consumer: acknowledged, returned or dropped."""
+        """Note that an entry of a group was acknowledged, returned or dropped, so its consumer does not have it any
+        more."""
         if self._by_key and isinstance(group, int):
             self._draining.remove(group)
 
     def rewind(self) -> None:
-        """Forget partly delivered messages: all entries are read again."""
+        """Forget the consumers of partly delivered chunked messages: all entries are read again."""
         self._chunks.clear()

@@ -23,7 +23,7 @@ class Connection(Protocol):
     client_version: str
 
     async def is_alive(self) -> bool:
-        """Return whether the client still answers; close the connection of one that does not."""
+        """Return whether the client still answers. Close the connection of a client that does not."""
 
 
 class Channel(Protocol):
@@ -44,8 +44,8 @@ class ConsumerChannel(Channel, Protocol):
         """True if the client accepts more bytes now."""
 
     def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        """Send an entry. `live`: the slots to be delivered, as bits. `redeliveries`: the number of times that a
-        consumer asked for it again."""
+        """Send an entry to the client. `live`: the slots to be delivered, as bits. `redeliveries`: the number of times
+        that a consumer asked for the entry again."""
 
     def set_active(self, is_active: bool) -> None:
         """Report to a failover consumer whether it is the active one."""
@@ -55,7 +55,7 @@ class ProducerChannel(Channel, Protocol):
     """The channel of one producer."""
 
     def note_queued(self, entries: int, size: int) -> None:
-        """Note a change of the number and the bytes of the producer's entries that wait to be appended."""
+        """Add to the number and the bytes of the producer's entries that wait to be appended; negative: they ended."""
 
     def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
         """Send the receipt of a durable entry."""

@@ -15,7 +15,7 @@ from storage.model import TopicName
 
 
 def live_topic(topic: PersistentTopic) -> LiveTopicState:
-    """Return the clients of one topic."""
+    """Return the live stats of one topic, with its producers, subscriptions and consumers."""
     delivered = [item.dispatched for item in list(topic.subscriptions.values())]
     received = topic.published
     stats = TopicStats(
@@ -59,7 +59,7 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
 
 
 def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, ClientCounts]]:
-    """Yield the counts for metrics, topic by topic."""
+    """Yield the name and the client counts of each topic, for metrics."""
     for topic in topics:
         consumers = [item for subscription in list(topic.subscriptions.values()) for item in subscription.consumers]
         yield (

@@ -19,10 +19,10 @@ from storage.model import LogPosition, TopicName
 
 @dataclass(frozen=True)
 class LiveSubscriptionState:
-    """A subscription as this service serves it. `stats`: what is known without its cursor.
+    """A subscription as this service serves it. `stats`: the fields that are known without its cursor.
 
-    `delivered_end`: the offset after the last delivered message. `backlog`: the number of unacknowledged messages, by
-    the topic's end and first offset; None: the subscription has no cursor here.
+    `delivered_end`: the offset after the last delivered message. `backlog(end, first)`: returns the number of
+    unacknowledged messages between the topic's first offset and its end; None: the subscription has no cursor here.
     """
 
     stats: SubscriptionStats = field(default_factory=SubscriptionStats)
@@ -32,8 +32,8 @@ class LiveSubscriptionState:
 
 @dataclass(frozen=True)
 class LiveTopicState:
-    """The clients of a topic, and its subscriptions by name, with and without cursors. `stats`: the topic's own part
-    that is known without the database, without subscriptions."""
+    """The clients of a topic. `stats`: the fields that are known without the database, except the subscriptions.
+    `subscriptions`: by name, durable ones and readers."""
 
     stats: TopicStats = field(default_factory=TopicStats)
     subscriptions: Mapping[str, LiveSubscriptionState] = field(default_factory=dict)
@@ -55,16 +55,22 @@ class ClientCounts:
 
 
 class LiveSubscription(ServedCursor, Protocol):
-    """A durable subscription of a topic that this service serves: its state is here, and every door moves it here.
+    """A durable subscription that this service serves: its state is in this process, and every door moves it here.
 
     Calls come from any thread but that of the event loop, and block. They raise CompactorError.
     """
 
     def reset(self, mark: LogPosition | None) -> None:
-        """Begin again after a message; consumers are disconnected, and subscribe again."""
+        """Move the subscription: `mark` is its new mark-delete position; None: before the first message.
+
+        Its consumers are disconnected, and subscribe again.
+        """
 
     def end(self, force: bool) -> None:
-        """Disconnect its consumers, for its cursor is deleted next. Raises SubscriptionHasConsumers unless forced."""
+        """Disconnect the consumers and stop serving the subscription; the caller deletes its cursor next.
+
+        Raises SubscriptionHasConsumers if it has consumers, unless `force`.
+        """
 
 
 @dataclass
@@ -74,7 +80,7 @@ class ConnectedClients:
     subscription: Callable[[TopicRecord, str], LiveSubscription | None] = lambda _topic, _name: None
     """The subscription of a topic, if its state is in this service."""
     truncated: Callable[[TopicRecord], None] = lambda _: None
-    """A topic was truncated: what was read of it is dropped."""
+    """Drops the entries of a truncated topic from memory. The caller need not wait."""
 
     of_topic: Callable[[TopicName], LiveTopicState] = lambda _: LiveTopicState()
     counts: Callable[[], Iterable[tuple[TopicName, ClientCounts]]] = tuple

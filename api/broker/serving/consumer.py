@@ -82,7 +82,7 @@ class Consumer:
         return self.options.type
 
     def flow(self, permits: int, now_ms: int) -> None:
-        """Permit that many more messages."""
+        """Add permits: the client accepts `permits` more messages."""
         self.permits += permits
         self.last_flow_at = now_ms
 

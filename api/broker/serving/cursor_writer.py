@@ -40,7 +40,7 @@ class CursorWriter:
     """Writes cursors. For one event loop; `run` it as a task."""
 
     def __init__(self, metadata: MetadataStore, database: Workers, seconds: float = 1.0) -> None:
-        """`seconds`: the time between two groups that no receipt asked for."""
+        """`database`: threads for the writes. `seconds`: the time between two groups of noted cursors."""
         self._metadata = metadata
         self._database = database
         self._seconds = seconds
@@ -49,11 +49,14 @@ class CursorWriter:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, cursor: Cursor, owner: CursorOwner) -> None:
-        """Write a cursor within about a second."""
+        """Note that a cursor has acknowledgements: it is written with the next group, within about a second.
+
+        `owner` is informed of a write that fails for good, or lacks the id of a message.
+        """
         self._dirty[cursor] = owner
 
     def forget(self, cursor: Cursor) -> None:
-        """Write nothing more of a cursor: its subscription has another one now."""
+        """Remove the note of a cursor, which its subscription has replaced: it is not written any more."""
         self._dirty.pop(cursor, None)
 
     async def flush(self, cursor: Cursor) -> None:
@@ -70,7 +73,7 @@ class CursorWriter:
             self.write_noted()
 
     def write_noted(self) -> None:
-        """Begin to write the noted cursors."""
+        """Begin to write the noted cursors, if any; do not wait for it."""
         if self._dirty:
             self._start()
 

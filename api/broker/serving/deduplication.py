@@ -35,8 +35,8 @@ class Deduplication:
     """The stored sequence ids of one topic's producers. `load` them before the first entry."""
 
     def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int) -> None:
-        """`max_producers`: names that are kept, those that stored an entry last; each costs its bytes and two
-        numbers."""
+        """`max_producers`: the number of names that are kept: those that stored an entry last. A name costs its bytes
+        and two numbers."""
         self._metadata = metadata
         self._topic = topic
         self._max_producers = max_producers
@@ -50,7 +50,8 @@ class Deduplication:
         self.is_loaded = False
 
     def load(self) -> None:
-        """Read the ids in SQL and those that the log has after them. Raises CompactorError; then load again."""
+        """Read the ids in SQL, then those that the log has after them, and store both. Blocks. Raises CompactorError;
+        then load again."""
         record = self._topic.record
         stored = self._metadata.producer_sequences.of_topic(record.id)
         if stored is None:
@@ -77,7 +78,9 @@ class Deduplication:
     def append(
         self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[Answer]]
     ) -> list[Answer | MessageId]:
-        """Append the new entries of a group. Return an answer for each entry: EARLIEST stands for a duplicate.
+        """Append the new entries of a group by calling `append` with them. Return an answer for each entry, in order.
+
+        EARLIEST is the answer for a duplicate.
 
         An entry that repeats one of the same group succeeds if that one does, even if later entries fail.
         """
@@ -119,14 +122,15 @@ class Deduplication:
         return answers
 
     def is_store_due(self) -> bool:
-        """Return whether `store` is due; once for each `STORE_ENTRIES` entries."""
+        """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries: the caller must
+        store."""
         is_due = self._note_count >= self._store_at
         if is_due:
             self._store_at = self._note_count + STORE_ENTRIES
         return is_due
 
     def store(self) -> None:
-        """Write the ids to SQL. Raises CompactorError."""
+        """Write the ids to SQL, if any is new. Raises CompactorError."""
         with self._lock:
             count, end = self._note_count, self._end
             highest = {name: last_whole(sequence) for name, sequence in self._known.items()}
@@ -136,9 +140,9 @@ class Deduplication:
                 self._written_count = max(self._written_count, count)
 
     def pass_to(self, end: int) -> None:
-        """Note that the log has no more ids before an offset.
+        """Note that no entry before the offset `end` has an id that is not known: the next load need not read them.
 
-        Entries of imports and of produce over HTTP are not deduplicated.
+        Entries of imports and of produce over HTTP have no ids.
         """
         with self._lock:
             if self.is_loaded and end > self._end:

@@ -41,7 +41,8 @@ class DelayedEntries:
         return self._count >= MAX_DELAYED
 
     def add(self, due_ms: int, offset: int) -> None:
-        """Keep an offset until a time, in milliseconds since the Unix epoch."""
+        """Keep an offset until `due_ms`, in milliseconds since the Unix epoch. An offset that is kept already counts
+        once."""
         tick = -(-due_ms // TICK_MS)
         offsets = self._ticks.get(tick)
         if offsets is None:

@@ -65,7 +65,7 @@ class Deliveries(Protocol):
         offsets from `first` on."""
 
     def retire(self) -> None:
-        """Remove all entries from their consumers: they are read and delivered again."""
+        """Remove all pending entries from their consumers: they are read and delivered again."""
 
 
 class Dispatcher:
@@ -126,7 +126,8 @@ class Dispatcher:
         self.wake()
 
     def remove(self, *consumers: Consumer) -> None:
-        """Remove consumers at once. Their unacknowledged entries go to others; that counts as no redelivery."""
+        """Remove consumers at once. Other consumers receive their unacknowledged entries; this is not counted as a
+        redelivery."""
         before = self.active
         self._assignment.remove(*consumers)
         if self.is_individual:
@@ -135,7 +136,10 @@ class Dispatcher:
         self.wake()
 
     def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
-        """Deliver entries of a consumer again, and count that; without `keys`, all that it has not acknowledged."""
+        """Deliver entries of a consumer again, and count the redelivery. `keys` None: all that it has not acknowledged.
+
+        For a single active consumer: all, whatever the keys, without a count; an inactive one is ignored.
+        """
         if not self.is_individual:
             if consumer is self.active:
                 self._deliveries.retire()
@@ -153,7 +157,7 @@ class Dispatcher:
         self.wake()
 
     def note_released(self, pending: PendingAck) -> None:
-        """Note that an entry has left its consumer: acknowledged, returned or dropped."""
+        """Note that an entry was acknowledged, returned or dropped, so its consumer does not have it any more."""
         self._assignment.note_released(pending.group)
 
     def note_settled(self, pending: PendingAck) -> None:
@@ -161,7 +165,7 @@ class Dispatcher:
         self._waiting.settle(pending.offset)
 
     def wake(self) -> None:
-        """Let the loop continue: some entry may be deliverable now."""
+        """Let the loop continue, because some entry may be deliverable now. Cheap and idempotent."""
         self._waiting.queue.search_again()
         self._assignment.search_again()
         self._wake_event.set()

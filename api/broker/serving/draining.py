@@ -19,16 +19,16 @@ class DrainingHashes:
         self._entries: Counter[int] = Counter()
 
     def allows(self, key_hash: int, consumer: Consumer) -> bool:
-        """Return whether an entry of that hash may be delivered to a consumer now."""
+        """Return whether an entry with this hash may be delivered to a consumer now: no other consumer has one."""
         return self._consumers.get(key_hash, consumer) is consumer
 
     def add(self, key_hash: int, consumer: Consumer) -> None:
-        """Note that an entry of that hash is delivered to a consumer."""
+        """Count an entry with this hash that is delivered to a consumer."""
         self._consumers[key_hash] = consumer
         self._entries[key_hash] += 1
 
     def remove(self, key_hash: int) -> None:
-        """Note that an entry of that hash was acknowledged or returned."""
+        """Count off an entry with this hash that was acknowledged or returned. After the last one the hash is free."""
         if self._entries[key_hash] > 1:
             self._entries[key_hash] -= 1
         else:

@@ -18,14 +18,14 @@ from storage.reading.entry_reader import EntryReader
 _TURN_SECONDS = 1.0
 """The time that a thread waits for another one that still reads."""
 Page = tuple[list[DeliverableEntry], int | None]
-"""Entries; with an empty list, the offset at which the next one will be."""
+"""The entries of a page and None; at the end of the topic, no entries and the offset of the next one."""
 
 
 class EntryPages:
-    """One read of a topic. For one task of the event loop; close it."""
+    """One read of a topic, page by page. For one task of the event loop. The caller closes it."""
 
     def __init__(self, workers: Workers, open_reader: Callable[[], EntryReader]) -> None:
-        """`open_reader` is called by a thread."""
+        """`open_reader` is called once by a thread, at the first page."""
         self._workers = workers
         self._open_reader = open_reader
         self._reader: EntryReader | None = None
@@ -36,7 +36,7 @@ class EntryPages:
         self._is_closed = False
 
     async def next(self, skip_to: int | None = None) -> Page:
-        """Return the next page; without entries at the present end of the topic, or after `close`.
+        """Return the next page; at the present end of the topic, or after `close`, a page without entries.
 
         `skip_to`: for a read at the end, the offset before which the caller has read all entries from memory. Raises
         CompactorError; then it can be called again.
@@ -52,7 +52,7 @@ class EntryPages:
             await self._workers.run(self._close_reader)
 
     def return_to(self, offset: int) -> None:
-        """Let the next page begin at an offset of the last page, or at its end. Not while `next` waits."""
+        """Let the next page begin at an offset: of an entry of the last page, or its end. Not while `next` waits."""
         self._return_to = offset
 
     async def release(self) -> None:

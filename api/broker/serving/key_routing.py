@@ -28,8 +28,11 @@ class EntryHeader(NamedTuple):
 
 
 def header_of(entry: bytes, by_key: bool) -> EntryHeader:
-    """Return the header of an entry for a shared subscription; with `by_key`, for a key-shared one: its group is the
-    hash slot of its key. An entry that cannot be parsed has none."""
+    """Return the header of an entry. `by_key`: for a key-shared subscription, else for a shared one.
+
+    The group is the hash slot of the key if `by_key`, else the uuid of a chunked message. An entry that cannot be
+    parsed has the group 0 if `by_key`, else no group.
+    """
     try:
         metadata, _ = parse(entry, checked=True)
     except InvalidRecord:

@@ -31,7 +31,7 @@ class ServedSubscription:
     def extend(self, end: int) -> None:
         self._call(self._extend(end))
 
-    def acknowledged(self) -> None:
+    def flush_acknowledged(self) -> None:
         try:
             self.cursor.flush()
         except (Fenced, NotFound):  # another process moved or deleted it: the next call acts on what is stored

@@ -61,8 +61,8 @@ class TopicLogs:
         on_rolled: Callable[[], object] = lambda: None,
         watch: LeaseRenewer | None = None,
     ) -> None:
-        """`max_open`: logs. `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it
-        outlives this object."""
+        """`max_open`: maximum number of open logs. `idle_ms`: time without a use after which a log is closed.
+        `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object."""
         self._clock = clock
         self._max_open = max_open
         self._idle_ms = idle_ms
@@ -99,7 +99,10 @@ class TopicLogs:
             return [item.topic for item in self._open.values()]
 
     def append(self, topic: Topic, entries: Sequence[bytes]) -> list[Answer]:
-        """Append entries in order. Return the answer for each, when all of them are acknowledged or have failed.
+        """Append entries in order. Return an AppendResult or an error for each, when all are acknowledged or have
+        failed.
+
+        After an entry that failed and may be sent again (`is_repeatable`), no later one is appended.
 
         Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
         """
@@ -110,8 +113,10 @@ class TopicLogs:
             self._release(open_log)
 
     def hold(self, topic: Topic) -> HeldLog:
-        """Return the topic's log, which stays open until it is released: this service owns the topic. Raises what
-        `append` raises."""
+        """Return the topic's log, which stays open until `HeldLog.release`; until then this service owns the topic.
+
+        Raises what `append` raises.
+        """
         return HeldLog(self, self._use(topic))
 
     def _append(self, open_log: _Open, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
@@ -136,16 +141,16 @@ class TopicLogs:
             return open_log is not None and open_log.topic.uid == topic.uid and open_log.ready.is_set()
 
     def turn(self) -> int:
-        """Return a number that is one higher each time: it chooses the partition of a message without a key."""
+        """Return the next number of a counter, which chooses the partition of a message without a key."""
         return next(self._turns)
 
     def close_topics(self, *topics: TopicRecord) -> None:
-        """Release topics, each as soon as no request uses its log."""
+        """Close the logs of topics that are open, each as soon as no request uses it. This releases the leases."""
         ids = {topic.id for topic in topics}
         self._close(self._removed(lambda item: item.topic.id in ids))
 
     def close_idle(self) -> int:
-        """Release the logs that were idle for `producers.idle`. Return their number."""
+        """Close the logs that were idle for `idle_ms`. Return their number."""
         now = self._clock.now_ms()
         # Also those used as long in the future: the clock was set back.
         idle = self._removed(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
@@ -265,13 +270,16 @@ class HeldLog:
 
     @property
     def is_lost(self) -> bool:
-        """True if another process may write the topic, or it was deleted: it must be held again."""
+        """True if another process may write the topic, or it was deleted: the caller must hold the log again."""
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
     def append(self, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
-        """Append entries as `TopicLogs.append` does, but an entry that failed stops only those of its sender. Raises
-        Fenced if the topic is lost."""
+        """Append entries in order. Return an AppendResult or an error for each. `senders`: the sender of each entry.
+
+        After an entry that failed and may be sent again, no later one of the same sender is appended. Raises Fenced if
+        the topic is lost; then nothing was appended.
+        """
         if self.is_lost:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True

@@ -28,7 +28,7 @@ async def finish(step: Callable[[], bool], ended: Callable[[], object] = lambda:
 
 
 def call_in_turns(calls: Iterator[Callable[[], object]], at_once: int) -> None:
-    """Make `at_once` of the calls now, and the others in later turns of the event loop."""
+    """Make `at_once` of the calls now, and `at_once` in each later turn of the event loop. Does not wait for them."""
     some = list(islice(calls, at_once))
     for call in some:
         call()

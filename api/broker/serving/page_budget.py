@@ -37,10 +37,10 @@ class PageHolder(Protocol):
         """True while the holder continues to deliver as soon as it has its turn."""
 
     def release_memory(self) -> None:
-        """Drop all entries; read them again when they are needed."""
+        """Drop all entries from memory; the holder reads them again when it needs them."""
 
     def wake(self) -> None:
-        """Ask again for a read that was refused."""
+        """Let the holder ask again for a read that was refused."""
 
 
 class PageBudget:
@@ -57,7 +57,7 @@ class PageBudget:
         """Holders whose last read was refused; the first one was refused first."""
 
     def hold(self, holder: PageHolder, size: int) -> None:
-        """Note the bytes of a holder that has read or delivered. Others release theirs until all fit."""
+        """Set the bytes that a holder has, after it has read or delivered. Others release theirs until all fit."""
         self._remove(holder)
         if size:
             self._held[holder] = size
@@ -77,14 +77,14 @@ class PageBudget:
                 break
 
     def release(self, holder: PageHolder) -> None:
-        """Note that a holder has ended."""
+        """Remove a holder, which has ended, with its bytes."""
         self._remove(holder)
         self._refused.pop(holder, None)
         self.note_idle()
 
     def admits(self, holder: PageHolder) -> bool:
-        """Return whether a holder may read a page now. A refusal is short, because other holders are delivering: the
-        holder is woken to ask again."""
+        """Return whether a holder may read a page now. A holder that is refused, because others are delivering, is
+        woken soon to ask again."""
         if not self._has_room(lambda other: other is not holder and other.is_delivering):
             self._refused[holder] = None
             return False

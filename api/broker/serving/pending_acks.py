@@ -72,7 +72,7 @@ class PendingAck:
         return self.offset + self.messages
 
     def position(self, slot: int) -> LogPosition:
-        """Return the position of one of its messages."""
+        """Return the position of the message in a slot, counted from 0."""
         ledger_id, entry_id = self.entry_key
         return LogPosition(self.offset + slot, MessageId(ledger_id, entry_id, -1, slot if self.batched else -1))
 
@@ -95,7 +95,7 @@ class PendingAcks:
         return len(self._by_key)
 
     def get(self, key: EntryKey) -> PendingAck | None:
-        """Return the entry; None: it is not pending."""
+        """Return the entry with this id, also while it waits for its next delivery; None: it is not pending."""
         return self._by_key.get(key) or self._late.get(key)
 
     def add(self, pending: PendingAck) -> None:
@@ -117,7 +117,7 @@ class PendingAcks:
         return pending
 
     def release(self, pending: PendingAck) -> None:
-        """Remove an entry from its consumer; it waits for its next delivery."""
+        """Remove an entry from its consumer, if it has one; it stays pending and waits for its next delivery."""
         consumer = pending.consumer
         if consumer is None:
             return
@@ -144,12 +144,12 @@ class PendingAcks:
         return entries
 
     def is_settled(self, key: EntryKey) -> bool:
-        """Return whether the entry is known to be wholly acknowledged."""
+        """Return whether the entry is known to be wholly acknowledged. False: unknown, or not acknowledged."""
         entries = self._settled.get(key[0])
         return entries is not None and 0 <= key[1] < _MAX_ENTRY_ID and key[1] in entries
 
     def oldest(self) -> PendingAck | None:
-        """Return the entry with the lowest offset."""
+        """Return the entry with the lowest offset that was not retired; None: there is none."""
         while self._order:
             pending = self._by_key.get(self._order[0][1])
             if pending is not None:

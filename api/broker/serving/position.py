@@ -36,8 +36,8 @@ _READS_COMPACTED = {READ_COMPACTED_PROPERTY: "true"}
 class SubscribeRequest:
     """The options of a subscription that a consumer joins.
 
-    `start`: the position of a new cursor or of a reader. `resumes`: the reader continues an earlier read, as one that
-    connects again does. `properties`: of a new cursor.
+    `durable`: with a cursor. `start`: the position of a new cursor or of a reader. `resumes`: the reader continues an
+    earlier read, as after a reconnection. `properties`: of a new cursor.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ReaderPosition:
     """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database."""
 
     def __init__(self, mark: LogPosition | None) -> None:
-        """`mark`: the message before the first one to be delivered; None: that is the first one of the topic."""
+        """`mark`: the message before the first one to be delivered; None: the first one is the first of the topic."""
         self.mark_delete = mark
         self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
 
@@ -72,16 +72,17 @@ class ReaderPosition:
         self._move(position)
 
     def acknowledged_mask(self, first: int, count: int) -> int:
-        """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
+        """Return a mask of the acknowledged offsets among `count` offsets from `first` on: bit i stands for `first` +
+        i."""
         return self._offsets.mask(first, count)
 
     def begin(self, offset: int) -> None:
-        """Count all offsets before the first delivered message as acknowledged."""
+        """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""
         self._offsets.move_mark(offset - 1)
 
     @property
     def acknowledged_end(self) -> int:
-        """The last offset up to which all are acknowledged."""
+        """The largest offset up to which all offsets are acknowledged; -1: none is."""
         return self._offsets.end
 
     def _move(self, position: LogPosition) -> None:
@@ -130,12 +131,17 @@ class SubscriptionPosition:
             await self._begin_reader(request.start)
 
     async def note_compacted_reads(self) -> None:
-        """Store that consumers of the cursor read compacted. Raises CompactorError."""
+        """Store in SQL that consumers of the cursor read compacted: runs then wait for it (T1). Raises
+        CompactorError."""
         cursors, topic_id = self._topic.metadata.cursors, self._topic.record.id
         await self._topic.database.run(cursors.set_properties, topic_id, self._name, _READS_COMPACTED)
 
     async def mark_before(self, start: StartPosition) -> LogPosition | None:
-        """Return the mark-delete position of a cursor that begins at `start`; None: at the topic's first message."""
+        """Return the mark-delete position of a cursor that begins at `start`; None: it begins at the topic's first
+        message.
+
+        Raises CompactorError.
+        """
         return await self._topic.store.run(self._mark_before, start)
 
     async def move(self, mark: LogPosition | None, start: StartPosition) -> None:
@@ -170,8 +176,11 @@ class SubscriptionPosition:
         return EARLIEST if mark is None else StartOffset(mark.offset + 1)
 
     def open_reader(self, start: StartPosition) -> EntryReader:
-        """Begin to read the topic. For threads. Raises StateMayBeStale once for a compacted read whose deletions are
-        lost (R7): the next call continues without them."""
+        """Return a reader of the topic from `start` on. For threads.
+
+        Raises StateMayBeStale once for a resumed compacted read that would miss deletions (R7); the next call returns a
+        reader without them.
+        """
         try:
             reader = self._topic.storage.entry_reader(start, self.read_compacted, self._resumes)
         except StateMayBeStale:
@@ -181,29 +190,38 @@ class SubscriptionPosition:
         return reader
 
     def begin_consumers(self, read_compacted: bool) -> None:
-        """Prepare the reads of a first consumer. Another consumer's read of a cursor is not continued."""
+        """Prepare the reads of the first consumer. For a cursor, the read of an earlier consumer is not resumed
+        (R7)."""
         self._resumes = self._resumes and not self.durable
         self.read_compacted = read_compacted
 
-    def repeat(self) -> None:
-        """Note that delivered entries are read again: a compacted read continues (R7)."""
+    def note_repetition(self) -> None:
+        """Note that delivered entries will be read again.
+
+        If something was delivered before, the next reader resumes the compacted read (R7) instead of beginning a new
+        one.
+        """
         self._resumes = self._resumes or self._has_begun
 
     def begin(self, offset: int) -> None:
-        """Note the first delivery: a reader counts all offsets before it as acknowledged."""
+        """Note a delivery at `offset`. At the first one, a reader counts all offsets before it as acknowledged."""
         if not self._has_begun:
             self._has_begun = True
             if isinstance(self.current, ReaderPosition):
                 self.current.begin(offset)
 
     def extend(self, end: int) -> None:
-        """Note that messages exist before the offset `end`: they may be acknowledged."""
+        """Note that all offsets before `end` exist, so they may be acknowledged."""
         self._known_end = max(self._known_end, end)
 
     @property
     def delivered_before(self) -> MessageId:
-        """The message before the first one to be delivered: mark-delete, or the one before a reader's position. A
-        client that has sought a time learns from it whether messages follow."""
+        """The id of the message before the first one to be delivered: mark-delete, or the id before a reader's
+        position.
+
+        EARLIEST: the first message is delivered next, or the id is not known. A client that has sought a time learns
+        from it whether messages follow.
+        """
         mark = self.current.mark_delete
         if mark is not None:
             return mark.message_id
@@ -284,8 +302,8 @@ class SubscriptionPosition:
 
 
 def entry_of(start: MessageId) -> MessageId:
-    """Return the position of a reader that begins at a message: the message's entry. Its client skips the messages
-    before it."""
+    """Return the id of the entry of a message, where a reader that begins at the message begins: its client skips the
+    messages of the batch before it. EARLIEST and LATEST stay as they are."""
     if start in (EARLIEST, LATEST) or start.ledger_id > LATEST.ledger_id - 1:
         return LATEST if start.ledger_id > 0 else EARLIEST
     if start.ledger_id < 0:

@@ -44,8 +44,8 @@ class AccessMode(IntEnum):
 class ProducerOptions:
     """The options of a producer.
 
-    `epoch`: grows with each connection of the same producer. `topic_epoch`: the epoch of an exclusive producer that
-    reconnects; None: it has none yet.
+    `epoch`: a number of the client that grows with each connection of the same producer. `topic_epoch`: the epoch that
+    an exclusive producer got from a service before it reconnected; None: it has none yet.
     """
 
     name: str
@@ -80,8 +80,9 @@ class Producer:
     def name(self) -> str:
         return self.options.name
 
-    def succeeds(self, other: Producer) -> bool:
-        """Return whether this is the other producer, of the same name, which its client has created again."""
+    def replaces(self, other: Producer) -> bool:
+        """Return whether this producer takes the place of another one of its name: its client has created it again on
+        the same connection."""
         return (
             other.channel.connection is self.channel.connection
             and other.options.producer_id == self.options.producer_id
@@ -129,13 +130,14 @@ class ProducerRegistry:
         return self._by_name.get(name)
 
     def add(self, producer: Producer) -> asyncio.Future[None] | None:
-        """Add a producer. Return a future if it has to wait for its turn.
+        """Add a producer. Return None if it may write now, else a future that ends when it is its turn.
 
-        Raises ProducerBusy, ProducerFenced, InvalidTopicEpoch. The future raises ProducerFenced.
+        An exclusive producer must be confirmed before it writes. Raises ProducerBusy, ProducerFenced,
+        InvalidTopicEpoch. The future raises ProducerFenced, or is cancelled by `remove`.
         """
         other = self._by_name.get(producer.name)
         if other is not None:
-            if not producer.succeeds(other):
+            if not producer.replaces(other):
                 raise ProducerBusy(
                     f"Producer with name '{producer.name}' is already connected to topic {self._topic.name}",
                     "use another name",
@@ -167,7 +169,8 @@ class ProducerRegistry:
         return None
 
     async def confirm(self, producer: Producer) -> None:
-        """Store the epoch of an exclusive producer. Raises ProducerFenced and CompactorError; then remove it."""
+        """Store the epoch of an exclusive producer; do nothing for a shared one. Raises ProducerFenced and other
+        CompactorErrors; then the caller removes the producer."""
         epoch = producer.topic_epoch
         if not producer.options.access_mode or epoch is None:
             return
@@ -178,7 +181,8 @@ class ProducerRegistry:
             raise self._fenced()
 
     def remove(self, producer: Producer) -> None:
-        """Remove a producer; the next that waits has its turn."""
+        """Remove a producer, also one that waits; if none is left, the next that waits becomes exclusive.
+        Idempotent."""
         producer.is_closed = True
         if self._by_name.get(producer.name) is producer:
             del self._by_name[producer.name]

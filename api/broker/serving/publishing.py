@@ -29,7 +29,7 @@ from storage.model import MessageId, TopicName
 
 LOG = logging.getLogger(__name__)
 GROUP_BYTES = 16 << 20
-"""The bytes of a group."""
+"""Maximum bytes of a group, unless one entry is larger."""
 
 Outcome = Answer | MessageId | BaseException
 """The result for an entry: its position, the id that stands for a duplicate, or its error."""
@@ -37,7 +37,7 @@ Outcome = Answer | MessageId | BaseException
 
 @dataclass(slots=True)
 class QueuedEntry:
-    """An entry that waits to be appended. Its sequence ids are those of the command SEND."""
+    """An entry that waits to be appended. Its sequence ids are those of the command SEND; `messages`: their number."""
 
     producer: Producer
     sequence_id: int
@@ -58,9 +58,9 @@ class PublishQueue:
         on_lost: Callable[[BaseException], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`append` is called by a worker, `on_appended` when a group was appended and answered, `on_lost` when another
-        process writes the topic or has deleted it. `log_throttle`: while a disk is full each client connects again
-        and fails ten times a second."""
+        """`append` is called by a worker. `on_appended` is called when a group was appended and answered, `on_lost`
+        when another process writes the topic or has deleted it. `log_throttle` bounds warnings: while a disk is full,
+        each client reconnects and fails ten times a second."""
         self._topic = topic
         self._workers = workers
         self._append = append
@@ -76,9 +76,9 @@ class PublishQueue:
         """The number of entries without an answer, by the name of their producer."""
 
     def put(self, entry: QueuedEntry) -> None:
-        """Append an entry after all waiting ones, and answer its producer unless that is closed meanwhile.
+        """Queue an entry. It is appended after all waiting ones, and its producer is answered unless that is closed.
 
-        A queue that is closed does nothing: the producers are about to be disconnected, and send the entry again.
+        A closed queue ignores it: the producers are about to be disconnected, and their clients send the entry again.
         """
         if self._is_closed:
             return
@@ -97,7 +97,7 @@ class PublishQueue:
             await future
 
     async def close(self) -> None:
-        """Accept no entry any more, and wait until those in the queue are answered."""
+        """Ignore new entries, and wait until those in the queue are answered."""
         self._is_closed = True
         await self.drain()
 

@@ -17,6 +17,7 @@ class Rate:
     _bytes_before: int = 0
 
     def add(self, messages: int, size: int = 0) -> None:
+        """Count messages and their bytes."""
         self.messages += messages
         self.bytes += size
 

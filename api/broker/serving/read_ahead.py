@@ -110,7 +110,7 @@ class ReadAhead:
         self._clear_page()
 
     def drop_read(self) -> None:
-        """Drop the result of a read in progress. `restart` must follow."""
+        """Drop the result of a read in progress. The caller must call `restart` later."""
         self._reads += 1
 
     def restart(self) -> None:
@@ -121,7 +121,7 @@ class ReadAhead:
         self._next, self._is_at_end, self.gap_from = None, False, -1
 
     def restart_reader(self) -> None:
-        """Open another reader at the present position."""
+        """Close the reader; the next `fill` opens another one after the page."""
         self._close_pages()
         position = self._page[-1].end if self._page else self.gap_from
         self._next, self._is_at_end = (position if position >= 0 else None), False

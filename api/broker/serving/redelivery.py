@@ -69,7 +69,7 @@ class RedeliveryQueue:
         return group is None or self._offsets[group][0] == offset
 
     def next(self, is_deliverable: Callable[[Group], bool]) -> int | None:
-        """Return the lowest offset of the deliverable ones among the next `SEARCHED_GROUPS` groups.
+        """Return the lowest offset that is deliverable, among the next `SEARCHED_GROUPS` groups.
 
         None: no group of them is deliverable; while `is_searching`, the next call checks more groups.
         """

@@ -108,7 +108,7 @@ class RoundRobin:
         self._order = sorted(self._levels)
 
     def search_again(self) -> None:
-        """Ask all consumers again: one that could not receive may be able to now."""
+        """Ask all consumers at the next choice: one that could not receive may be able to now."""
         for level in self._levels.values():
             level.search_again()
 
@@ -254,7 +254,10 @@ class ChunkAssignments:
         return self._consumers.get(uuid)
 
     def note(self, uuid: str, consumer: Consumer, is_last: bool) -> None:
-        """Note that a chunk was delivered to a consumer."""
+        """Note that a chunk of a message was delivered to a consumer. `is_last`: forget the message, which is complete.
+
+        At most `MAX_CHUNKED` messages are kept; beyond, the oldest one is forgotten.
+        """
         if is_last:
             self._consumers.pop(uuid, None)
             return
@@ -273,7 +276,10 @@ class ChunkAssignments:
 
 
 def selector_for(first: Consumer, partition: int) -> Selector:
-    """Return the selector of a subscription whose first consumer is `first`, of a topic's partition; -1: of none."""
+    """Return the selector for a subscription whose first consumer is `first`. It is not added to the selector.
+
+    `partition`: the number of the topic's partition; -1: the topic is no partition.
+    """
     if first.type is SubscriptionType.SHARED:
         return RoundRobin()
     if first.type is SubscriptionType.KEY_SHARED:

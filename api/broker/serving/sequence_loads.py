@@ -24,7 +24,10 @@ class SequenceLoads:
         self._running: dict[int, tuple[Deduplication, asyncio.Task[None]]] = {}
 
     async def load(self, topic_id: int, deduplication: Deduplication) -> None:
-        """Wait until it is loaded. Raises the error of its load; a later call loads again."""
+        """Load the ids of a topic, unless they are loaded, and wait for it. A load in progress is shared.
+
+        Raises the error of the load; a later call loads again.
+        """
         while not deduplication.is_loaded:
             loading, task = self._running.get(topic_id, (None, None))
             if task is not None and loading is not deduplication:  # the topic was opened before, and closed

@@ -20,7 +20,8 @@ class NewestEntries(Protocol):
     """The newest entries of a topic, in memory."""
 
     def read(self, offset: int) -> Sequence[DeliverableEntry] | None:
-        """Return the entries from an offset on; none at the end. None: they are not in memory."""
+        """Return some entries from an offset on, in order; empty: the offset is the end. None: they are not in
+        memory."""
 
 
 class ServedTopic(Protocol):

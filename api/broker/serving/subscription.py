@@ -85,8 +85,11 @@ class Subscription:
         return self.consumers[0].type if self.consumers else None
 
     def check(self, consumer: Consumer) -> None:
-        """Prepare the dispatcher for a consumer. Raises ConsumerBusy or ConsumerNotAssigned for a consumer that does
-        not fit the others."""
+        """Prepare the dispatcher for a consumer, which it does not add yet. For the first consumer, make the
+        dispatcher.
+
+        Raises ConsumerBusy or ConsumerNotAssigned for a consumer that does not fit the others.
+        """
         present = self.type
         if present is None:
             if self.dispatcher is not None:
@@ -128,7 +131,7 @@ class Subscription:
             consumer.channel.disconnect()
 
     def flow(self, consumer: Consumer, permits: int) -> None:
-        """Permit a consumer that many more messages."""
+        """Add permits: a consumer accepts `permits` more messages."""
         consumer.flow(permits, self.topic.clock.now_ms())
         self.wake()
 
@@ -138,17 +141,20 @@ class Subscription:
             self.dispatcher.wake()
 
     def leave(self, *consumers: Consumer) -> None:
-        """Deliver nothing more to these consumers; other consumers receive what they have not acknowledged."""
+        """Remove these consumers; other consumers receive what they have not acknowledged."""
         if self.dispatcher is not None:
             self.dispatcher.remove(*consumers)
 
     def redeliver(self, consumer: Consumer, keys: Sequence[EntryKey]) -> None:
-        """Deliver entries of a consumer again; without `keys`, all that it has not acknowledged."""
+        """Deliver entries of a consumer again; empty `keys`: all that it has not acknowledged."""
         if self.dispatcher is not None:
             self.dispatcher.redeliver(consumer, keys or None)
 
     def is_abandoned(self, ticks: int) -> bool:
-        """Count a tick. Return whether it is not durable and has had no consumer for more than `ticks` ticks."""
+        """Count a tick. Return whether this reader's subscription has had no consumer for more than `ticks` ticks.
+
+        False for a durable subscription.
+        """
         self._ticks_alone = 0 if self.durable or self.consumers else self._ticks_alone + 1
         return self._ticks_alone > ticks
 
@@ -179,7 +185,7 @@ class Subscription:
         consumer.send(entry, pending, self.topic.clock.now_ms())
 
     def retire(self) -> None:
-        self.position.repeat()
+        self.position.note_repetition()
         self.pending.retire()
 
     # Acknowledging
@@ -214,7 +220,10 @@ class Subscription:
     # Writing
 
     async def flush(self) -> None:
-        """Write what was acknowledged. Raises CompactorError; what is not written stays to be written."""
+        """Write the acknowledgements of the cursor now. Raises CompactorError; then they are written later.
+
+        Does nothing for a subscription without a cursor.
+        """
         cursor = self.position.cursor
         if cursor is not None:
             await self.topic.cursor_writer.flush(cursor)
@@ -241,8 +250,10 @@ class Subscription:
             self._is_locating = False
 
     async def reopen(self, fenced: Cursor) -> None:
-        """Open the cursor again and disconnect the consumers, once for a cursor that is fenced. Raises CompactorError;
-        then it is fenced as before."""
+        """Open the cursor again and disconnect the consumers, if `fenced` is still the subscription's cursor.
+
+        If the cursor was deleted, the subscription ends. Raises CompactorError; then the cursor is fenced as before.
+        """
         async with self.position.moving:
             if self.position.current is not fenced:
                 return
@@ -267,15 +278,21 @@ class Subscription:
     # Moving
 
     async def seek(self, place: MessageId | int) -> None:
-        """Begin again at a message id, or at a publish time; the consumers have to subscribe again. Raises
-        CompactorError; then they begin again where they were."""
+        """Move to a message id, or to a publish time in milliseconds, and disconnect the consumers, which subscribe
+        again.
+
+        Raises CompactorError; then the consumers begin again where they were.
+        """
         start: StartPosition = place if isinstance(place, MessageId) else StartTime(place)
         # Before the move, and not during it: threads of the store wait for `reset`, which waits for other moves.
         mark = await self.position.mark_before(start) if self.durable else None
         await self._move(mark, start)
 
     async def reset(self, mark: LogPosition | None) -> None:
-        """Begin again after a message, which counts as acknowledged with all before it; None: at the first one."""
+        """Move to the message after `mark` and disconnect the consumers, as `seek` does; None: to the first message.
+
+        `mark` and all messages before it count as acknowledged. Raises CompactorError.
+        """
         await self._move(mark, EARLIEST if mark is None else StartOffset(mark.offset + 1))
 
     async def _move(self, mark: LogPosition | None, start: StartPosition) -> None:

@@ -83,7 +83,10 @@ class Tail:
         self._budget.hold(self, self._bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
-        """Return the entries from an offset on; none at the end. None: they are not in memory."""
+        """Return entries from an offset on, about `READ_BYTES` at most; empty: the offset is the end.
+
+        None: they are not in memory.
+        """
         if offset == self.end:
             return []
         at = bisect_left(self._offsets, offset)

@@ -151,8 +151,11 @@ class PersistentTopic:
     # Publishing
 
     def append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
-        """Append entries. Return for each its position, its error, or the id that stands for a duplicate. For a
-        thread."""
+        """Append entries, in a thread. Return for each, in order, an AppendResult, an error, or EARLIEST for a
+        duplicate.
+
+        Raises Fenced if the topic is lost.
+        """
         if self._deduplication is None:
             return list(self._append(group))
         return list(self._deduplication.append(group, self._append))
@@ -193,8 +196,10 @@ class PersistentTopic:
     # Consumers
 
     async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
-        """Prepare a subscription for a consumer, and return it; `Dispatcher.add` then starts the delivery. Raises
-        CompactorError."""
+        """Find or open a subscription for a consumer, and return it; `Dispatcher.add` then starts the delivery.
+
+        Raises CompactorError, such as InvalidInput, ConsumerBusy, ConsumerNotAssigned, TopicNotServed.
+        """
         name = request.name
         if name == COMPACTION_CURSOR:
             raise InvalidInput(f"{name} is the compactor's own subscription", "use another name", is_public=True)
@@ -234,8 +239,11 @@ class PersistentTopic:
         await self.note_left(subscription)
 
     async def note_left(self, subscription: Subscription) -> None:
-        """Note that consumers have left a subscription, perhaps the last one. `tick` sees whether the topic is idle: a
-        search through its subscriptions for each that is left would be quadratic."""
+        """Close a subscription that its last consumer has left; remove it if it is not durable.
+
+        `tick` later notes whether the topic is idle: a search through all subscriptions at each call would be
+        quadratic.
+        """
         if subscription.dispatcher is None:
             return
         if not subscription.consumers and not subscription.durable:
@@ -256,8 +264,10 @@ class PersistentTopic:
         subscription.disconnect()
 
     async def end_subscription(self, subscription: Subscription, force: bool) -> None:
-        """Remove a subscription whose cursor is deleted next. Raises SubscriptionHasConsumers unless forced; `force`
-        disconnects its consumers."""
+        """Remove a subscription whose cursor the caller deletes next, without writing its acknowledgements.
+
+        Raises SubscriptionHasConsumers if it has consumers; `force` disconnects them.
+        """
         if subscription.consumers and not force:
             raise SubscriptionHasConsumers(
                 f"Subscription {subscription.name} has active connected consumers",
@@ -270,8 +280,8 @@ class PersistentTopic:
         self.spawn(subscription.close())
 
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises SubscriptionHasConsumers unless forced; `force`
-        disconnects its consumers."""
+        """Delete a subscription and its cursor. Raises SubscriptionHasConsumers if it has consumers; `force`
+        disconnects them. Raises CompactorError."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
             await self.end_subscription(subscription, force)
             if subscription.durable:
@@ -279,7 +289,7 @@ class PersistentTopic:
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
 
     def drop_entries(self) -> None:
-        """Drop all entries in memory: the topic was truncated. Subscriptions continue at its end."""
+        """Drop all entries in memory after a truncation, and restart the subscriptions."""
         self.tail.clear()
         for subscription in self.subscriptions.values():
             subscription.restart()
@@ -297,8 +307,10 @@ class PersistentTopic:
         return Producer(channel, options, self.clock.now_ms(), self.remove_producer)
 
     def add_producer(self, producer: Producer) -> asyncio.Future[None] | None:
-        """Connect a producer. Return a future if it has to wait for its turn. Raises what `ProducerRegistry.add` does,
-        and TopicNotServed."""
+        """Connect a producer. Return what `ProducerRegistry.add` returns, and raise what it raises.
+
+        Raises ProducerBusy also for too many producers, and TopicNotServed.
+        """
         self.check_open()
         if 0 < self._max_producers <= len(self.producers) and self.producers.named(producer.name) is None:
             raise ProducerBusy(
@@ -342,7 +354,7 @@ class PersistentTopic:
             self._note_idle()
 
     def note_loss(self, error: BaseException) -> None:
-        """Note that this service does not serve the topic any more."""
+        """Log that this service does not serve the topic any more, and call `on_lost`."""
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
 

@@ -94,9 +94,11 @@ class TopicRegistry:
         self._broker.logs.on_appended = lambda _topic, _entries: None
 
     async def topic(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
-        """Return a topic, opened if need be; `create`: a missing one may be created; `audit` logs that.
+        """Return a topic, which is opened first if it is not open. `create`: a missing topic may be created; `audit`
+        logs it.
 
-        Raise TopicNotServed for a topic of another service, and what `names.find_or_create` raises.
+        Raise TopicNotServed for a topic of another service, WriterElsewhere, NoLogOwner, Unavailable, and what
+        `names.find_or_create` raises.
         """
         async with self._opening.setdefault(name, asyncio.Lock()):
             if self._ends:

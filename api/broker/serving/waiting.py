@@ -92,7 +92,7 @@ class WaitingEntries:
         return self._firsts.get(offset, offset)
 
     def in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
-        """Return the entry at an offset and entries after it, as far as they are in memory; none: it is not."""
+        """Return the entry at an offset, and entries after it that are in memory; empty: it is not in memory."""
         content = self._held.get(offset)
         if content is not None:
             return [content]
@@ -102,11 +102,14 @@ class WaitingEntries:
         return ()
 
     def set_replay(self, entries: Sequence[DeliverableEntry]) -> None:
-        """Keep a page that was read for redelivery, instead of the one before."""
+        """Keep a page that was read for redelivery, in place of the previous page."""
         self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
 
     def drop(self, offset: int) -> PendingAck | None:
-        """Remove an entry that is delivered, acknowledged or not in the topic any more. Return its earlier delivery."""
+        """Remove an entry that is delivered, acknowledged or not in the topic any more.
+
+        Return its earlier delivery; None: it was not delivered before.
+        """
         self.queue.remove(offset)
         self._firsts.pop(offset, None)
         content = self._held.pop(offset, None)

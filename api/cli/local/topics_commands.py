@@ -183,7 +183,7 @@ def release_lease(
         from api.broker import topics
         from storage.metadata.leases import shown_time
 
-        leases = topics.release_leases(environment, topic, force=force, dry_run=not yes)
+        leases = topics.revoke_leases(environment, topic, force=force, dry_run=not yes)
         for record, lease in leases:
             if lease is None:
                 put(f"Topic {record.name}: no process owns its lease")

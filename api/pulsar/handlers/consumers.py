@@ -142,7 +142,7 @@ def _parts(connected: ConnectedConsumer, request: requests.Ack, count: int) -> I
     for start in range(0, count, ACKS_AT_ONCE):
         part = request.entries[start : min(start + ACKS_AT_ONCE, count)]
         while part and position.moves == moves:
-            end = connected.subscription.acks.step_end(part)
+            end = connected.subscription.acks.count_in_step(part)
             yield part[:end]
             part = part[end:]
 

@@ -26,7 +26,7 @@ async def look_up(session: Session, request: requests.Lookup) -> responses.Looku
         )
     broker = session.context.broker
     owner = await session.identity.threads[WaitsFor.DATABASE].run(
-        names.owner, broker, name, session.settings.broker_auto_topic_creation
+        names.other_owner, broker, name, session.settings.broker_auto_topic_creation
     )
     if owner is not None and owner.broker_service_url is None and owner.broker_service_url_tls is None:
         raise Refused(

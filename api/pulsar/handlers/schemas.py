@@ -42,7 +42,7 @@ async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord)
     Only a new schema is compared with those of the topic, in the threads for schemas.
     """
     schemas, threads = session.context.broker.schemas, session.identity.threads
-    version = await threads[WaitsFor.DATABASE].run(schemas.same, name, schema)
+    version = await threads[WaitsFor.DATABASE].run(schemas.find_equal, name, schema)
     if version is not None:
         return version
     return await threads[WaitsFor.SCHEMAS].run(schemas.ensure, name, schema)

@@ -134,7 +134,7 @@ def release_lease(
     409 if the owner is known to be alive, unless `force` is given: then its later appends fail.
     """
     dry_run = request.dry_run
-    released = topics.release_leases(broker.environment, topic, force=request.force, dry_run=dry_run)
+    released = topics.revoke_leases(broker.environment, topic, force=request.force, dry_run=dry_run)
     return [
         LeaseReport(topic=str(record.name), dry_run=dry_run, owner=None, expires_at=None)
         if lease is None

@@ -165,7 +165,7 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> IsCompatibili
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,))
 def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> LongSchemaVersion:
     """Return the version of a topic's schema that is equal to this one; 404 if none is."""
-    return LongSchemaVersion(version=_present(topic, broker.schemas.same(topic, schema.record)).version)
+    return LongSchemaVersion(version=_present(topic, broker.schemas.find_equal(topic, schema.record)).version)
 
 
 def _present(topic: TopicName, stored: Stored | None) -> Stored:

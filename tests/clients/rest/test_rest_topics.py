@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.broker.compaction import summed
+from api.broker.compaction import combined_status
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import ErrorText, TopicNotFound
 from storage.metadata.records import ServiceRecord
@@ -369,7 +369,7 @@ def test_the_status_of_several_topics(each: list[str], status: str, error: str) 
         )
         for number, item in enumerate(each)
     }
-    whole = summed(statuses)
+    whole = combined_status(statuses)
     assert (whole.status, str(whole.last_error)) == (status, error)
 
 

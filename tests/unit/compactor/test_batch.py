@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import BatchRunner, Job, Outcome, StallDetector, TaskSet, together
+from compactor.batch import BatchRunner, Job, Outcome, StallDetector, TaskSet, join_task_sets
 from compactor.engines.engine import InProcessEngine, SilentProgress
 from compactor.run.plan import Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
@@ -400,5 +400,5 @@ def test_tasks_of_several_works_travel_as_one_sequence() -> None:
         TaskSet("none", partial(pow, 3), (), [], 0),
         TaskSet("two", partial(pow, 5), [7, 1], [1.0] * 2, 0),
     ]
-    travelled = pickle.loads(pickle.dumps(together(works)))
+    travelled = pickle.loads(pickle.dumps(join_task_sets(works)))
     assert [travelled(number) for number in range(5)] == [1, 2, 4, 5**7, 5]

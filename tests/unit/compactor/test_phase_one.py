@@ -11,7 +11,15 @@ from pyroaring import BitMap64
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
-from compactor.run.plan import RangeTaskResult, RunPlan, RunPolicies, Sizing, Source, expected_totals, located
+from compactor.run.plan import (
+    RangeTaskResult,
+    RunPlan,
+    RunPolicies,
+    Sizing,
+    Source,
+    expected_totals,
+    row_sets_by_source,
+)
 from storage.checksums import crc32c
 from storage.entries.chunk_assembler import messages
 from storage.errors import ObjectDamaged, ObjectMissing
@@ -56,7 +64,7 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
 
 def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTaskResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
-    by_source = sorted(located(results).items())
+    by_source = sorted(row_sets_by_source(results).items())
     named = read_offsets(store, [row_sets for _, row_sets in by_source])
     return [
         int(offset) + plan.sources[number].first_offset
@@ -79,7 +87,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     offsets = [message.offset for message in expected]
     assert surviving_offsets(object_store, plan, results) == offsets
 
-    totals = expected_totals(plan, located(results))
+    totals = expected_totals(plan, row_sets_by_source(results))
     assert sum(total.count for total in totals.values()) == len(offsets)
     assert sum(total.offset_sum for total in totals.values()) == sum(offsets)
     assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])

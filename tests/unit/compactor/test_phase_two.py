@@ -22,7 +22,7 @@ from compactor.run.plan import (
     Slice,
     SourceTotals,
 )
-from compactor.run.run_output import PlannedRun
+from compactor.run.run_output import RunAfterPhaseOne
 from storage.entries.chunk_assembler import messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
@@ -71,9 +71,9 @@ def check_part(store: ObjectStore, part: Part) -> None:
     assert part.offset_sum == sum(row["offset"] for row in drawn)
 
 
-def check_run(store: ObjectStore, planned: PlannedRun, expected: pa.Table) -> Manifest:
+def check_run(store: ObjectStore, phase_one: RunAfterPhaseOne, expected: pa.Table) -> Manifest:
     """Carry a run out and compare with the rows that must be left."""
-    created = carry_out(planned)
+    created = carry_out(phase_one)
     for result in created.parts:
         if result.part is not None:
             check_part(store, result.part)
@@ -133,9 +133,9 @@ def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before
             continue
         upto = ledgers[cut - 1].last_offset + 1
         policies = RunPolicies(retain[number])
-        planned = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
+        phase_one = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
         remaining = rows_left(remaining, table.slice(result, upto - result), retain[number])
-        previous, result = check_run(object_store, planned, remaining), upto
+        previous, result = check_run(object_store, phase_one, remaining), upto
 
 
 def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
@@ -145,8 +145,8 @@ def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
 def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartTask, ...]]:
     """A first run of one part, up to phase two."""
     _, ledgers = seal_history(store, list(history))
-    planned = decide(store, ledgers)
-    return planned.plan, planned.layout.parts
+    phase_one = decide(store, ledgers)
+    return phase_one.plan, phase_one.layout.parts
 
 
 def part_of(plan: RunPlan, parts: tuple[PartTask | DeletedRowsTask, ...]) -> PartTaskResult:
@@ -232,8 +232,8 @@ def letters(text: str, payload: bytes = b"v") -> pa.Table:
 
 def runs(
     store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: RunPolicies | None = None
-) -> tuple[PlannedRun, Manifest | None]:
-    """One run a ledger, a second apart; the planned of the last of them, and what it starts from.
+) -> tuple[RunAfterPhaseOne, Manifest | None]:
+    """One run a ledger, a second apart; the last one after its phase one, and what it starts from.
 
     Parts are not merged, and the runs before the last keep all of them.
     """
@@ -242,8 +242,8 @@ def runs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "MERGE_RATIO", 0)
         for number in range(1, len(ledgers)):
-            planned = decide(store, ledgers[:number], previous, policies, sizing=KEEP, now=NOW + 1000 * number)
-            previous = manifest_of(store, carry_out(planned))
+            phase_one = decide(store, ledgers[:number], previous, policies, sizing=KEEP, now=NOW + 1000 * number)
+            previous = manifest_of(store, carry_out(phase_one))
         last = decide(store, ledgers, previous, policies, sizing=sizing, now=NOW + 1000 * len(ledgers))
     return last, previous
 
@@ -254,10 +254,10 @@ def offsets(store: ObjectStore, part: Part | None) -> list[int]:
 
 
 def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStore) -> None:
-    planned, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
+    phase_one, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
     assert previous is not None
     assert list(read_deleted(object_store, previous.parts[0])) == [1]
-    manifest = manifest_of(object_store, carry_out(planned))
+    manifest = manifest_of(object_store, carry_out(phase_one))
     kept = manifest.parts[0]
     assert kept.rows == previous.parts[0].rows
     assert list(read_deleted(object_store, kept)) == [1, 4, 5]
@@ -266,11 +266,11 @@ def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStor
 
 
 def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> None:
-    planned, previous = runs(object_store, letters("abc"), letters("def"), letters("ghi"), letters("af"))
+    phase_one, previous = runs(object_store, letters("abc"), letters("def"), letters("ghi"), letters("af"))
     assert previous is not None
-    (plan,) = planned.layout.bitmaps
+    (plan,) = phase_one.layout.bitmaps
     assert [number for number, _ in plan.parts] == [0, 1]
-    result = run_task(planned.plan, plan)
+    result = run_task(phase_one.plan, plan)
     assert isinstance(result, DeletedRowsTaskResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
     assert [list(item) for item in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
@@ -287,10 +287,10 @@ def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
 ) -> None:
     """R6; also where whole row groups at the end are dead."""
     monkeypatch.setattr(rows, "GROUP_ROWS", 2)
-    planned, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
-    (plan,) = planned.layout.bitmaps
+    phase_one, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
+    (plan,) = phase_one.layout.bitmaps
     assert plan.find_last
-    created = carry_out(planned)
+    created = carry_out(phase_one)
     (result,) = created.bitmaps
     assert result.last_alive == MessageId(5, last)
     assert created.last_message_id(manifest_of(object_store, created), None) == MessageId(5, last)
@@ -299,14 +299,14 @@ def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
 def test_a_part_that_is_written_anew_leaves_out_what_its_bitmap_and_the_row_sets_name(
     object_store: ObjectStore,
 ) -> None:
-    planned, _ = runs(
+    phase_one, _ = runs(
         object_store,
         letters("abcdef"),
         letters("b"),
         letters("ef", payload=b""),
         sizing=REWRITE,
     )
-    created = carry_out(planned)
+    created = carry_out(phase_one)
     assert created.bitmaps == []
     (written,) = created.parts
     assert offsets(object_store, written.part) == [0, 2, 3]
@@ -318,10 +318,10 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
-    planned, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
-    dead_rows = planned.layout.bitmaps[0].parts[0][1]
+    phase_one, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
+    dead_rows = phase_one.layout.bitmaps[0].parts[0][1]
     halves = tuple(PartTask(n, (Slice(0, a, b, dead_rows),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
-    results = [run_task(planned.plan, half) for half in halves]
+    results = [run_task(phase_one.plan, half) for half in halves]
     remaining = [0, 4, 5]
     for result, expected in zip(
         results, ([n for n in remaining if n < cut], [n for n in remaining if n >= cut]), strict=True
@@ -335,16 +335,16 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "GROUP_ROWS", 2)
-    planned, _ = runs(
+    phase_one, _ = runs(
         object_store,
         letters("abcdef"),
         letters("c", payload=b""),
         letters("d", payload=b""),
         sizing=REWRITE,
     )
-    groups = RowsReader(object_store, planned.plan.sources[0].rows).groups
-    damaged = with_damage_at(object_store, planned.plan, 0, groups[1].start)
-    results = [run_task(damaged, part) for part in planned.layout.parts]
+    groups = RowsReader(object_store, phase_one.plan.sources[0].rows).groups
+    damaged = with_damage_at(object_store, phase_one.plan, 0, groups[1].start)
+    results = [run_task(damaged, part) for part in phase_one.layout.parts]
     parts = [result for result in results if isinstance(result, PartTaskResult)]
     assert sum(result.bytes_read for result in parts) == sum(
         group.end - group.start for group in (groups[0], groups[2])
@@ -360,10 +360,10 @@ def test_a_tombstone_keeps_the_time_of_the_run_that_kept_it_first(object_store: 
         letters("y", payload=b""),
         pa.concat_tables([letters("a"), letters("z", payload=b"")]),
     ]
-    planned, previous = runs(object_store, *history, sizing=REWRITE, policies=policies)
+    phase_one, previous = runs(object_store, *history, sizing=REWRITE, policies=policies)
     assert previous is not None
     assert [part.oldest_tombstone for part in previous.parts] == [NOW + 1000, NOW + 2000]
-    created = carry_out(planned)
+    created = carry_out(phase_one)
     assert [sorted(result.kept) for result in created.parts] == [[0], [2]]
     manifest = manifest_of(object_store, created)
     times = live_rows(object_store, manifest).select(["key", "retained_at"]).to_pylist()

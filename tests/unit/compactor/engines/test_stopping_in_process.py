@@ -47,7 +47,7 @@ def pause(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
 
 def end(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
     loop.drain(0)
-    assert loop.worker.busy() == (0, 0), "nothing continues in a process that ends"
+    assert loop.worker.busy_slots() == (0, 0), "nothing continues in a process that ends"
     assert [request.name for request, _ in stage.control.requests()] == [topic.name], "another service makes it again"
 
 
@@ -66,7 +66,7 @@ def test_a_task_in_the_middle_of_its_reading_is_stopped(
     loop.poll()
     assert until(lambda: [run.phase for run in stage.metadata.runs.of_topic(topic.record.id, 9)] == ["phase one"])
     stop(stage, loop, topic)
-    assert until(lambda: loop.worker.busy() == (0, 0))
+    assert until(lambda: loop.worker.busy_slots() == (0, 0))
     assert stage.runs(topic) == [RunState.CANCELLED]
     assert not stage.control.get(topic.record.id).aborting
     begun, stopped = (record.message for record in caplog.records if record.message.startswith("compaction "))

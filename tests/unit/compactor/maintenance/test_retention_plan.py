@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compactor.maintenance.retention_plan import (
-    RetentionLedger,
+    RetentionExtent,
     TrimCandidate,
     TrimPlan,
     TrimReason,
@@ -27,13 +27,13 @@ GB = 1 << 30
 DELETE, COMPACT = frozenset({"delete"}), frozenset({"compact"})
 
 
-def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionLedger]:
+def extents(*lengths: int, size: int = 1, newest: Sequence[int] = ()) -> list[RetentionExtent]:
     """Ledgers with that many messages each, one after the other."""
-    ledgers: list[RetentionLedger] = []
+    ledgers: list[RetentionExtent] = []
     for number, length in enumerate(lengths):
         first = ledgers[-1].last_offset + 1 if ledgers else 0
         time = newest[number] if newest else NOW
-        ledgers.append(RetentionLedger(number, first, first + length - 1, length, size, time))
+        ledgers.append(RetentionExtent(number, first, first + length - 1, length, size, time))
     return ledgers
 
 

@@ -20,7 +20,7 @@ from compactor.run.plan import (
     Source,
     SourceTotals,
     expected_totals,
-    located,
+    row_sets_by_source,
 )
 from storage.ledger import rows
 from storage.ledger.manifest import DeletedRows
@@ -48,7 +48,7 @@ def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
 def one_range(*counts: int) -> dict[int, Located]:
     """One hash range, with that many rows of each source in its row sets."""
     sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
-    return located([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
+    return row_sets_by_source([RangeTaskResult("range-0", sets, None, HashRangeStatistics())])
 
 
 def laid_out(
@@ -90,7 +90,7 @@ def test_parts_tile_every_live_source_once_and_in_order(
     # Not below a 30th of the whole, so that an example has tens of parts and not millions.
     part_bytes = max(part_bytes, sum(item.rows.stored.size for item in sources) // 30)
     sizing = Sizing(parallelism, part_bytes=part_bytes, part_rows=2**40, small_part_bytes=part_bytes)
-    plan, by_source = plan_of(sources), located(results)
+    plan, by_source = plan_of(sources), row_sets_by_source(results)
     parts = lay_out(plan, by_source, expected_totals(plan, by_source), sizing).parts
     assert [part.number for part in parts] == list(range(len(parts)))
 

@@ -16,9 +16,9 @@ from compactor.run.plan import (
     Source,
     SourceTotals,
     expected_totals,
-    located,
     merged_levels,
     range_bits,
+    row_sets_by_source,
 )
 from storage.ledger.key_index import HashRange
 from storage.model import RowsObject, StoredObject
@@ -80,7 +80,7 @@ def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:
     sources = tuple(Source(ROWS, 10 * number, 10 * number + 9, 10) for number in range(4))
     first = RangeTaskResult("a", (RowSet(0, 0, 2, 2**64 - 1, 0), RowSet(3, 8, 1, 5, 0)), None, HashRangeStatistics())
     second = RangeTaskResult("b", (RowSet(0, 0, 3, 4, 0),), None, HashRangeStatistics())
-    by_source = located([first, second])
+    by_source = row_sets_by_source([first, second])
     assert by_source == {0: (("a", first.row_sets[0]), ("b", second.row_sets[0])), 3: (("a", first.row_sets[1]),)}
     assert expected_totals(plan_of(sources), by_source) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
 
@@ -88,7 +88,7 @@ def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:
 def test_an_old_part_has_left_what_it_had_less_what_goes() -> None:
     sources = (Source(ROWS, 0, 9, 8, None, 30), Source(ROWS, 10, 19, 10, None, 3), Source(ROWS, 20, 29, 10))
     result = RangeTaskResult("a", (RowSet(0, 0, 3, 12, 0), RowSet(1, 12, 4, 5, 0)), None, HashRangeStatistics())
-    assert expected_totals(plan_of(sources, old_parts=2), located([result])) == {
+    assert expected_totals(plan_of(sources, old_parts=2), row_sets_by_source([result])) == {
         0: SourceTotals(5, 18),
         1: SourceTotals(6, 2**64 - 2),
     }

@@ -140,16 +140,16 @@ def test_nothing_is_new_after_a_success_of_the_same_policies(
 ) -> None:
     snapshot = snapshot_of([ledger(number, HOUR) for number in range(ledgers)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(state, before))
-    assert run_input.nothing_new(snapshot, RunPolicies(), NOW) == nothing
+    assert run_input.is_unchanged(snapshot, RunPolicies(), NOW) == nothing
 
 
 def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
     policies = RunPolicies(min_lag_ms=MINUTE)
     snapshot = snapshot_of([ledger(0, HOUR), ledger(1, 5)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(RunState.SUCCESS, policies))
-    assert run_input.nothing_new(snapshot, policies, NOW)
-    assert not run_input.nothing_new(snapshot, policies, NOW + MINUTE)
-    assert not run_input.nothing_new(replace(snapshot, last_run=None), policies, NOW)
+    assert run_input.is_unchanged(snapshot, policies, NOW)
+    assert not run_input.is_unchanged(snapshot, policies, NOW + MINUTE)
+    assert not run_input.is_unchanged(replace(snapshot, last_run=None), policies, NOW)
 
 
 # --- what is due by time
@@ -235,14 +235,14 @@ def test_chunks_count_as_records_do() -> None:
     ],
 )
 def test_only_retention_and_time_to_live_go_by_time(policies: RunPolicies, goes: bool) -> None:
-    assert run_input.goes_by_time(snapshot_of([]), policies) == goes
+    assert run_input.depends_on_time(snapshot_of([]), policies) == goes
 
 
 def test_incomplete_chunked_messages_go_by_time() -> None:
     run = replace(last_run(RunState.SUCCESS, RunPolicies()), statistics={"incomplete_chunks": 1})
-    assert run_input.goes_by_time(replace(snapshot_of([]), last_run=run), RunPolicies())
+    assert run_input.depends_on_time(replace(snapshot_of([]), last_run=run), RunPolicies())
     run = replace(run, statistics={"incomplete_chunks": 0})
-    assert not run_input.goes_by_time(replace(snapshot_of([]), last_run=run), RunPolicies())
+    assert not run_input.depends_on_time(replace(snapshot_of([]), last_run=run), RunPolicies())
 
 
 def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:

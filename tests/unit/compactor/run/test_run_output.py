@@ -124,7 +124,7 @@ def test_all_that_a_manifest_names_must_be_there_at_its_full_length(
 
 
 def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, output: RunOutput) -> None:
-    before = output.planned.previous
+    before = output.phase_one.previous
     assert before is not None
     manifest = manifest_of(object_store, output)
     assert [part.first.offset for part in manifest.parts] == [0, 3, 6]
@@ -137,8 +137,8 @@ def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStor
     assert manifest.parts[2] == output.parts[0].part
     assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (7, 0, -1)
     assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(RunPolicies()))
-    new = tuple(result.index for result in output.planned.ranges)
-    assert manifest.index == (new, *before.index[output.planned.plan.merged :])
+    new = tuple(result.index for result in output.phase_one.ranges)
+    assert manifest.index == (new, *before.index[output.phase_one.plan.merged :])
     assert live_rows(object_store, manifest).column("key").to_pylist() == [b"a", b"c", b"d", b"e", b"f", b"x", b"b"]
 
 
@@ -181,7 +181,7 @@ def test_the_last_message_id_is_that_of_the_last_live_row(
 def test_statistics_are_of_all_phases(object_store: ObjectStore, output: RunOutput) -> None:
     manifest = manifest_of(object_store, output)
     totals = output.statistics(manifest)
-    ranges, (part,), (bitmap,) = output.planned.ranges, output.parts, output.bitmaps
+    ranges, (part,), (bitmap,) = output.phase_one.ranges, output.parts, output.bitmaps
     assert part.part is not None
     assert {name: totals[name] for name in ("messages_in", "messages_before", "messages_out", "keys")} == {
         "messages_in": 2,
@@ -198,7 +198,7 @@ def test_statistics_are_of_all_phases(object_store: ObjectStore, output: RunOutp
 
 
 def test_a_forecast_says_what_phase_two_then_does(object_store: ObjectStore, output: RunOutput) -> None:
-    estimate, statistics = output.planned.estimate(), output.statistics(manifest_of(object_store, output))
+    estimate, statistics = output.phase_one.estimate(), output.statistics(manifest_of(object_store, output))
     same = ["messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "expired"]
     assert {name: estimate[name] for name in same} == {name: statistics[name] for name in same}
     assert estimate["messages_dropped"] == 1

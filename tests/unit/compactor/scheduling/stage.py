@@ -131,7 +131,7 @@ class Stage:
             loop.trigger(topic.record)
         for _ in range(50):
             self.poll(loop)
-            if not self.control.requests() and loop.worker.busy() == (0, 0):
+            if not self.control.requests() and loop.worker.busy_slots() == (0, 0):
                 return
         raise AssertionError(f"requests stay: {self.control.requests()}")
 
@@ -151,7 +151,7 @@ class Stage:
 
     def roll_and_seal(self, loop: ControlLoop) -> None:
         """Wait for the jobs of a service."""
-        assert until(lambda: loop.worker.busy() == (0, 0))
+        assert until(lambda: loop.worker.busy_slots() == (0, 0))
 
     def state(self, topic: Topic) -> CompactionControl:
         return self.control.get(topic.record.id)

@@ -23,7 +23,7 @@ BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Return why a service that has just been started takes the topic for due."""
-    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)}
+    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)}
     backlog = backlogs.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
@@ -168,9 +168,11 @@ def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
 def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
     for name in ("a", "b"):
         in_ledgers(bench, bench.topic(name))
-    assert BacklogReader(bench.metadata, bench.log).of_all(bench.clock) == []
+    assert BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
+    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)] == [
+        "b"
+    ]
 
 
 def test_every_topic_is_measured_with_its_open_segment(bench: Workbench) -> None:

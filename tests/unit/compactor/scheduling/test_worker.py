@@ -33,7 +33,7 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     loop.poll()
     stage.engines.wait_for(3)
     loop.poll()
-    assert loop.worker.busy() == (2, 1)
+    assert loop.worker.busy_slots() == (2, 1)
     assert len(stage.metadata.runs.newest(99, state=RunState.RUNNING)) == 2 + 4
     stage.engines.go.set()
     stage.finish(loop)

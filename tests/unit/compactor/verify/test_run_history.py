@@ -28,43 +28,45 @@ def complete(*runs: PublishedRun) -> RunHistory:
 def test_a_run_decides_over_the_rows_at_or_below_its_horizon() -> None:
     history = complete(ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700))
     offsets = np.array([0, 10, 11, 30, 31])
-    assert history.may_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
-    assert history.must_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
+    assert history.values_removable_to(offsets).tolist() == [900, 900, 800, 800, NEVER]
+    assert history.values_removed_to(offsets).tolist() == [900, 900, 800, 800, NEVER]
 
 
 def test_runs_of_an_earlier_incarnation_explain_but_require_nothing() -> None:
     history = complete(ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000))
-    assert history.may_expire(np.array([3])).tolist() == [999]
-    assert history.must_expire(np.array([3])).tolist() == [NEVER]
+    assert history.values_removable_to(np.array([3])).tolist() == [999]
+    assert history.values_removed_to(np.array([3])).tolist() == [NEVER]
 
 
 def test_retention_removes_rows_of_any_kind() -> None:
     """A row goes if it is older than the retention time, so its limit is one below."""
     history = complete(ran(10, 1000, False, retention_ms=100), ran(20, 1000, retention_ms=400))
-    assert history.may_go(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
-    assert history.must_go(OFFSETS).tolist() == [599, 599, 599, 599, NEVER]
-    assert history.may_expire(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
+    assert history.rows_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
+    assert history.rows_removed_to(OFFSETS).tolist() == [599, 599, 599, 599, NEVER]
+    assert history.values_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
     assert history.unkeyed_dropped_to == 20
 
 
 def test_rows_below_a_start_offset_may_go_whatever_their_time() -> None:
     history = complete(ran(20, 1000, start_offset=11))
-    assert history.may_go(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
-    assert history.must_expire(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
+    assert history.rows_removable_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
+    assert history.values_removed_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
     assert history.unkeyed_dropped_to == 20
 
 
 def test_a_start_offset_above_the_horizon_removes_only_what_the_run_read() -> None:
-    assert complete(ran(10, 1000, start_offset=50)).may_go(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
+    assert complete(ran(10, 1000, start_offset=50)).rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 2 + [NEVER] * 3
 
 
 def test_tombstones_must_be_dropped_after_their_retention() -> None:
     history = complete(ran(10, 1000, tombstone_retention_ms=300), ran(20, 2000, tombstone_retention_ms=1500))
-    assert history.must_drop(OFFSETS).tolist() == [700, 700, 500, 500, NEVER]
+    assert history.tombstones_removed_to(OFFSETS).tolist() == [700, 700, 500, 500, NEVER]
 
 
 def test_a_run_that_waits_for_cursors_requires_nothing_of_tombstones() -> None:
-    assert complete(ran(20, 1000, tombstones_wait_for_cursors=True)).must_drop(OFFSETS).tolist() == [NEVER] * 5
+    assert (
+        complete(ran(20, 1000, tombstones_wait_for_cursors=True)).tombstones_removed_to(OFFSETS).tolist() == [NEVER] * 5
+    )
 
 
 def test_first_kept_is_the_time_of_the_first_run_over_a_tombstone() -> None:
@@ -82,10 +84,10 @@ def test_raw_from_is_the_start_of_the_first_run_over_a_row() -> None:
 
 def test_chunks_are_dropped_by_runs_before_the_rest_of_their_message() -> None:
     history = complete(ran(10, 1000, incomplete_chunk_max_age_ms=100), ran(20, 2000, incomplete_chunk_max_age_ms=100))
-    assert history.chunks_dropped(5) == 1900
-    assert history.chunks_dropped(5, 20) == 900
-    assert history.chunks_dropped(11, 20) == NEVER
-    assert complete(ran(10, 1000, incomplete_chunk_max_age_ms=None)).chunks_dropped(5) == NEVER
+    assert history.chunks_droppable_to(5) == 1900
+    assert history.chunks_droppable_to(5, 20) == 900
+    assert history.chunks_droppable_to(11, 20) == NEVER
+    assert complete(ran(10, 1000, incomplete_chunk_max_age_ms=None)).chunks_droppable_to(5) == NEVER
 
 
 def test_null_keys_are_dropped_up_to_the_last_run_that_does_not_retain_them() -> None:
@@ -96,15 +98,15 @@ def test_null_keys_are_dropped_up_to_the_last_run_that_does_not_retain_them() ->
 
 def test_deletions_are_purged_after_the_allowed_lateness() -> None:
     history = complete(ran(10, 1000, event_time_max_lateness_ms=10), ran(20, 1100, event_time_max_lateness_ms=500))
-    assert history.forgotten_to == 990
+    assert history.purged_to == 990
 
 
 def test_an_incomplete_history_explains_everything_and_requires_only_its_last_run() -> None:
     history = RunHistory((ran(10, 1000, key_ttl_ms=1), ran(20, 1000, key_ttl_ms=400)), complete=False)
-    assert history.may_expire(OFFSETS).tolist() == history.may_go(OFFSETS).tolist() == [ALWAYS] * 5
-    assert history.must_expire(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
+    assert history.values_removable_to(OFFSETS).tolist() == history.rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 5
+    assert history.values_removed_to(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
     assert (history.first_kept(OFFSETS), history.raw_from(OFFSETS)) == (None, None)
-    assert (history.forgotten_to, history.chunks_dropped(3)) == (ALWAYS, ALWAYS)
+    assert (history.purged_to, history.chunks_droppable_to(3)) == (ALWAYS, ALWAYS)
     assert (history.null_keys_dropped_to, history.unkeyed_dropped_to) == (20, 20)
     assert history.orders == {True, False}
 

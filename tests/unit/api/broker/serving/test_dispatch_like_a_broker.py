@@ -493,7 +493,7 @@ def test_a_cursor_that_another_process_moved_is_open_again_after_one_refusal(ben
                 live = ServedSubscription(loop, served, subscription, cursor)
                 live.extend(10)
                 live.cursor.skip(count, 10)
-                live.acknowledged()
+                live.flush_acknowledged()
 
             with pytest.raises(Fenced):
                 await asyncio.to_thread(skip, 1)

@@ -172,13 +172,13 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
             position.open_reader(StartOffset(0))
         position.open_reader(StartOffset(0))
         position.begin(0)
-        position.repeat()
+        position.note_repetition()
         with pytest.raises(StateMayBeStale):
             position.open_reader(StartOffset(0))
         position.open_reader(StartOffset(0))
         assert seen == [True, True, True, False]
         position.begin(0)
-        position.repeat()
+        position.note_repetition()
         await position.move(None, StartTime(0))
         position.restart()
         position.open_reader(StartOffset(0))
