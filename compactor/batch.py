@@ -37,7 +37,7 @@ cancellation and the age of the recorded progress."""
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a trigger. `run` None without an error: nothing was new, so no run was claimed (P11)."""
+    """Outcome of a trigger. `run` None: no run was claimed, because of `error`, or because nothing was new (P11)."""
 
     topic: TopicName
     run: RunRecord | None = None
@@ -80,20 +80,23 @@ class StallDetector:
         """True if the current or last job stalled for longer than the limit."""
 
     def begin(self) -> None:
-        """Start the time of a new job."""
+        """Note that a new job begins: its time starts, and `is_over` is cleared."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
     def note_ended(self, ended: int) -> None:
-        """Note the number of finished tasks of the job."""
+        """Note the number of finished tasks of the job. A change starts the time again."""
         if ended != self._ended:
             self._ended, self._since = ended, self._clock.now_ms()
 
     def end(self) -> None:
-        """End the time of the job."""
+        """Note that the job has ended: it cannot stall any more. `is_over` stays."""
         self._since = None
 
     def check(self, is_waiting: bool = False) -> bool:
-        """Return whether the job has stalled for too long. `is_waiting`: other jobs use all cores, so time stops."""
+        """Return whether the current job has stalled for longer than the limit; False between two jobs.
+
+        `is_waiting`: other jobs use all cores, so time does not count.
+        """
         since, now = self._since, self._clock.now_ms()
         if is_waiting:
             self._waited_until = now
@@ -107,7 +110,10 @@ OnFailed = Callable[[RunRecord, BaseException], object]
 
 
 class Job:
-    """An active run: its steps, the tasks that it waits for, and in the end its outcome."""
+    """One active run in a batch: its steps, the tasks that it waits for (`work`), and in the end its outcome.
+
+    `done`: finished tasks of `work`. An error that a step raises becomes the outcome; no method raises it.
+    """
 
     def __init__(self, topic: TopicName, run: RunRecord, steps: Steps) -> None:
         self.topic = topic
@@ -119,11 +125,14 @@ class Job:
         self._steps = steps
 
     def start(self) -> None:
-        """Run up to the first task set."""
+        """Begin the run and continue up to its first task set, or its end."""
         self._advance(lambda: next(self._steps))
 
     def answer(self, outcomes: list[Any]) -> None:
-        """Continue with the results of the tasks, up to the next task set. The first failure is raised in the run."""
+        """Continue the run with the outcomes of its tasks, in order, up to its next task set, or its end.
+
+        If a task failed, the first failure is raised inside the run.
+        """
         failed = next((outcome for outcome in outcomes if isinstance(outcome, TaskFailure)), None)
         if failed is not None:
             self.fail(failed.error)
@@ -131,7 +140,7 @@ class Job:
             self._advance(lambda: self._steps.send(outcomes))
 
     def fail(self, error: BaseException) -> None:
-        """Raise `error` in the run, which then ends."""
+        """Raise `error` inside the run, which then ends with it as its outcome."""
         self._advance(lambda: self._steps.throw(error))
 
     def close(self) -> None:
@@ -164,7 +173,7 @@ class Job:
 
 @dataclass(frozen=True)
 class BatchRunner:
-    """Driver of runs. `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
+    """Driver of runs in batches. `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
 
     `claims_at_once`: number of concurrent claims; a claim may wait until a tail is sealed. `on_failed`: records a
     failed run (run, error) at once; None: the run's row records it.
@@ -181,7 +190,10 @@ class BatchRunner:
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
     ) -> Iterator[Outcome]:
-        """Yield an outcome per topic, in order. `claim` returns a job, or None for nothing to compact, or raises."""
+        """Yield an outcome per topic, in order, batch by batch of `size` topics.
+
+        `claim` returns a job, returns None if nothing is to be compacted, or raises the error of the outcome.
+        """
         remaining = iter(topics)
         while batch := list(islice(remaining, size)):
             yield from self._run_batch(batch, claim)
@@ -252,9 +264,10 @@ class BatchRunner:
         return [job for job in running if job.work is not None]
 
     def run_tasks(self, running: list[Job]) -> list[list[Any] | CompactorError]:
-        """Let the engine run the tasks of all jobs. Return their results, or the error, job by job.
+        """Let the engine run the tasks of all jobs together. Return the outcomes of its tasks, or an error, for each
+        job.
 
-        If the engine fails all because one task kills its workers, each job runs alone.
+        If the engine itself fails, for instance because a task kills its workers, each job runs alone.
         """
         results = self._do_together(running)
         if isinstance(results[0], Unavailable) and len(running) > 1 and not self.stall_detector.is_over:
@@ -296,7 +309,7 @@ class BatchRunner:
         )
 
     def heartbeat(self, jobs: Sequence[Job]) -> None:
-        """Record that the runs are alive, with their progress; mark those that were fenced.
+        """Record that the runs are alive, with their progress; mark those that were fenced. Raises CompactorError.
 
         Cancels the engine's job if it has stalled, or if all its runs were fenced.
         """
@@ -315,7 +328,7 @@ class BatchRunner:
             self.engine.cancel()
 
     def note_end(self, job: Job) -> None:
-        """Record the failure of a run that has just failed."""
+        """Record the failure of a job's run, if the job has ended with an error. Call it once after each step."""
         if job.outcome is not None and job.outcome.error is not None:
             self._record_failure(job.run, job.outcome.error)
 
@@ -339,7 +352,7 @@ class BatchRunner:
 
 
 def join_task_sets(works: Sequence[TaskSet]) -> TaskInputs:
-    """Return the tasks of several task sets as one sequence. Each input travels with its task only."""
+    """Return the tasks of several task sets as one sequence, in order. A worker gets only the inputs of its tasks."""
     if len(works) == 1:
         return TaskInputs(works[0].task, works[0].inputs)
     inputs = [(number, item) for number, work in enumerate(works) for item in work.inputs]

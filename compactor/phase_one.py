@@ -51,7 +51,10 @@ def run_range(plan: RunPlan, number: int) -> RangeTaskResult:
 
 @contextmanager
 def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
-    """Open the run's store for a task, with the run's rate limits. A cancelled task stops at its next access."""
+    """Yield the run's store for a task, with the run's rate limits. It is closed at the end of the context.
+
+    A task that was cancelled in this process gets an error at its next access.
+    """
     with closing(open_store(plan.store)) as store:
         yield throttled(store, plan.rates, SystemClock(), current_stop())
 
@@ -158,9 +161,10 @@ def unkeyed_survivors(
     policies: RunPolicies,
     removed: BitMap64 = BitMap64(),  # noqa: B008
 ) -> dict[str, BitMap64]:
-    """Return the rows outside the key map that stay: whole entries (P8), and null keys by policy (P6).
+    """Return the offsets of the rows outside the key map that stay, by class, from those of `unkeyed`.
 
-    Rows that the topic's limits remove (C2), `removed`, do not stay.
+    Null keys stay only if the policies retain them (P6). Rows that the topic's limits remove (C2), `removed`, do not
+    stay.
     """
     kept = {kind: bitmap - removed for kind, bitmap in unkeyed.items()}
     if not policies.retain_null_key:
@@ -169,7 +173,7 @@ def unkeyed_survivors(
 
 
 def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Sort distinct offsets. Dense offsets are sorted by marking, which is four times as fast."""
+    """Return distinct offsets in ascending order. Dense ones are sorted by marking, which is four times as fast."""
     if len(offsets) == 0:
         return offsets
     first, last = offsets.min(), offsets.max()
@@ -183,7 +187,7 @@ def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]:
-    """Split ascending offsets by the number of the source that holds them.
+    """Return ascending offsets by the number of the source that holds them; a source without offsets is absent.
 
     Raises ObjectDamaged for an offset that no source holds: index and ledgers disagree.
     """
@@ -247,7 +251,10 @@ def write_index(
     unkeyed: dict[str, BitMap64] | None = None,
     chunks: bytes = b"",
 ) -> IndexLocation:
-    """Write a key index of a task as the object `number` of the run, and return its location."""
+    """Write a key index as the index object `number` of the run, and return its location.
+
+    `unkeyed`: offsets of the rows outside the key map, by class. `chunks`: an encoded chunk table.
+    """
     data, directory = key_index.encode_index(records, hash_range, unkeyed, chunks)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
@@ -260,7 +267,7 @@ def bitmap_of(relative: npt.NDArray[Any]) -> BitMap:
 
 
 def least(times: Iterable[int | None]) -> int | None:
-    """Return the least of the times that are known, None if none is."""
+    """Return the least of the times that are not None; None: all are."""
     return min((time for time in times if time is not None), default=None)
 
 

@@ -102,6 +102,8 @@ def _surviving_rows(
 def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
     """Yield, per source, the offsets in its row sets, relative to the source's first offset, ascending. Shape (n,).
 
+    `of_sources`: the row sets of each source. Raises ObjectDamaged for a wrong checksum.
+
     Row sets of neighbouring sources are neighbours in their objects, so one ranged read gets them.
     """
     located = [item for row_sets in of_sources for item in row_sets]

@@ -38,6 +38,7 @@ def run(
 ) -> ReferenceLedger:
     """Run a compaction over the previous state and the rows after the horizon, in offset order.
 
+    `now`: milliseconds. `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none waits.
     `raw_from`: the topic's start; rows of `raw` below it are trimmed.
     """
     raw = list(raw)

@@ -76,7 +76,7 @@ from storage.owner import owner_name
 from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], RunPolicies]
-"""A function from a topic to the policies of a run of it that begins now."""
+"""A function from a topic to the policies of a run of the topic that begins now."""
 HEARTBEAT_MS = 30_000
 """A run whose heartbeat is older counts as dead, and another process may take it over."""
 
@@ -107,7 +107,11 @@ class TwoPhaseCompactor:
     stalled_ms: float = math.inf
 
     def compact(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> Outcome:  # noqa: B008
-        """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
+        """Compact one topic and return its outcome, whose `run` is None if nothing was new.
+
+        `policies`: of the run, or a function that returns them. Raises TopicNotFound, CompactionRunning,
+        CompactionPaused, Fenced, DataLoss, Unavailable.
+        """
         (outcome,) = self.compact_all([name], policies)
         if outcome.error is not None:
             raise outcome.error
@@ -135,7 +139,7 @@ class TwoPhaseCompactor:
         return batch.run(topics, lambda name: self.claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
-        """Return what a run would keep, drop and write (run_output.RunAfterPhaseOne.estimate).
+        """Return, by name, what a run would keep, drop and write (run_output.RunAfterPhaseOne.estimate).
 
         It runs phase one and deletes the objects of that again. It claims no run, so it may run beside a compaction.
         Its own attempt protects its objects from garbage collection.
@@ -184,7 +188,11 @@ class TwoPhaseCompactor:
         self.environment.metadata.attempts.finish(attempt.attempt_id)
 
     def claim(self, name: TopicName, requested: RunPolicies | PoliciesOf) -> Job | None:
-        """Claim a run and return its job, or None if there is nothing to compact (P11)."""
+        """Roll and seal the tail, claim a run, and return its job, not started; None: there is nothing to compact
+        (P11).
+
+        Raises the errors of `compact`.
+        """
         if self.leader is not None:
             self.leader()  # raises before the tail is rolled
         StoreIdentity(self.environment.metadata, self.environment.store).require()

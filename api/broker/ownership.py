@@ -77,7 +77,7 @@ class TopicOwnership:
             raise other
 
     def leased_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
-        """Return those of the topics whose producers and consumers another service has."""
+        """Return an error for each topic whose producers and consumers another service has; it names the service."""
         leases = self._metadata.leases.current_of([topic.id for topic in topics])
         return [
             NotTheOwner(service, topic)

@@ -54,7 +54,7 @@ def max_failures(master: str, configured: str | None) -> int:
 
 
 def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> str | None:
-    """Return the IPv4 address of this machine on the route to a `spark://` master; None: the route is not IPv4.
+    """Connect to a `spark://` master; return this machine's IPv4 address on the route, or None if it is not IPv4.
 
     Executors connect to that address. Raises Misconfigured (not host:port), Unavailable (no connection accepted).
     """

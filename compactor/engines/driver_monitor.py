@@ -52,7 +52,7 @@ class DriverStatus:
 
 
 class DriverClient(Protocol):
-    """A driver. Calls have no deadline."""
+    """The calls to a Spark driver. A call has no deadline: it does not return if the driver's Java is stopped."""
 
     def status(self, group: str) -> DriverStatus:
         """Return the current status with the finished tasks of a job group ("": no group). Raises any error."""
@@ -65,7 +65,7 @@ class DriverClient(Protocol):
 
 
 class DriverTimeout(Exception):
-    """The driver did not answer in time."""
+    """The driver did not answer within the deadline of a call."""
 
 
 class DriverCaller:
@@ -90,7 +90,7 @@ class DriverCaller:
             raise DriverTimeout from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run the call later, without waiting for it."""
+        """Queue a call without waiting for it. Its result or error is dropped."""
         self._calls.put((Future(), call))
 
     def close(self) -> None:
@@ -129,7 +129,10 @@ class DriverMonitor:
         """The reason why the driver is unusable; empty: it is usable."""
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """Return the result of a call to the driver, or raise its error. At DriverTimeout the driver is killed."""
+        """Return the result of a call to the driver, or raise its error.
+
+        Raises DriverTimeout after `answer_seconds`; then the driver is killed and `failure` is set.
+        """
         try:
             return self._caller.ask(call, self.deadlines.answer_seconds)
         except DriverTimeout:
@@ -138,9 +141,10 @@ class DriverMonitor:
             raise
 
     def poll(self, group: str = "") -> DriverStatus | None:
-        """Return the driver's current status; None: the call failed, which is a failure of the driver only later.
+        """Return the driver's current status, and set `failure` if it is unusable; None: the call failed.
 
-        Raises DriverTimeout.
+        Failed calls set `failure` only after `answer_seconds` without an answer. `group`: the job group whose tasks are
+        counted. Raises DriverTimeout.
         """
         try:
             status = self.ask(lambda: self._driver.status(group))
@@ -155,7 +159,7 @@ class DriverMonitor:
 
     @property
     def without_executors_seconds(self) -> float | None:
-        """The time since the driver lost its executors; None: it has some, or they are not counted."""
+        """Seconds since a poll first saw no executors; None: the driver has some, or they are not counted."""
         since = self._without_since
         return None if since is None else self._monotonic() - since
 
@@ -175,12 +179,12 @@ class DriverMonitor:
         self._caller.post(lambda: self._driver.cancel(group))
 
     def kill(self) -> None:
-        """Kill the driver's Java."""
+        """Kill the driver's Java. Raises nothing."""
         with suppress(Exception):  # it has ended
             self._driver.kill()
 
     def close(self) -> None:
-        """End the thread of the calls."""
+        """End the thread of the calls after the pending ones. Later calls of `ask` raise ConnectionAbortedError."""
         self._caller.close()
 
     def _note(self, status: DriverStatus) -> None:
@@ -206,6 +210,7 @@ class JobWatch:
     """A context manager around a job of a driver. It reports progress, and ends the job if the driver fails.
 
     Then the code that waits for the job inside gets an error of Spark; `DriverMonitor.failure` has the reason.
+    `on_done` gets the number of finished tasks at each poll, in a thread of this object.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ PARTITIONS_PER_CORE = 3
 class TaskFailure:
     """Outcome of a task whose last retry failed with `error`.
 
-    A CompactorError is the raised one. A defect is a RuntimeError, with the traceback in its notes.
+    `error` is the CompactorError that the task raised. Any other error counts as a defect: Spark's engine turns it into
+    a RuntimeError with the traceback in its notes.
     """
 
     error: Exception
@@ -43,7 +44,7 @@ class TaskFailure:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """A task with an input per number. An engine sends a worker only the inputs of its numbers."""
+    """A task `task(inputs[number])` for each number. An engine sends a worker only the inputs of its numbers."""
 
     task: Callable[[Any], Any]
     inputs: Sequence[Any]
@@ -53,7 +54,7 @@ class TaskInputs:
 
 
 def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
-    """Return the answers of all tasks. Raise the error of the first failed task."""
+    """Return the answers of all tasks, in order. Raise the error of the first failed task."""
     good: list[Answer] = []
     for outcome in outcomes:
         if isinstance(outcome, TaskFailure):
@@ -63,9 +64,10 @@ def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
 
 
 def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[int]]:
-    """Return task numbers by partition: each heavy task alone, light tasks together; heavy partitions first.
+    """Return the numbers of `count` tasks by partition: each heavy task alone, light tasks together; heavy ones first.
 
-    Partitions of light tasks have about equal weight. Without weights every task has its own partition.
+    A task is light below the weight `LIGHT`. Partitions of light tasks have about equal weight. Without weights every
+    task has its own partition.
     """
     if weights is None:
         return [[number] for number in range(count)]
@@ -89,11 +91,11 @@ class Progress(Protocol):
     """Receiver of the progress of a run. A subclass ignores the reports that it does not override."""
 
     def phase(self, name: str, tasks: int, messages: int) -> None:
-        """Start a phase with its number of tasks, and of the messages or index records that they read."""
+        """Start a phase with its number of tasks, and the number of messages or index records that they read."""
         return
 
     def done(self, tasks: int) -> None:
-        """Report the number of finished tasks of the phase."""
+        """Report the approximate number of finished tasks of the phase, counted from its start."""
         return
 
     def end(self) -> None:
@@ -138,7 +140,8 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 def current_stop() -> threading.Event | None:
-    """Return the event that is set when the calling task must end; None: its process is killed instead."""
+    """Return the event that is set when the calling task must end; None: it runs in no engine of this process, or its
+    process is killed instead."""
     return _STOP.get()
 
 
@@ -188,10 +191,13 @@ class EngineProvider(Protocol):
     """Source of a service's engines. They share what is slow to start; each is cancelled separately."""
 
     def open(self) -> Engine:
-        """Return an engine for the caller alone. The first call waits until the shared machinery has started."""
+        """Return an engine for the caller alone. The first call waits until the shared machinery has started.
+
+        Raises Misconfigured, Unavailable.
+        """
 
     def end(self) -> None:
-        """Stop machinery that is starting; `open` raises Unavailable from now on. Active engines continue."""
+        """Cancel a start in progress; `open` raises Unavailable from now on. Active engines continue. Does not wait."""
         return
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ _INFO = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 
 
 class StartFailed(Exception):
-    """The JVM ended before it was reachable."""
+    """The JVM ended before it was reachable, or its start was cancelled."""
 
 
 class Jvm:
@@ -42,7 +42,11 @@ class Jvm:
         self.is_ended = False
 
     def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
-        """Launch the JVM with `submit`, Spark's script. Return port and secret of its gateway. Raises StartFailed."""
+        """Launch the JVM and wait until it is reachable. Return the port and the secret of its gateway.
+
+        `submit`: Spark's start script. `options`: Spark's settings, name and value. `log`: file for its stderr. Raises
+        StartFailed, also if another thread calls `end`.
+        """
         command = [str(submit)]
         for name, value in options:
             command += ["--conf", f"{name}={value}"]

@@ -81,7 +81,7 @@ class SparkEngineProvider:
             starting.end()
 
     def close(self) -> None:
-        """Stop the session, if it was started."""
+        """Stop the session, if it was started, and open none from now on. Waits for a start in progress to end."""
         self.end()
         with self._lock:
             self._end_session()

@@ -92,7 +92,9 @@ class SparkSettings:
 def open_session(
     settings: SparkSettings, notify: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
 ) -> SparkSession:
-    """Start a session without output. `notify` gets lines for the user. `jvm`: its `end` cancels the start.
+    """Start a session, and return it. `notify` gets lines for the user; Spark's own output goes to the log file.
+
+    `jvm`: the JVM to launch, whose `end` cancels the start from another thread; None: a new one.
 
     Only the settings of the first session of a process count, because a process has one JVM. On a cluster, Spark's own
     files have the other settings (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
@@ -278,7 +280,7 @@ def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
 class SparkEngine:
     """An `Engine` that runs each phase as one Spark job.
 
-    `monitor`: that of the session's driver, which all its engines share; None: this is its first engine.
+    `monitor`: the DriverMonitor that all engines of this Spark session share; None: make one for `session`.
     """
 
     def __init__(self, session: SparkSession, monitor: DriverMonitor | None = None) -> None:
@@ -301,7 +303,8 @@ class SparkEngine:
         return self._watch is not None and self._watch.is_waiting
 
     def warm_up(self) -> None:
-        """Start the Python workers and let them import the modules of the tasks. Cancelled after some minutes."""
+        """Start the Python workers and let them import the modules of the tasks. Raises Fenced if this takes minutes,
+        and Unavailable."""
         late = threading.Timer(_STARTS_WITHIN_SECONDS, self.cancel)
         late.daemon = True
         late.start()
@@ -357,7 +360,8 @@ class SparkEngine:
         self.monitor.close()
 
     def end(self) -> None:
-        """Close, and end the session's Java, even if that does not answer. A new session can start afterwards."""
+        """Stop the session, as `close` does, and end its Java, even if Java does not answer. A new session can then
+        start."""
         java = getattr(SparkContext._gateway, "proc", None)
         self.close()
         if java is not None:

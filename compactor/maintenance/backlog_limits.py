@@ -63,7 +63,10 @@ class ExtentBytes:
 
 @dataclass(frozen=True)
 class OverQuota:
-    """An exceeded quota of a topic, by the backlog of the subscription `cursor`. `unit`: bytes or seconds."""
+    """A quota of a topic that the backlog of the subscription `cursor` exceeds.
+
+    `backlog`, `limit`: in `unit`, which is bytes or seconds. `action`: the policy's action beyond the quota.
+    """
 
     topic: TopicName
     cursor: str
@@ -74,7 +77,7 @@ class OverQuota:
 
     @property
     def error(self) -> CompactorError:
-        """The error with which messages are refused."""
+        """The error with which new messages are refused: Unavailable if producers wait, else Conflict."""
         kind = Unavailable if self.action == HOLD else Conflict
         return kind(
             f"{self.topic} accepts no messages: its subscription {self.cursor} has a backlog of {self.backlog} "
@@ -84,13 +87,16 @@ class OverQuota:
 
 
 def has_limits(policies: TopicPolicies) -> bool:
-    """Return whether any limit is set."""
+    """Return whether the policies set a time to live or a quota."""
     quotas = (policies.backlog_quota_bytes, policies.backlog_quota_seconds)
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
 def extent_bytes(extent: LedgerRecord | SegmentRecord, end: UnsealedEnd | None = None) -> ExtentBytes | None:
-    """Return an extent with its size; None: it is empty, or an open segment whose `end` is not known."""
+    """Return the size of an extent in logical bytes, with its offsets.
+
+    `end`: the end of an open segment. None: the extent is empty, or an open segment whose end is not known.
+    """
     if extent.content is not None:
         return ExtentBytes(extent.first_offset, extent.content.last_offset, extent.content.logical_bytes)
     if end is not None and end.next_offset > extent.first_offset:
@@ -99,7 +105,8 @@ def extent_bytes(extent: LedgerRecord | SegmentRecord, end: UnsealedEnd | None =
 
 
 def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
-    """Return the topic's non-empty ledgers and segments in order; an open segment only if it is in `log`."""
+    """Return the sizes of the topic's non-empty ledgers and segments, in order; of an open segment only if it is in
+    `log`."""
     sizes = (
         extent_bytes(extent, unsealed_end(log, snapshot.topic, extent) if extent.content is None else None)
         for extent in snapshot.extents
@@ -133,10 +140,11 @@ class ServedCursor(Protocol):
         """The cursor itself."""
 
     def extend(self, end: int) -> None:
-        """Let messages before that offset be acknowledged: they exist."""
+        """Note that all offsets before `end` exist, so the caller may acknowledge them."""
 
     def flush_acknowledged(self) -> None:
-        """Write the messages that the caller acknowledged on `cursor`, and deliver none of them."""
+        """Store what the caller has acknowledged on `cursor`; consumers get none of these messages. Raises Fenced,
+        NotFound, Unavailable."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,10 @@ class BacklogLimits:
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
 
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
-        """Move the topic's subscriptions by its policies. Return the quota for which it accepts no messages, if any."""
+        """Acknowledge messages for the topic's subscriptions, as time to live and quotas require.
+
+        Return the exceeded quota for which the topic accepts no messages now; None: it accepts them.
+        """
         if policies.message_ttl_seconds:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
@@ -167,7 +178,7 @@ class BacklogLimits:
                 raise item.error
 
     def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
-        """Return the exceeded quotas of the topic."""
+        """Return the exceeded quotas of the topic, by the backlog of its slowest subscription. Changes nothing."""
         slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark, default=None)
         if slowest is None:
             return []

@@ -68,8 +68,10 @@ class ObjectTotals:
 class CollectionResult:
     """Result of the collection of one topic, or of a dry run unless `deleted`.
 
-    `topic` None: the database has no topic with this uid. `topic_deleted`: the topic was deleted (S8). `foreign`:
-    number of objects below its prefix with unknown names. `error`: the reason why the collection of the topic ended.
+    `topic` None: the database has no topic with this uid. `topic_deleted`: the topic was deleted (S8). `objects`: the
+    deleted ones. `attempts_given_up`: number of attempts that were fenced because their heartbeat had stopped.
+    `compacted_ledgers`, `trimmed_ledgers`: number of deleted rows. `foreign`: number of objects below its prefix with
+    unknown names. `error`: the reason why the collection of the topic ended early.
     """
 
     topic: TopicName | None
@@ -91,7 +93,8 @@ class CollectionResult:
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Collector of topics. `on_object` gets each object that was deleted, or would be."""
+    """Garbage collector. `grace_ms`, `skew_ms`: see the module. `on_object` gets each object that is deleted, or would
+    be."""
 
     environment: Environment
     grace_ms: int = GRACE_MS
@@ -99,17 +102,17 @@ class GarbageCollector:
     on_object: Callable[[ObjectInfo], object] = lambda _: None
 
     def collect(self, topic: TopicRecord, dry_run: bool = False) -> CollectionResult:
-        """Collect one topic. Raises DataLoss (then no object was deleted), TopicNotFound, and Misconfigured for the
-        store of another database.
-        """
+        """Collect the garbage of one topic. `dry_run`: delete nothing. Raises DataLoss (then no object was deleted),
+        TopicNotFound, and Misconfigured for the store of another database."""
         self._refuse_other_store(dry_run)
         return self._collect(topic, list(self.environment.store.list(names.topic_prefix(topic.uid))), dry_run)
 
     def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[CollectionResult]:
-        """Collect every topic, in one listing. Yield a result per topic; `error` has the failure of a topic.
+        """Collect the garbage of every topic, in one listing. Yield a result per topic; `error` has its failure.
 
-        With `unknown_topics`, topics that the database does not know are deleted after the grace time; otherwise only
-        counted, because they may belong to another database. Raises Misconfigured for the store of another database.
+        With `unknown_topics`, the objects of topics that the database does not know are deleted after the grace time;
+        otherwise they are only counted, because they may belong to another database. Raises Misconfigured for the store
+        of another database.
         """
         self._refuse_other_store(dry_run)
         known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}

@@ -47,8 +47,8 @@ _TRIES = 5
 class TrimResult:
     """Result of a trim, or of a dry run unless `trimmed`.
 
-    `tail_left`: the reason why unsealed messages were left alone; false if they were not. `tail_damaged`: the open
-    segment is damaged or lost.
+    `topic`: as before the trim. `tail_left`: the reason why unsealed messages were left alone; empty: they were not.
+    `tail_damaged`: the open segment is damaged or lost.
     """
 
     topic: TopicRecord
@@ -60,7 +60,7 @@ class TrimResult:
 
 @dataclass(frozen=True)
 class Retention:
-    """Trimmer of topics."""
+    """The trimming of topics: it marks raw ledgers as removed."""
 
     environment: Environment
 
@@ -69,8 +69,8 @@ class Retention:
     ) -> TrimResult:
         """Let the topic start at an offset or message, and remove the ledgers below it.
 
-        `before` None: trim by the cleanup policies. Raises TopicNotFound, Conflict, InvalidInput, and the errors of
-        sealing.
+        `before` None: trim by the cleanup policies. `dry_run`: change nothing. `force`: also remove what cursors and
+        compaction still need. Raises TopicNotFound, Conflict, InvalidInput, and the errors of sealing.
         """
         tail_left, sealed = NO_ERROR, False
         for tries_left in reversed(range(_TRIES)):

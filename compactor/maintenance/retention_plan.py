@@ -27,7 +27,7 @@ COMPACT = "compact"
 
 
 class TrimReason(StrEnum):
-    """Reason of a removal; the first applicable one."""
+    """Reason of a removal. If several apply, the first of these counts."""
 
     START_OFFSET = "start offset"
     TIME = "time"
@@ -39,8 +39,8 @@ class TrimReason(StrEnum):
 class RetentionExtent:
     """A ledger or an unsealed segment, as retention needs it. Offsets are inclusive.
 
-    `newest`: largest publish time, or the time of the close if that is earlier; None: unknown, so it is not expired.
-    `logical_bytes` of an open segment is 0.
+    `newest`: largest publish time in milliseconds, or the time of the close if that is earlier; None: unknown, so the
+    extent does not expire. `logical_bytes` of an open segment is 0. `sealed`: it is a ledger.
     """
 
     ledger_id: int
@@ -62,9 +62,10 @@ class TrimCandidate:
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """Plan of a trim. `start_offset`: the topic's start after it. `candidates`: the extents to remove.
+    """Plan of a trim. `start_offset`: the topic's start after the trim. `candidates`: the extents to remove.
 
-    `hold`: the cursor that blocks the rest, if one does: the `held` extents, and a start up to `requested_start`.
+    `hold`: the cursor that prevents the removal of the `held` extents, or a start at `requested_start`; None: no cursor
+    does.
     """
 
     start_offset: int
@@ -91,7 +92,10 @@ def plan_policies(
     policies: TopicPolicies,
     now: int,
 ) -> TrimPlan:
-    """Return the trim that the topic's cleanup policies require now."""
+    """Return the trim that the topic's cleanup policies require at `now` (milliseconds).
+
+    `extents`: in order. `cursors`: those that protect messages they have not acknowledged; empty: remove regardless.
+    """
     start = snapshot.topic.start_offset
     due = _due(extents, start, policies, snapshot.horizon, now)
     requested = max(start, _start_after(due, start))
@@ -105,7 +109,7 @@ def plan_before(
     policies: TopicPolicies,
     before: int,
 ) -> TrimPlan:
-    """Return the trim that makes the topic start at offset `before`.
+    """Return the trim that makes the topic start at offset `before`. `extents`, `cursors`: as in `plan_policies`.
 
     Raises InvalidInput under the policy `compact` alone (Kafka's POLICY_VIOLATION), and for an offset out of range.
     """
@@ -186,7 +190,7 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
 
 
 def sealed_part(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
-    """Return the part of a plan that needs no unsealed extent."""
+    """Return the part of a plan that removes only sealed extents, and moves the start no further."""
     if plan.unsealed or plan.start_offset > topic.next_offset:
         sealed = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.candidates))
         return replace(plan, start_offset=max(topic.start_offset, _start_after(sealed, 0)), candidates=sealed)

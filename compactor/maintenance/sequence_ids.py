@@ -29,7 +29,8 @@ serves the topic has its own limit."""
 def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int) -> None:
     """Store the sequence ids of a topic's raw messages below an offset, before these are removed.
 
-    Does nothing for a topic without deduplication, or if the ids are stored up to that offset.
+    Does nothing for a topic without deduplication, or if the ids are stored up to that offset. Idempotent. For errors
+    see the module.
     """
     sequences = environment.metadata.producer_sequences
     stored = sequences.of_topic(topic.id)

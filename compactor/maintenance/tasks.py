@@ -57,7 +57,10 @@ Starts = Mapping[MaintenanceTask, int | None]
 
 
 def due(starts: Starts, intervals: Intervals, leads: bool, now: int) -> list[MaintenanceTask]:
-    """Return the due tasks. After the clock was set back a task is due, because the difference is unknown."""
+    """Return the due tasks at `now` (milliseconds), in order. `leads`: whether this process is the leader.
+
+    After the clock was set back a task is due, because the time since its last start is unknown.
+    """
     candidates = (task for task in MaintenanceTask if leads or task not in LEADER_TASKS)
     return [task for task in candidates if is_due(starts.get(task), intervals[task], now)]
 
@@ -78,7 +81,7 @@ class Maintenance:
     stopping: Callable[[], bool] = lambda: False
     rest: Rest = lambda _: None
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
-    """The argument of `BacklogLimits`."""
+    """The argument `served` of `BacklogLimits`."""
     over_quota: Mapping[int, OverQuota] = field(init=False, default_factory=dict)
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _process: str = field(init=False, default_factory=lambda: str(Owner.current()))
@@ -90,7 +93,7 @@ class Maintenance:
         self._starts[task] = None
 
     def run_due(self) -> list[MaintenanceTask]:
-        """Run the due tasks and return them. Errors are logged; none is raised."""
+        """Run the due tasks and return them. Raises no CompactorError: errors are logged."""
         work = {
             MaintenanceTask.SWEEP: self._sweep,
             MaintenanceTask.BACKLOG: self._limit_backlogs,

@@ -22,7 +22,7 @@ _TRIES = 5
 
 
 def truncate(environment: Environment, topics: Sequence[TopicRecord]) -> list[TopicRecord]:
-    """Truncate all of these topics or none, such as the partitions of a topic. Return their new records.
+    """Truncate all of these topics or none, such as the partitions of a topic. Return their new records, in order.
 
     Raises TopicNotFound, LeaseHeld (a writer ignores the request to roll), Misconfigured (an open segment is in another
     log directory), DataLoss (it is damaged), Unavailable.

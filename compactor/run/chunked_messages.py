@@ -36,7 +36,7 @@ class ChunkDecision:
     `table`: the live chunks, by offset. `named`: offsets for the row sets (survivors of dirty ledgers, removed rows of
     old parts), without last chunks with a key, which `resolve` names. `pending`, `expired`: numbers of kept and of
     removed chunks of incomplete messages. `null_keys`: number of messages without a key that this run completes and
-    keeps.
+    keeps. `oldest_…`, `first_tombstone`: as in ChunkTable (storage/ledger/chunk_table.py).
     """
 
     table: Chunks = field(default_factory=chunk_table.none)
@@ -104,7 +104,7 @@ class RangeChunks:
         return due
 
     def decide(self, resolved: RangeResolution) -> ChunkDecision:
-        """Decide which chunks stay, from the decision about messages."""
+        """Return which chunks stay. `resolved`: the decision about the messages of the hash range."""
         assembled = self._assembled
         live_messages = np.where(
             self._new, _among(assembled.offset, resolved.survivors), ~_among(assembled.offset, resolved.superseded)
@@ -152,7 +152,7 @@ def read_chunks(store: ObjectStore, plan: RunPlan, hash_range: HashRange) -> Ran
 
 
 def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: ChunkDecision) -> ChunkTable | None:
-    """Write the chunk table of hash range `number`. Return None if no chunk of it stays."""
+    """Write the chunk table of hash range `number` and return its record; None: no chunk stays, so none is written."""
     if not len(decision.table):
         return None
     data = decision.table.tobytes()
@@ -172,7 +172,10 @@ def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: Chunk
 
 
 def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
-    """Return the winner of each key of both sides. Each side is in hash order with one record per key."""
+    """Return the winner of each key among both sides, in hash order. Each side is in hash order, one record per key.
+
+    `by_event`: the largest event time wins (P9), otherwise the largest offset.
+    """
     at = key_index.find(winners, complete.hi, complete.lo)
     both = at >= 0
     others = winners.take(np.where(both, at, 0)) if len(winners) else complete

@@ -32,7 +32,11 @@ BITMAP_ROWS = 16_000_000
 
 @dataclass(frozen=True)
 class Layout:
-    """Tasks of phase two. `kept`: numbers of the old parts that stay; the others are dead or rewritten in `parts`."""
+    """The layout of phase two. `kept`: numbers of the old parts that stay; the others are dead, or rewritten in
+    `parts`.
+
+    `parts`: tasks that write new parts. `bitmaps`: tasks that write the deleted rows of kept parts.
+    """
 
     kept: tuple[int, ...]
     parts: tuple[PartTask, ...]
@@ -40,7 +44,7 @@ class Layout:
 
     @property
     def tasks(self) -> tuple[PartTask | DeletedRowsTask, ...]:
-        """The tasks of phase two."""
+        """The tasks of phase two: those of `parts`, then those of `bitmaps`."""
         return self.parts + self.bitmaps
 
     def bytes_to_write(self, plan: RunPlan, expected: Mapping[int, SourceTotals]) -> float:
@@ -49,7 +53,7 @@ class Layout:
         return sum(_written(plan, number, expected[number]) for number in sources)
 
     def costs(self, plan: RunPlan) -> list[float]:
-        """Return the approximate number of bytes that each task reads and writes."""
+        """Return the approximate number of bytes that each of `tasks` reads and writes."""
         parts = [sum(_span_bytes(plan.sources[item.source], item) for item in part.slices) for part in self.parts]
         marks = [4.0 * sum(row_set.count for _, sets in task.parts for _, row_set in sets) for task in self.bitmaps]
         return parts + marks
@@ -158,7 +162,8 @@ def _rows_held(source: Source) -> int:
 def part_count(written: float, cost: float, survivors: int, sizing: Sizing) -> int:
     """Return the number of parts to write: enough for the limits, in whole rounds of tasks unless parts get small.
 
-    A last round with one task would leave the other cores idle.
+    `written`: bytes of the parts. `cost`: bytes to write and, at READ_COST, to read. `survivors`: rows. A last round
+    with one task would leave the other cores idle.
     """
     least = max(1, -(-int(written) // sizing.part_bytes), -(-survivors // sizing.part_rows))
     rounds = -(-least // sizing.parallelism) * sizing.parallelism

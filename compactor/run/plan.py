@@ -155,7 +155,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class ScanTask:
-    """A task before phase one: scan the rows of one source for removals by policy. Times as in a part.
+    """A task before phase one: scan the rows of one source for removals by policy. Times in milliseconds, as in a part.
 
     Old part: find values published up to `values_to` (T2), and tombstones first kept up to `tombstones_to` and not
     above `cursor_floor` (T1). Dirty ledger: find values published up to `values_to`. Both: find all rows published up
@@ -210,6 +210,7 @@ class RowSet:
 class HashRangeStatistics:
     """Statistics of phase one in one hash range.
 
+    `records`: index records that were read. `expired`: removed values. `null_keys`: kept messages without a key.
     `keys`, `tombstones`: change of the number of live values and of retained tombstones. `chunks`: live chunks.
     `incomplete_chunks`: live chunks of incomplete messages. `chunks_expired`: removed chunks of incomplete messages.
     `dropped_to`: highest offset of a removed winner, tombstone or value; −1: none.
@@ -249,7 +250,8 @@ Located = tuple[tuple[str, RowSet], ...]
 class Slice:
     """A range of a source that goes into one part, by offset (inclusive).
 
-    Its survivors are, of a ledger, the rows in `row_sets`; of an old part, all live rows without those.
+    The survivors of a ledger are the rows in `row_sets`. The survivors of an old part are its live rows except the rows
+    in `row_sets`.
     """
 
     source: int
@@ -280,7 +282,10 @@ class DeletedRowsTask:
 
 @dataclass(frozen=True)
 class SourceTotals:
-    """Totals of the surviving rows of one source. Phase two must reach the totals that phase one expects."""
+    """Totals of the surviving rows of one source. Phase two must reach the totals that phase one expects.
+
+    `offset_sum`: sum of their absolute offsets modulo 2⁶⁴.
+    """
 
     count: int = 0
     offset_sum: int = 0
@@ -314,7 +319,7 @@ class DeletedRowsTaskResult:
 
 
 def range_bits(records: int, sizing: Sizing) -> int:
-    """Return log2 of the number of hash ranges for so many index records."""
+    """Return log2 of the number of hash ranges for `records` index records."""
     by_memory = -(-records // sizing.range_records)
     by_cores = min(sizing.parallelism, records // sizing.small_range_records)
     return max(0, max(by_memory, by_cores) - 1).bit_length()
@@ -335,7 +340,7 @@ def merged_levels(dirty: int, levels: Sequence[int]) -> int:
 
 
 def row_sets_by_source(results: Sequence[RangeTaskResult]) -> dict[int, Located]:
-    """Return the row sets of all hash ranges, by source."""
+    """Return the row sets of all hash ranges, by number of the source; a source without any is absent."""
     by_source: dict[int, list[tuple[str, RowSet]]] = {}
     for result in results:
         for row_set in result.row_sets:
@@ -344,7 +349,10 @@ def row_sets_by_source(results: Sequence[RangeTaskResult]) -> dict[int, Located]
 
 
 def expected_totals(plan: RunPlan, row_sets: Mapping[int, Located]) -> dict[int, SourceTotals]:
-    """Return the totals of the survivors of each source, as phase one decided. A source of none is absent or zero."""
+    """Return the totals of the survivors of each source, as phase one decided.
+
+    A ledger without survivors is absent; an old part without survivors has totals of zero.
+    """
     totals: dict[int, SourceTotals] = {}
     for number, source in enumerate(plan.sources):
         named = SourceTotals()

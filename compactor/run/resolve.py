@@ -29,21 +29,26 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ResolutionRules:
-    """Rules of a resolution: policies, the run's time, and the offset that all slow cursors have passed."""
+    """Rules of a resolution: the policies, the run's time in milliseconds, and the offset that the slowest compacted
+    cursor has passed (`cursor_floor`; None: tombstones wait for no cursor)."""
 
     policies: RunPolicies
     now: int
     cursor_floor: int | None = None
 
     def retained(self, tombstones: U64) -> Mask:
-        """Return a mask of the winning tombstones, by offset, that are retained (T1)."""
+        """Return a mask of the winning tombstones that are retained (T1). `tombstones`: their offsets, without
+        flags."""
         kept = np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
         if self.cursor_floor is not None:
             kept |= tombstones.astype(np.int64) > self.cursor_floor
         return kept
 
     def remembered(self, event_time: I64 | None, count: int) -> Mask:
-        """Return a mask of the markers that event-time order still needs: a late value must not revive its key (P9)."""
+        """Return a mask of the markers that event-time order still needs: a late value must not revive its key (P9).
+
+        `event_time`: of each marker; None: they have none. `count`: number of markers.
+        """
         if event_time is None or not self.policies.event_time_order:
             return np.zeros(count, dtype=np.bool_)
         lateness = self.policies.event_time_max_lateness_ms
@@ -109,7 +114,9 @@ def _marked(winners: IndexRecords, dead: Mask) -> IndexRecords:
 def resolve(
     winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: ResolutionRules
 ) -> RangeResolution:
-    """Decide a hash range. `winners`: the winner of each dirty key, a marker if it expired. `levels`: newest first.
+    """Return the decision about one hash range. `levels`: newest first, each in hash order.
+
+    `winners`: the winner of each dirty key, in hash order; a marker if the winner expired or is removed.
 
     The first `merged` levels have all their records, the others at least those of the dirty keys.
     """

@@ -25,7 +25,7 @@ CHUNK_WEIGHT = 4
 
 
 def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> tuple[LedgerRecord, ...]:
-    """Return the ledgers after the horizon and before the first message younger than the minimum lag (P2).
+    """Return the ledgers after the horizon and before the first message younger than the minimum lag (P2), in order.
 
     They also end before the first unsealed segment: an import may have appended ledgers after it, and a horizon there
     would skip the segment's messages.
@@ -48,7 +48,10 @@ def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> Lo
 
 
 def is_unchanged(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
-    """Return whether no ledger is dirty and the last run succeeded with the same policies (P11). Ignores due rows."""
+    """Return whether no ledger is dirty, and the last run succeeded with the same policies (P11).
+
+    It ignores rows that are due for removal by time: see `anything_due`.
+    """
     last = snapshot.last_run
     if last is None or last.state != RunState.SUCCESS:
         return False
@@ -73,7 +76,7 @@ def depends_on_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
 
 
 def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_floor: int | None) -> bool:
-    """Return whether any row is due for removal.
+    """Return whether any row of a compacted ledger is due for removal at `now` (milliseconds).
 
     Reasons: a value's time to live, a tombstone's retention, the topic's limits, an incomplete message's age (T1, T2,
     C2, P10).
@@ -107,7 +110,10 @@ def first_plan(
     cursor_floor: int | None,
     rates: RateLimits,
 ) -> RunPlan:
-    """Return the plan from database and manifest: sources and indexes, oldest first (P3)."""
+    """Return the plan before scan and sizing, from database and manifest: sources and indexes, oldest first (P3).
+
+    `previous`: the manifest of the previous compacted ledger; None: there is none. For the others see RunPlan.
+    """
     topic = snapshot.topic
     dirty = _from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
     parts = previous.parts if previous else ()
@@ -225,7 +231,10 @@ def _reached(limit: int | None, oldest: int | None) -> int | None:
 
 
 def tombstones_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:
-    """Return the `retained_at` up to which tombstones are due for removal (T1), None if no tombstone can be."""
+    """Return the `retained_at` up to which tombstones are due for removal (T1); None: no tombstone is due.
+
+    `bounds`: has the lower bounds of the tombstones' times and offsets.
+    """
     if bounds.oldest_tombstone is None or bounds.first_tombstone is None:
         return None
     # `retained_at` rises with the offset: if the first tombstone is not due, none is.

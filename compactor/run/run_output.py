@@ -34,7 +34,11 @@ _REPORT = "nothing was published; run the compaction again, and report it if it 
 
 @dataclass(frozen=True)
 class RunAfterPhaseOne:
-    """A run after phase one, with the layout for phase two. `expected`: plan.expected_totals, by source."""
+    """A run after phase one: its plan, the results of its scans and hash ranges, and the layout for phase two.
+
+    `previous`: the manifest of the previous compacted ledger; None: there is none. `expected`: as
+    `plan.expected_totals` returns it, by source.
+    """
 
     plan: RunPlan
     previous: Manifest | None
@@ -54,7 +58,7 @@ class RunAfterPhaseOne:
         return trimmed_to if trimmed_to > read_to else -1
 
     def estimate(self) -> dict[str, object]:
-        """Return what phase two would keep, drop and write: exact numbers of messages, approximate bytes."""
+        """Return, by name, what phase two would keep, drop and write: exact numbers of messages, approximate bytes."""
         statistics = [result.statistics for result in self.ranges]
         dirty = self.plan.sources[self.plan.old_parts :]
         before = sum(source.messages for source in self.plan.sources[: self.plan.old_parts])
@@ -111,7 +115,11 @@ class RunOutput:
     def manifest(
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: LogPosition
     ) -> Manifest:
-        """Return the manifest of the new compacted ledger."""
+        """Return the manifest of the new compacted ledger. It writes nothing.
+
+        `ledger_id`, `generation`: of the new ledger. `created_at`: milliseconds. `horizon`: the run's end position
+        (P2).
+        """
         statistics = [result.statistics for result in self.phase_one.ranges]
         before = self.phase_one.previous
         return Manifest(
@@ -150,7 +158,7 @@ class RunOutput:
         return last_alive[-1] if last_alive else before
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
-        """Return the statistics for the run's row; sizes in bytes."""
+        """Return the statistics for the run's row, by name; sizes in bytes. `manifest`: as `manifest` returns it."""
         ranges = [result.statistics for result in self.phase_one.ranges]
         old = self.phase_one.plan.sources[: self.phase_one.plan.old_parts]
         dirty = self.phase_one.plan.sources[self.phase_one.plan.old_parts :]
@@ -226,10 +234,10 @@ def _statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
 
 
 def check_objects(store: ObjectStore, manifest: Manifest) -> None:
-    """Check that the store has every object of the manifest, new and kept, at its full length (R8).
+    """Raise ObjectMissing or ObjectDamaged unless the store has each object of the manifest at its full length (R8).
 
-    It lists the runs that wrote the objects instead of one request per object, because a run may keep thousands of
-    parts. Raises ObjectMissing, ObjectDamaged.
+    It checks new and kept objects. It lists the runs that wrote the objects instead of one request per object, because
+    a run may keep thousands of parts.
     """
     needed: dict[str, int] = {}
     for part in manifest.parts:

@@ -31,7 +31,7 @@ POLICY_OF: Mapping[str, str] = MappingProxyType(
         "incomplete_chunk_max_age_ms": "compaction.chunk-expiry.ms",
     }
 )
-"""The name of the topic's policy for each policy of a run."""
+"""The name of the topic's policy, by the name of the run's policy (a field of RunPolicies)."""
 
 
 def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
@@ -43,7 +43,9 @@ def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
 
 
 def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Collection[str] = ()) -> RunPolicies:
-    """Return the policies of a run of the topic that begins now. `overrides`: names that the caller replaces.
+    """Return the policies of a run of the topic that begins now, from the stored policies.
+
+    `overrides`: fields of RunPolicies that the caller replaces afterwards; their stored values may be unreadable.
 
     Raises InvalidInput for an unreadable stored value without which a run may choose the wrong messages.
     """
@@ -60,7 +62,8 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
 
 
 def overridden(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
-    """Return the names in `overrides` whose value differs from a set policy of the topic, its namespace or broker."""
+    """Return the names in `overrides` (fields of RunPolicies) whose value differs from a policy that the topic, its
+    namespace or the broker sets."""
     resolved = metadata.policies.resolved(topic)
     stored = asdict(run_policies(resolved.policies))
     return [

@@ -27,11 +27,11 @@ from storage.options.resolution import CompactionTriggers
 
 @dataclass(frozen=True)
 class Backlog:
-    """Backlog of a topic after its horizon. `oldest`: earliest publish time; None: the backlog is empty.
+    """Backlog of a topic after its horizon. `bytes`, `messages`, `dirty`, `clean`: see the module.
 
-    `soonest`: latest publish time of its first ledger or segment. Runs take whole ledgers in order. So while `soonest`
-    is younger than the minimum lag (S3), a run would compact nothing and only roll the tail. `open_messages`: those of
-    the open segment.
+    `oldest`: earliest publish time in milliseconds; None: the backlog is empty. `soonest`: latest publish time of its
+    first ledger or segment. Runs take whole ledgers in order. So while `soonest` is younger than the minimum lag (S3),
+    a run would compact nothing and only roll the tail. `open_messages`: those of the open segment.
     """
 
     topic: TopicRecord
@@ -56,7 +56,7 @@ class Backlog:
 
     @property
     def ratio_with_open(self) -> float:
-        """The same ratio with the open segment, which a run also takes. It decides the order of topics."""
+        """The dirty ratio, 0 to 1, with the open segment, which a run also takes. It decides the order of topics."""
         return _share(self.bytes, self.clean)
 
     @property
@@ -68,14 +68,14 @@ class Backlog:
 
 @dataclass(frozen=True)
 class UnsealedBacklog:
-    """Backlog of a topic in segments. A run seals them first, and compacts them."""
+    """The part of a topic's backlog that is in segments, in messages and logical bytes. A run seals them first."""
 
     messages: int = 0
     bytes: int = 0
 
 
 def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
-    """Return the backlog of a topic in segments, without an open segment in another log directory."""
+    """Return the part of a topic's backlog that is in segments, without an open segment in another log directory."""
     opened = UnsealedCounter(log)
     messages = size = 0
     for segment in snapshot.segments:
@@ -95,12 +95,13 @@ class BacklogReader:
         self._open = UnsealedCounter(log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
-        """Return the backlogs of these topics, without deleted ones."""
+        """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
         resolver = self._metadata.policies.resolver()
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
     def of_every_topic(self) -> list[Backlog]:
-        """Return the backlogs of all topics, also of those without a trigger, at once: for a caller that waits."""
+        """Return the backlogs of all topics, also of those without a trigger, without rests: for a caller that
+        waits."""
         records = self._metadata.backlogs.of_all()
         measured = list(self._measured(records, self._metadata.policies.resolver(), all_open=True))
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})

@@ -36,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ControlLoopSettings:
-    """Settings of the control loop, times in milliseconds. `automatic`: compact due topics, not only requested ones."""
+    """Settings of the control loop, times in milliseconds. `automatic`: compact due topics, not only requested ones.
+
+    `service_dead_ms`: a service without a heartbeat for that time is dead. `small_bytes`, `batch`: see WorkerSlots.
+    """
 
     monitor_interval_ms: int = 60_000
     lease_ttl_ms: int = 10_000
@@ -97,7 +100,10 @@ class ControlLoop:
     # For REST
 
     def trigger(self, topic: TopicRecord, cause: str = MANUAL, by: str = "") -> CompactionControl:
-        """Request a compaction, which the leader executes. Raises CompactionRunning, CompactionPaused."""
+        """Request a compaction, which the leader executes. Return the topic's control with the request.
+
+        `by`: the name of the caller; empty: this service. Raises TopicNotFound, CompactionRunning, CompactionPaused.
+        """
         state = self._control.request(topic.id, cause, by or self.name)
         self.wake()
         return state
@@ -130,7 +136,8 @@ class ControlLoop:
             thread.start()
 
     def drain(self, grace_seconds: float = 30.0) -> None:
-        """Resign, begin no run, let active runs finish for the grace time, then hand them over to the next leader."""
+        """Resign, begin no run, let active runs finish for the grace time, hand over the others, and stop the
+        engines."""
         self._ending.set()
         self._wake.set()
         self._engines.end()

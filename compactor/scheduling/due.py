@@ -39,7 +39,7 @@ class DueTopic:
 class WorkerSlots:
     """Worker slots: `count` concurrent jobs.
 
-    `small_bytes`: maximum dirty bytes of a small topic. `batch`: maximum number of small topics per job.
+    `small_bytes`: maximum backlog in bytes of a small topic. `batch`: maximum number of small topics per job.
     """
 
     count: int
@@ -47,7 +47,7 @@ class WorkerSlots:
     batch: int
 
     def is_small(self, backlog: Backlog) -> bool:
-        """Return whether the topic may share a job with others."""
+        """Return whether the topic is small: it may share a job with other small ones."""
         return backlog.bytes <= self.small_bytes and backlog.clean <= CLEAN_FOR_DIRTY * self.small_bytes
 
 
@@ -55,9 +55,10 @@ class WorkerSlots:
 class TopicsCheckResult:
     """Result of a check of all topics, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
-    `topics`: number of topics with a trigger. `max_delay_ms`: maximum time by which a topic exceeds its maximum lag.
-    `uncleanable`, `uncleanable_bytes`: topics whose last try failed, and their backlog. `unreadable_policies`: number
-    of stored values that this version cannot read.
+    `at`: time of the check. `topics`: number of topics with a trigger. `due`: number of due topics. `dirty_bytes`: sum
+    of their backlogs, also of topics that are not due. `max_delay_ms`: maximum time by which a topic exceeds its
+    maximum lag. `uncleanable`, `uncleanable_bytes`: topics whose last try failed, and their backlog.
+    `unreadable_policies`: number of stored values that this version cannot read.
     """
 
     at: int
@@ -118,7 +119,11 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
 
 
 def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
-    """Return the topics that are due at `now`, by descending dirty ratio, descending size, and name."""
+    """Return the topics that are due at `now`: by dirty ratio with the open segment and backlog, largest first, and
+    name.
+
+    `controls`: by topic id.
+    """
     topics = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
@@ -128,13 +133,16 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], 
 
 
 def may_begin(control: CompactionControl, now: int) -> bool:
-    """Return whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
+    """Return whether a due topic may be requested: it is not requested, paused, aborting, or waiting after a
+    failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 
 
 def jobs(backlogs: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots) -> list[list[TopicRecord]]:
-    """Return the jobs to begin now, in order, each as its topics. `busy_…`: worker slots in use.
+    """Return the jobs to begin now, in order, each as its topics. `backlogs`: the candidates, in order of priority.
+
+    `busy_large`, `busy_small`: worker slots that large and small topics use.
 
     A job has one large topic, or up to `WorkerSlots.batch` small topics. Large topics leave one slot free for small
     ones, unless there is only one slot.
@@ -158,7 +166,7 @@ def jobs(backlogs: Sequence[Backlog], busy_large: int, busy_small: int, slots: W
 
 
 def retry_delay_ms(failures: int, first_ms: int, max_ms: int, chance: float) -> int:
-    """Return the delay after so many consecutive failures: doubled each time, at most `max_ms`.
+    """Return the delay after `failures` consecutive failures, at least 1: doubled each time, at most `max_ms`.
 
     `chance` (0…1) selects a point in the second half of the delay, so that topics that failed together are not retried
     together.

@@ -48,14 +48,15 @@ class Leadership:
             return self._token if self._clock.now_ms() < self._trusted_until else None
 
     def required_token(self) -> int:
-        """Return the token. Raises Fenced if this service does not lead."""
+        """Return `token`. Raises Fenced if this service does not lead."""
         token = self.token
         if token is None:
             raise Fenced(f"the service {self._name} is not the leader", "the leader executes the request")
         return token
 
     def attempt(self) -> int | None:
-        """Take or renew the leadership. Return the token, None if another service leads. Call every `TTL / RENEWALS`.
+        """Take or renew the leadership. Return the token; None: this service does not lead. Call it `RENEWALS` times a
+        TTL.
 
         Raises Unavailable, Misconfigured; then nothing changes.
         """
@@ -85,7 +86,8 @@ class Leadership:
         return self.token
 
     def resign(self) -> None:
-        """Give the leadership back for good, so that another service may lead at once. An error only delays that."""
+        """Release the leadership, so that another service may lead at once, and lead never again. Raises no
+        CompactorError: after an error the lease expires."""
         with self._lock:
             token, self._token, self._resigned = self._token, None, True
         if token is not None:

@@ -18,7 +18,7 @@ TOPICS_AT_ONCE = 100
 
 Item = TypeVar("Item")
 Rest = Callable[[float], object]
-"""A function that waits at most so many seconds."""
+"""A function that waits at most the given number of seconds."""
 
 
 def paced(items: Iterable[Item], clock: Clock, rest: Rest) -> Iterator[Item]:

@@ -59,7 +59,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class WorkerSettings:
     """Settings of a worker. Times in milliseconds. `run_dead_ms`: a run without a heartbeat for that time is dead.
-    `stalled_ms`: a run without a finished task for that time fails."""
+    `stalled_ms`: a run without a finished task for that time fails. `rates`: limits of each job. `sizing` None: by the
+    engine's parallelism."""
 
     slots: int = 4
     retry_first_ms: int = 30_000
@@ -117,7 +118,10 @@ class Worker:
         """The error of the last `open_engine`; empty: it succeeded; None: it was not called yet."""
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
-        """Execute the requests of these topics in a thread. The caller ensures that a worker slot is free."""
+        """Execute the requests of these topics as one job in a thread; do nothing after `drain`.
+
+        `large`: it is one large topic. The caller ensures that a worker slot is free.
+        """
         job = JobTopics(topics, large)
         with self._lock:
             if self._ending:
@@ -143,13 +147,14 @@ class Worker:
         return engine
 
     def busy_slots(self) -> tuple[int, int]:
-        """Return the numbers of worker slots that large topics and small topics use."""
+        """Return the number of worker slots that large topics use, and the number that small topics use."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large
 
     def unavailable_topic_ids(self) -> set[int]:
-        """Return the ids of topics that cannot begin now: they run, or wait because another owner holds them."""
+        """Return the ids of topics that cannot begin now: they run, or wait some seconds after an obstacle, such as
+        another owner or a missing engine."""
         now = self._environment.clock.now_ms()
         with self._lock:
             # After a clock was set back, the end of a hold may be too far away.

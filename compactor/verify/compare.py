@@ -29,7 +29,10 @@ UNKEYED_SLOTS = {"whole_entries": rows.RowType.WHOLE_ENTRY, "chunks": rows.RowTy
 
 
 def mixed(*columns: npt.NDArray[np.generic]) -> U64:
-    """Return the hash-mixed bits of all columns, with the finalizer of SplitMix64 after each. Shape (n,)."""
+    """Return 64 hash-mixed bits per row of the columns, with the finalizer of SplitMix64 after each column. Shape (n,).
+
+    The columns have equal length and items of 64 bits.
+    """
     state = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         state = (state + np.uint64(0x9E37_79B9_7F4A_7C15)) ^ column.view(np.uint64)
@@ -40,7 +43,7 @@ def mixed(*columns: npt.NDArray[np.generic]) -> U64:
 
 
 def summed(bits: U64) -> Fingerprint:
-    """Return the fingerprint of elements with these mixed bits."""
+    """Return the fingerprint of a set of elements. `bits`: the mixed bits of each."""
     return Fingerprint(len(bits), int(bits.sum(dtype=np.uint64)))
 
 
@@ -127,7 +130,10 @@ class RowsByOffset:
                 yield number, inside
 
     def rows(self, number: int, offsets: I64, columns: list[str] | None = None) -> tuple[I64, pa.Table]:
-        """Return the positions in `offsets` that the group has, and a table of their rows in that order."""
+        """Return the positions in `offsets` that row group `number` has, and a table of their rows in that order.
+
+        `columns` None: all. Consecutive calls for one group must name the same columns, because the group is cached.
+        """
         if self._group is None or self._group[0] != number:
             self._group = (number, self.reader.read(number, columns))
         table = self._group[1]
@@ -149,7 +155,7 @@ def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> I
 
 
 def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, exactly: bool) -> None:
-    """Add a difference if an object is shorter than `size`, or longer although `exactly`."""
+    """Add a difference if an object is shorter than `size`, or, with `exactly`, longer. Raises ObjectMissing."""
     actual = store.size(name)
     if actual < size or (exactly and actual != size):
         findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {actual} bytes long in the store, not {size}"))
@@ -161,7 +167,7 @@ def keyed_rows(table: pa.Table) -> pa.Table:
 
 
 def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
-    """Return a mask, per class, of the rows outside the key map."""
+    """Return a mask of the rows outside the key map, by class. Shape (n,) each."""
     slot = numbers(table, "slot")
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
@@ -170,7 +176,7 @@ def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
 
 
 def chunk_table_mask(table: pa.Table) -> Mask:
-    """Return a mask of the rows that are chunks in a chunk table (P10)."""
+    """Return a mask of the rows that are chunks with valid indexes, which a chunk table holds (P10). Shape (n,)."""
     columns = (table.column(name).fill_null(-1).to_numpy() for name in ("slot", "chunk_index", "chunk_count"))
     slot, index, count = columns
     mask: Mask = (slot == int(rows.RowType.CHUNK)) & (index >= 0) & (index < count)
@@ -219,7 +225,10 @@ def name_records(
     what: str,
     keys: pa.ChunkedArray | None = None,
 ) -> None:
-    """Name the first records, with their keys if known, and count all."""
+    """Add a difference for each record: name the first ones, with their keys if known, and count all.
+
+    `keys`: of each record.
+    """
     findings.add_each(kind, where, what, offsets_of(records), keys, lambda row: key_hash(records, row))
 
 
@@ -276,7 +285,8 @@ def largest_of_each(records: IndexRecords) -> IndexRecords:
 
 
 def compare_bitmaps(findings: Findings, where: str, name: str, expected: BitMap64, actual: BitMap64) -> None:
-    """Add the offsets of an unkeyed class that only one of two bitmaps has."""
+    """Add a difference for each offset that only one of two bitmaps has. `name`: their class of rows outside the key
+    map."""
     what = f"a row of {name.replace('_', ' ')} is"
     findings.add_each(DifferenceKind.MISSING, where, f"{what} not in the bitmap", expected - actual)
     findings.add_each(DifferenceKind.EXTRA, where, f"{what} only in the bitmap", actual - expected)

@@ -98,7 +98,10 @@ class Findings:
         keys: pa.ChunkedArray | None = None,
         key_hash: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        """Name the first differences, one per offset, and count all. `keys`, `key_hash`: of each, if known."""
+        """Add a difference for each offset: name the first ones, and count all.
+
+        `keys`: the key of each, by its number in `offsets`. `key_hash`: returns the key hash for such a number.
+        """
         room = self.room(kind)
         for number, offset in enumerate(islice(offsets, room)):
             key = None if keys is None else keys[number].as_py()
@@ -106,15 +109,19 @@ class Findings:
         self.add_count(kind, len(offsets))
 
     def compare(self, where: str, recorded: Values, actual: Values, text: str = "{} is {}, not {}") -> None:
-        """Add each name whose recorded and actual values differ. `text` has placeholders for name and both values."""
+        """Add an inconsistency for each name in `recorded` whose actual value differs.
+
+        `text`: the description, with placeholders for the name, the recorded and the actual value.
+        """
         for name, value in recorded.items():
             if value != actual[name]:
                 self.inconsistent(where, text.format(name, _plain(value), _plain(actual[name])))
 
     def check_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
-        """Add each lower bound, an attribute of `holder`, that is None or above the least actual value.
+        """Add an inconsistency for each lower bound that is None or above the least actual value.
 
-        `item`: the noun that has the values ("a row").
+        `actual`: the values by name of the bound, an attribute of `holder`. `item`: the noun that has the values ("a
+        row").
         """
         for name, values in actual.items():
             bound = getattr(holder, name)
@@ -122,7 +129,7 @@ class Findings:
                 self.inconsistent(where, f"the manifest records {name} {bound}, but {item} has {min(values)}")
 
     def add_count(self, kind: DifferenceKind, count: int) -> None:
-        """Count differences without naming them."""
+        """Add to the number of differences of a kind, without naming any; a negative `count` is subtracted."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
@@ -141,14 +148,15 @@ class Findings:
             self.add_count(kind, count)
 
     def forgive(self, names: Collection[str]) -> None:
-        """Remove the damage of these objects."""
+        """Remove the named differences of kind DAMAGED of these objects."""
         forgiven = [named for named in self.named if named.kind is DifferenceKind.DAMAGED and named.where in names]
         self.named = [named for named in self.named if named not in forgiven]
         self.add_count(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
     def reading(self, where: str) -> Iterator[None]:
-        """Add damage that the body raises as a difference, and leave the body. Other errors propagate."""
+        """Run the body; if it raises an error of `UNREADABLE`, add that as damage of `where`. Other errors
+        propagate."""
         try:
             yield
         except UNREADABLE as error:
@@ -188,7 +196,7 @@ class TaskFindings:
     last_alive: MessageId | None = None
 
     def add(self, name: str, fingerprint: Fingerprint) -> None:
-        """Add to the fingerprint `name`."""
+        """Add `fingerprint` to the fingerprint with this name."""
         self.fingerprints[name] = self.fingerprints.get(name, Fingerprint()) + fingerprint
 
 
@@ -241,7 +249,7 @@ class ReportBuilder:
             self._counts += answer.counts
 
     def add_objects(self, answers: Sequence[TaskFindings]) -> None:
-        """Add the answers about ledgers, parts and indexes."""
+        """Add the answers of the objects stage, in the order of the objects, and compare the last live message."""
         self.add(answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
         self._rows = _summed(parts)
@@ -277,7 +285,7 @@ class ReportBuilder:
             self.findings.inconsistent(where, f"{what} was removed")
 
     def report(self, differences: Sequence[Difference]) -> Report:
-        """Return the report. `differences`: the named differences, with their keys."""
+        """Return the report. `differences`: the named ones of `findings`, with their keys added."""
         unchecked, compacted = list(self.unchecked), self.snapshot.compacted
         checked = {noun: self._counts[noun] for noun in _OF_OBJECTS}
         if self.plan.manifest is not None:

@@ -252,7 +252,7 @@ class _Range:
 
 
 def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Name the keys of hash range `number` in which index and parts differ."""
+    """Compare index and parts of hash range `number` key by key, and name the differences. Reads all parts."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
     hash_range = plan.ranges[number]
@@ -298,7 +298,7 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -
 
 
 def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, with the key of each that has a hash and an offset, if a row at the offset has it."""
+    """Return the differences, with their keys added where a row at the offset of a difference has its key hash."""
     return tuple(
         each if each.key is not None or each.key_hash is None or each.offset is None
         else replace(each, key=_key_at(store, plan, each.offset, each.key_hash))

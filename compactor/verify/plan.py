@@ -57,7 +57,7 @@ class VerifyPlan:
 
     @property
     def serving(self) -> Manifest:
-        """The manifest, for tasks that exist only if it is readable."""
+        """The manifest, which must be readable: for tasks that exist only then."""
         assert self.manifest is not None
         return self.manifest
 
@@ -116,7 +116,7 @@ class VerifyPlan:
         return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
     def ledger_of(self, offset: int) -> int:
-        """Return the number of the last raw ledger that begins at or before an offset, −1 if none does."""
+        """Return the index in `below` of the last ledger that begins at or before an offset; −1: none does."""
         return bisect_right(self.below, offset, key=lambda ledger: ledger.first_offset) - 1
 
     def covered(self, offsets: I64) -> Mask:
@@ -130,19 +130,20 @@ class VerifyPlan:
         return inside
 
     def decided(self, offsets: I64) -> Mask:
-        """Return a mask of the winners, by offset, that raw proves: they took part, and no message in a gap can win."""
+        """Return a mask of the winners, by offset, that raw proves: a run has read them, and no message in a gap can
+        win."""
         known = self.known(offsets)
         if self.order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 
     def took_part(self, offsets: I64) -> Mask:
-        """Return a mask of the raw rows, by offset, that a run has read; may have read, if history is incomplete."""
+        """Return a mask of the raw rows, by offset, that a run has read; with an incomplete history, of all rows."""
         begins = self.history.raw_from(offsets)
         return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
 
     def known(self, offsets: I64) -> Mask:
-        """Return a mask of the raw rows, by offset, whose part in the runs is known."""
+        """Return a mask of the raw rows, by offset, for which it is known whether a run has read them."""
         if self.history.complete:
             return np.ones(len(offsets), dtype=np.bool_)
         return offsets >= self.start_offset

@@ -55,12 +55,17 @@ class PublishedRun:
 
     @property
     def keeps_tombstones(self) -> bool:
+        """True if the run retained some tombstones (T1)."""
         return self.policies.tombstone_retention_ms > 0 or self.policies.tombstones_wait_for_cursors
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """The published runs, oldest first. The last run produced the compacted ledger that is verified."""
+    """The published runs, oldest first. The last run produced the compacted ledger that is verified.
+
+    `complete`: there is a published run for each generation. Times are milliseconds. Limits are NEVER if nothing was
+    removed, and ALWAYS if anything may have been.
+    """
 
     runs: tuple[PublishedRun, ...]
     complete: bool
@@ -148,14 +153,16 @@ class RunHistory:
         return _largest(self._certain, offsets, _tombstones_to)
 
     def first_kept(self, offsets: I64) -> I64 | None:
-        """Return, per offset of a tombstone, the time of the first run over it, NEVER if that run kept no tombstones.
+        """Return, per offset of a tombstone, the time of the first run that read it; NEVER if that run kept no
+        tombstones.
 
-        None: unknown.
+        None: unknown, because the history is incomplete.
         """
         return self._first_met(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
 
     def raw_from(self, offsets: I64) -> I64 | None:
-        """Return, per offset of a raw row, the topic's start for the first run over it; None: unknown.
+        """Return, per offset of a raw row, the topic's start at the first run up to it; None: the history is
+        incomplete.
 
         A row below that start took no part in the run.
         """

@@ -54,7 +54,10 @@ _COMPARED = tuple(name for name in chunk_table.RECORD.names or () if name != "re
 
 @dataclass
 class ChunkedMessage:
-    """A chunked message: its chunks in order, as records; all of them, or the first ones."""
+    """A chunked message: its chunks in order, as records of a chunk table; all of them, or the first ones.
+
+    `offset`, `published`, `retained`: of the last chunk. `empty`: all chunks have empty payloads.
+    """
 
     chunks: list[np.void] = field(default_factory=list)
 
@@ -85,7 +88,8 @@ class ChunkedMessage:
 
 @dataclass
 class ChunkedMessages:
-    """Messages that chunks assemble. `stale`: offsets of stale chunks, by the offset of the message after them."""
+    """Messages that chunks assemble. `pending`: the chunks of incomplete messages. `stale`: offsets of stale chunks, by
+    the offset of the complete message with the same uuid and key."""
 
     complete: list[ChunkedMessage] = field(default_factory=list)
     stale: dict[int, list[int]] = field(default_factory=dict)
@@ -93,7 +97,7 @@ class ChunkedMessages:
 
 
 def assembled(chunks: Chunks) -> ChunkedMessages:
-    """Assemble messages from chunks, by the rule of docs/format.md."""
+    """Return the messages that chunks assemble, by the rule of docs/format.md."""
     messages = ChunkedMessages()
     begun: dict[tuple[int, ...], ChunkedMessage] = {}
     waiting: dict[tuple[int, ...], list[np.void]] = {}
@@ -122,7 +126,7 @@ def _identity(chunk: np.void) -> tuple[int, ...]:
 
 
 def records_of_messages(messages: Iterable[ChunkedMessage]) -> IndexRecords:
-    """Return an index record per message with a key."""
+    """Return an index record per complete message with a key, in the order of `messages`."""
     keyed = [message for message in messages if message.keyed]
     unsigned = partial(np.array, dtype=np.uint64)
     hi = unsigned([message.chunks[-1]["key_hi"] for message in keyed])
@@ -138,7 +142,10 @@ def chunk_fingerprint(chunks: Chunks) -> Fingerprint:
 
 
 class RangeChunksCheck:
-    """Check of the chunks of one hash range: the tables of the compacted ledger against raw up to the horizon."""
+    """Check of the chunks of one hash range: the tables of the compacted ledger against raw up to the horizon.
+
+    `live`: the messages of the tables. `uncertain`: offsets of messages that are not compared (see the module).
+    """
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> None:
         live = np.concatenate([chunk_table.none(), *chunk_table.read_tables(store, plan.serving.chunks, hash_range)])
@@ -175,7 +182,8 @@ class RangeChunksCheck:
         return bool(chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known(at)[0])
 
     def compare(self, visible: set[int], findings: Findings) -> None:
-        """Compare the live chunks with raw. `visible`: offsets of the visible index records."""
+        """Compare the live chunks with raw, and add differences to `findings`. `visible`: offsets of the visible index
+        records."""
         history = self._plan.history
         expected: set[int] = set()
         excused: set[int] = set()
@@ -255,7 +263,10 @@ def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
 
 
 def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Compare the index's bitmaps of rows outside the key map with raw (P6, P8), and check the chunk tables (P10)."""
+    """Compare the index's bitmaps of rows outside the key map with raw (P6, P8), and check the chunk tables (P10).
+
+    `number` is ignored: one task checks all.
+    """
     answer = TaskFindings(Findings(plan.limit))
     _check_tables(store, plan, answer)
     bitmaps = _unkeyed_bitmaps(store, plan, answer.findings)
@@ -304,7 +315,7 @@ def _offsets(bitmap: BitMap64) -> I64:
 
 
 def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Name the rows outside the key map, and the chunks, in which index and parts differ."""
+    """Name the rows outside the key map, and the chunks, in which index and parts differ. `number` is ignored."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
     with findings.reading(where):
