@@ -56,7 +56,7 @@ def decode(stored: bytes) -> BitMap:
 
 
 def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
-    """Remove the offsets at or below `mark` from the bitmap of range `number`; return the same bitmap."""
+    """Remove the offsets at or below `mark` from the bitmap of range `number`, in place; return the bitmap."""
     low = mark + 1 - (number << RANGE_BITS)
     if low > 0:
         bitmap.remove_range(0, min(low, RANGE_OFFSETS))
@@ -64,7 +64,7 @@ def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
 
 
 def ranges(bitmap: BitMap, first_offset: int = 0) -> Iterator[range]:
-    """Yield the runs of consecutive values, moved by `first_offset`."""
+    """Yield the runs of consecutive values of a bitmap as ranges, with `first_offset` added to each value."""
     values = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
     if not len(values):
         return
@@ -108,7 +108,7 @@ def _positions(mask: int) -> npt.NDArray[np.uint32]:
 
 
 def joined(parts: Iterable[range]) -> Iterator[range]:
-    """Yield ascending ranges; ranges that touch are joined."""
+    """Yield `parts`, which ascend and do not overlap; ranges that touch are joined."""
     before: range | None = None
     for part in parts:
         if before is not None and before.stop == part.start:
@@ -197,7 +197,10 @@ class AcknowledgedOffsets:
         return mask
 
     def move_mark(self, offset: int) -> None:
-        """Acknowledge all offsets up to `offset`, and drop the bitmaps below it. Ignored for one below the mark."""
+        """Acknowledge all offsets up to `offset`, and drop the bitmaps below it.
+
+        An offset at or below the mark is ignored.
+        """
         if offset <= self.mark:
             return
         before, first = range_number(self.mark + 1), range_number(offset + 1)
@@ -210,7 +213,10 @@ class AcknowledgedOffsets:
             self.end = self._last_of_run(offset + 1)
 
     def adopt(self, number: int, bitmap: BitMap) -> bool:
-        """Unite a range with its stored bitmap. Returns False, and changes nothing, if there is no memory for it."""
+        """Unite range `number` with its stored bitmap.
+
+        Returns False, and changes nothing, if there is no memory for it.
+        """
         if number < range_number(self.mark + 1):
             return True
         held = self._ranges.get(number)
@@ -226,7 +232,11 @@ class AcknowledgedOffsets:
         return True
 
     def take_changed(self) -> dict[int, BitMap]:
-        """Return copies of the bitmaps that have changed since the last call, by number, above the mark."""
+        """Return copies of the bitmaps that have changed since the last call, by range number.
+
+        Offsets at or below the mark are left out. The bitmaps count as written from then on; after a failed write
+        `give_back` undoes this.
+        """
         changed = {}
         for number in sorted(self._changed):
             bitmap = without_below(number, self._ranges[number].bitmap, self.mark)
@@ -236,7 +246,7 @@ class AcknowledgedOffsets:
         return changed
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Mark ranges as changed again, after a failed write."""
+        """Mark ranges as changed again after a failed write. `numbers`: of the ranges that `take_changed` returned."""
         self._changed.update(number for number in numbers if number in self._ranges)
 
     def gaps(self, start: int, end: int) -> Iterator[range]:

@@ -1,4 +1,7 @@
-"""Advice: what a caller can do about an error, as data. Each door has its own words for it, with its own commands."""
+"""Advice: what a caller can do about an error, as data.
+
+Each door (command line, REST, dashboard) has its own wording of a kind of advice, with its own commands or links.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from typing import Any, Self
 
 
 class AdviceKind(StrEnum):
-    """A kind of advice; its value is the wording of no door, with the advice's arguments as fields.
+    """A kind of advice. Its value is the neutral wording, with the advice's arguments as `{fields}`.
 
-    Stored errors hold the kind's name: a kind may get another wording, but keeps its name and its fields.
+    The neutral wording names no command or link. Stored errors hold the kind's name: a kind may get another wording,
+    but keeps its name and its fields.
     """
 
     LIST_TOPICS = "see the list of topics"
@@ -45,23 +49,24 @@ class AdviceKind(StrEnum):
 
 
 Words = Mapping[AdviceKind, str]
-"""The words of a door."""
+"""The wording of each kind of advice at one door. A kind that is missing has its neutral wording there."""
 NEUTRAL: Words = {}
-"""The words of no door: those of the kinds."""
+"""The neutral wording of every kind."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice of one kind, with the values of the fields that its wording has."""
+    """Advice of one kind. `arguments`: the values of the fields in its wording, by name."""
 
     kind: AdviceKind
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Any) -> Self | None:
-        """Return the advice of `to_json`.
+        """Return the advice that `to_json` encoded.
 
-        Return None if there is none, if this version does not know its kind, or if a field of its wording is missing.
+        Return None if `value` is None or empty, if this version does not know its kind, or if a field of its wording is
+        missing.
         """
         kind = AdviceKind.__members__.get(value["kind"]) if value else None
         if kind is None:
@@ -74,5 +79,5 @@ class Advice:
         return {"kind": self.kind.name, "arguments": {name: str(value) for name, value in self.arguments.items()}}
 
     def worded(self, words: Words) -> str:
-        """Return the advice in the words of a door, or in those of its kind if the door has none."""
+        """Return the advice in a door's wording, or in the neutral one if `words` lacks its kind."""
         return words.get(self.kind, self.kind.value).format(**self.arguments)

@@ -33,5 +33,8 @@ class SystemClock:
 
 
 def is_due(last_ms: int | None, interval_ms: int, now_ms: int) -> bool:
-    """Return whether an interval has passed since `last_ms`; None: it never began. True if the clock was set back."""
+    """Return whether `interval_ms` have passed since `last_ms`, at `now_ms`.
+
+    Also True if `last_ms` is None (never), or in the future: the clock was set back.
+    """
     return last_ms is None or not last_ms <= now_ms < last_ms + interval_ms

@@ -105,8 +105,8 @@ class Cursor:
         """Acknowledge one message; with `first`, all offsets from `first` to it.
 
         `first` is for offsets without a message for the reader: compacted ones, and markers. Without it they would stay
-        holes forever. Raises InvalidInput for an offset at or after the topic's end: the message that is appended there
-        would never be delivered.
+        holes forever. Raises Fenced; InvalidInput for an offset at or after the topic's end: the message that is
+        appended there would never be delivered.
         """
         first = position.offset if first is None else first
         if not 0 <= first <= position.offset:
@@ -125,7 +125,8 @@ class Cursor:
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
         """Acknowledge the offsets `base` + i for each set bit i of `mask`, in one step however many there are.
 
-        `highest` is the position of the last of them. Raises InvalidInput for an offset at or after the topic's end.
+        `highest` is the position of the last of them. Raises Fenced; InvalidInput for an offset at or after the topic's
+        end.
         """
         self._check_exists(highest.offset)
         with self._state:
@@ -134,14 +135,14 @@ class Cursor:
                 self._highest = highest
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
-        """Acknowledge a message and all before it."""
+        """Acknowledge a message and all before it. Raises as `acknowledge`."""
         self.acknowledge(position, 0)
 
     def acknowledge_below(self, offset: int) -> None:
-        """Acknowledge all offsets before an offset, which is at most the topic's end.
+        """Acknowledge all offsets before an offset, which is at most the topic's end; 0 acknowledges nothing.
 
         Mark-delete moves to the last of them if that message still exists; otherwise the ranges record it. Raises
-        InvalidInput for an offset after the topic's end.
+        Fenced; InvalidInput for an offset after the topic's end; the errors of `locate`.
         """
         last = offset - 1
         if last < 0:
@@ -181,7 +182,8 @@ class Cursor:
     def skip(self, count: int, end: int, start: int = 0) -> int:
         """Acknowledge the first `count` unacknowledged messages from `start` to before `end`. Returns their number.
 
-        `start`: the first offset of the topic; trimmed offsets count as acknowledged.
+        `start`: the first offset of the topic; trimmed offsets, which are below it, count as acknowledged, too. There
+        may be fewer than `count`. Raises as `acknowledge_below`.
         """
         remaining, last = count, -1
         for gap in self.unacknowledged(end, start):
@@ -196,7 +198,8 @@ class Cursor:
     def reset(self, position: LogPosition | None) -> None:
         """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
 
-        Every other owner is Fenced. Acknowledgements that were not flushed are dropped.
+        Every other owner is Fenced. Acknowledgements that were not flushed are dropped. Raises Fenced, NotFound,
+        CompactionCursorProtected (A4).
         """
         with self._flushing:
             with self._state:
@@ -207,7 +210,10 @@ class Cursor:
                 self._resume(loaded)
 
     def flush(self) -> None:
-        """Store all acknowledgements. Their messages are never delivered again once this has returned."""
+        """Store all acknowledgements: their messages are never delivered again.
+
+        Raises Fenced, NotFound, Unavailable; after Unavailable nothing is lost, and the next flush tries again.
+        """
         with self._flushing:
             self.locate_mark()
             for error in _flush_held(self._metadata, [self]).values():
@@ -216,7 +222,7 @@ class Cursor:
     def locate_mark(self) -> None:
         """Find the id of the message at mark-delete if it is not known; the next flush stores it. Raises Fenced.
 
-        Reads the topic, beside flushes: a store that hangs delays no `flush_together` of the owner.
+        This reads the topic outside the flush lock, so a store that hangs delays no `flush_together` of the owner.
         """
         with self._state:
             self._check()
@@ -230,7 +236,7 @@ class Cursor:
 
     @property
     def progress(self) -> tuple[LogPosition | None, int]:
-        """`mark_delete` and `acknowledged_end`, of one moment."""
+        """`mark_delete` and `acknowledged_end`, read at the same moment."""
         with self._state:
             return self._position, self._offsets.end
 
@@ -242,7 +248,7 @@ class Cursor:
 
     @property
     def lacks_mark(self) -> bool:
-        """True if mark-delete can move once `locate_mark` has found an id."""
+        """True if mark-delete can move as soon as `locate_mark` has found the id of its message."""
         with self._state:
             return self._lacks_mark()
 
@@ -274,7 +280,7 @@ class Cursor:
                 self._offsets.adopt(number, bitmap)
 
     def close(self) -> None:
-        """Flush. The object must not be used afterwards."""
+        """Flush. The object must not be used afterwards. Raises as `flush`."""
         self.flush()
         self.flush()  # the first may have received another owner's acknowledgements, which close a hole
 

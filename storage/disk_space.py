@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user may still write to the disk of a folder, which need not exist. Raises OSError."""
+    """Return the bytes that this user may still write to the disk of `folder`, which need not exist.
+
+    Raises OSError.
+    """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     disk = os.statvfs(existing)
     return disk.f_bavail * disk.f_frsize

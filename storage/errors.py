@@ -1,12 +1,12 @@
 """The error tree. Kinds are chosen by one question: would the caller act differently?
 
     CompactorError
-    ├── InvalidInput          the request or its data is wrong; ask differently
+    ├── InvalidInput          the request or its data is wrong; change it before another try
     │   ├── InvalidTopicName
     │   ├── InvalidMessageId
     │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
     │   │   └── ChecksumMismatch  of which the bytes changed on their way
-    │   ├── OffsetOutOfRange  the asked position is before the topic's first message
+    │   ├── OffsetOutOfRange  the requested position is before the topic's first message, or after its end
     │   └── CompactionCursorProtected  __compaction is moved by compactions alone
     ├── NotFound              a named topic, run or other record does not exist
     │   ├── TopicNotFound
@@ -49,12 +49,16 @@ from storage.advice import NEUTRAL, Advice, Words
 class CompactorError(Exception):
     """An error that a user can read.
 
-    `message`: what happened, and to what. `remedy`: what to do about it. `public`: the message as others than operators
-    may read it: no host, path, user or bucket, no text of another program; empty: the text of the kind.
+    `message`: what happened, and to what. `remedy`: what to do about it. `advice`: the remedy as data, if doors word
+    it; None: they do not. `public`: the message for callers that are not operators, without host, path, user, bucket or
+    text of another program; empty: the text of the kind.
     """
 
     def __init__(self, message: str, remedy: str | Advice, *, is_public: bool = False, public: str = "") -> None:
-        """`remedy`: an Advice if doors have their own words for it. `is_public`: the message is itself public."""
+        """Create an error. `remedy`: an Advice if doors have their own words for it.
+
+        `is_public`: `message` is itself public.
+        """
         super().__init__(message, remedy)
         self.message = message
         self.advice = remedy if isinstance(remedy, Advice) else None
@@ -75,16 +79,16 @@ class CompactorError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def worded(self, words: Words) -> str:
-        """Return message and remedy, with the advice in the words of a door."""
+        """Return message and remedy as one line; advice is in the wording of `words`."""
         return f"{self.message}: {self.remedy_in(words)}"
 
     def remedy_in(self, words: Words) -> str:
-        """Return the remedy, with the advice in the words of a door."""
+        """Return the remedy; advice is in the wording of `words`."""
         return self.remedy if self.advice is None else self.advice.worded(words)
 
 
 class InvalidInput(CompactorError):
-    """The request or its data is wrong; ask differently."""
+    """The request or its data is wrong; change it before another try."""
 
 
 class InvalidTopicName(InvalidInput):
@@ -104,7 +108,7 @@ class ChecksumMismatch(InvalidRecord):
 
 
 class OffsetOutOfRange(InvalidInput):
-    """A read asks for what is before the topic's first message, and shall not be reset (L3)."""
+    """A read begins after the topic's end, or before its first message with a reader that refuses a reset (L3)."""
 
 
 class CompactionCursorProtected(InvalidInput):
@@ -222,12 +226,15 @@ _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
 
 
 def meaning(error: BaseException) -> str:
-    """Return the text of an error's kind for the part that it comes from."""
+    """Return a predicate for the failed component, by the error's kind, as `has no space left`; `fails` for others."""
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
 def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
-    """Return the error's text for a caller that may not know hosts, paths, users and buckets."""
+    """Return the text of any error for a caller that may not know hosts, paths, users and buckets.
+
+    Advice is in `words`.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if not isinstance(error, CompactorError):
@@ -245,10 +252,10 @@ def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """The text of an error that is kept for later. False if there is no error.
+    """The text of an error that is kept for later. It is falsy if there is no error.
 
-    `summary`: for every caller. `detail`: for operators; empty: the summary. `advice`: the part of these texts that
-    each door words itself; they contain it in the words of no door.
+    `summary`: for every caller. `detail`: for operators; empty: the same as `summary`. `advice`: the part of both texts
+    that doors word; both contain its neutral wording. None: there is none.
     """
 
     summary: str = ""
@@ -263,18 +270,21 @@ class ErrorText:
 
     @classmethod
     def joined(cls, texts: Sequence[ErrorText]) -> Self:
-        """Return several texts as one. It has the advice of the first as data."""
+        """Return several texts as one, separated by semicolons. Only the first one's advice is kept as data."""
         summary, detail = "; ".join(text.summary for text in texts), "; ".join(map(str, texts))
         return cls(summary, detail, texts[0].advice if texts else None)
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[Any, Any]) -> Self:
-        """Return the text whose parts are in the columns or JSON fields `name`, `name_detail` and `name_advice`."""
+        """Return the text whose parts are in the columns or JSON fields `name`, `name_detail` and `name_advice`.
+
+        Fields that are missing are empty.
+        """
         advice = Advice.from_json(fields.get(f"{name}_advice"))
         return cls(fields.get(name, ""), fields.get(f"{name}_detail", ""), advice)
 
     def fields(self, name: str) -> dict[str, Any]:
-        """Return the columns or JSON fields from which `from_fields` reads the text."""
+        """Return the columns or JSON fields from which `from_fields` reads the text, by field name."""
         advice = None if self.advice is None else self.advice.to_json()
         return {name: _storable(self.summary), f"{name}_detail": _storable(self.detail), f"{name}_advice": advice}
 
@@ -285,11 +295,11 @@ class ErrorText:
         return self.worded(NEUTRAL)
 
     def with_prefix(self, prefix: str) -> Self:
-        """Return the text with a prefix."""
+        """Return the text with `prefix` before the summary, and before the detail if there is one."""
         return replace(self, summary=prefix + self.summary, detail=self.detail and prefix + self.detail)
 
     def worded(self, words: Words) -> str:
-        """Return the text for operators, with the advice in the words of a door."""
+        """Return the text for operators; advice is in the wording of `words`."""
         text = self.detail or self.summary
         return text if self.advice is None else text.replace(self.advice.worded(NEUTRAL), self.advice.worded(words))
 

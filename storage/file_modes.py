@@ -20,7 +20,10 @@ _OWNER_READ_WRITE = 0o600
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner may open, if it does not exist; its parents get the process's usual mode."""
+    """Create a folder that only its owner may open, unless it exists; its parents get the process's usual mode.
+
+    Raises NotADirectoryError if the path is something else, and other OSErrors.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(OWNER_ONLY)
@@ -29,12 +32,12 @@ def make_private(folder: Path) -> None:
 
 
 def make_inside(folder: Path) -> None:
-    """Create a folder that is as open as its parent. Raises FileExistsError."""
+    """Create a folder that is as open as its parent, which must exist. Raises FileExistsError and other OSErrors."""
     folder.mkdir(_mode(folder.parent))
 
 
 def file_mode_in(folder: Path) -> int:
-    """Return the permissions of a new file: the owner reads and writes; group and others as in its folder."""
+    """Return the permissions of a new file in `folder`: read and write for its owner; for others as in the folder."""
     return _OWNER_READ_WRITE | (_mode(folder) & _READ_WRITE)
 
 
@@ -46,7 +49,7 @@ def is_open_to_others(folder: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make files durable that were created, linked or removed in a folder."""
+    """Make durable that files were created, linked or removed in a folder. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -14,7 +14,11 @@ from storage.errors import Fenced, TopicNotFound
 
 
 class Heartbeat:
-    """A context manager that calls `beat` every `seconds`, and `on_fenced` once if `beat` raises Fenced."""
+    """A context manager that calls `beat` every `seconds`, in a thread, first after `seconds`.
+
+    If `beat` raises Fenced or TopicNotFound, `on_fenced` is called once and the heartbeats end; other errors are
+    ignored.
+    """
 
     def __init__(
         self, beat: Callable[[], object], seconds: float, on_fenced: Callable[[], object] = lambda: None

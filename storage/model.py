@@ -2,8 +2,8 @@
 
 Rules: a topic is `persistent://tenant/namespace/topic`, or short `topic` for `persistent://public/default/topic`,
 or `tenant/namespace/topic`; only persistent topics exist here. A message id is (ledger, entry, partition, batch
-index), ordered numerically by (ledger, entry, batch index). Each message has besides a dense 64-bit offset in its
-topic that is never reused: Kafka's view of the same position.
+index), ordered numerically by (ledger, entry, batch index). Each message also has a 64-bit offset in its topic, dense
+and never reused: Kafka's view of the same position.
 
 Sources: Pulsar's TopicName, NamedEntity and MessageIdImpl; semantics.md P4, P5.
 """
@@ -32,7 +32,7 @@ _NAME_REMEDY = "use persistent://tenant/namespace/topic, or just topic for persi
 
 @dataclass(frozen=True, order=True)
 class TopicName:
-    """A topic's full name; `str()` gives `persistent://tenant/namespace/topic`."""
+    """A topic's full name; `str()` gives `persistent://tenant/namespace/topic`. Raises InvalidTopicName."""
 
     tenant: str
     namespace: str
@@ -60,7 +60,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """Return the topic name of its full or a short form.
+        """Return the topic name that `text` gives in full or in a short form.
 
         Raises InvalidTopicName, also for a topic that is not persistent.
         """
@@ -97,12 +97,12 @@ class TopicName:
 
     @property
     def whole(self) -> TopicName | None:
-        """The partitioned topic of a partition of this name; None: it is not named like a partition."""
+        """The name of the partitioned topic to which a partition of this name belongs; None: it names no partition."""
         match = _PARTITION.match(self.topic)
         return TopicName(self.tenant, self.namespace, match["parent"]) if match else None
 
     def of_partition(self, index: int) -> TopicName:
-        """Return the name of one partition of the partitioned topic of this name."""
+        """Return the name of partition number `index` of the partitioned topic of this name."""
         return TopicName(self.tenant, self.namespace, f"{self.topic}-partition-{index}")
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Return the id of `ledger:entry[:partition[:batch_index]]`. Raises InvalidMessageId."""
+        """Return the id that the text `ledger:entry[:partition[:batch_index]]` names. Raises InvalidMessageId."""
         match = _MESSAGE_ID.fullmatch(text)
         numbers = [int(part) for part in match.groups() if part is not None] if match else []
         if not numbers or min(numbers) < -1 or max(numbers) > 2**63 - 1:
@@ -182,7 +182,7 @@ class Message:
     `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5). With a
     `chunk_uuid` it is one chunk of a chunked message (P10), number `chunk_index` of `chunk_count`, and no message by
     itself; `storage/entries/chunk_assembler.py` assembles the message. A producer compresses before it divides:
-    `chunk_codec` is a number of `rows.Codec`, `chunk_size` the bytes of the whole uncompressed payload.
+    `chunk_codec` is a number of `rows.CompressionType`, `chunk_size` the bytes of the whole uncompressed payload.
     """
 
     message_id: MessageId
@@ -211,7 +211,7 @@ class Message:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object that a row refers to; `crc32c` covers all its bytes, of a rows object the footer (docs/format.md)."""
+    """An object that a row names. `crc32c` covers all its bytes; of a rows object, the footer (docs/format.md)."""
 
     name: str
     size: int
@@ -238,7 +238,10 @@ class IndexLocation:
 
 @dataclass(frozen=True)
 class LedgerRecord:
-    """A sealed ledger of raw messages."""
+    """A sealed ledger of raw messages. Offsets and ids are inclusive; times are milliseconds since the Unix epoch.
+
+    `attempt_id`: of the attempt that wrote its objects. `deleted_at`: when it was trimmed; None: it is not.
+    """
 
     ledger_id: int
     first_offset: int
@@ -268,5 +271,5 @@ class LedgerRecord:
 
     @property
     def newest(self) -> int:
-        """The largest publish time for policies: no message counts as published after its ledger was created."""
+        """The largest publish time (ms) for policies: no message counts as published after its ledger was created."""
         return min(self.max_publish_time, self.created_at)

@@ -52,7 +52,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return the owner of a text; None for a text of another form."""
+        """Return the owner that a text of a row names; None for a text of another form."""
         match = _TEXT.fullmatch(text)
         if match is None:
             return None
@@ -63,7 +63,7 @@ class Owner:
         return f"{self.host}:{self.pid}{process}:{self.nonce}"
 
     def same_process(self, other: Owner) -> bool:
-        """Return whether both are pieces of work of one process."""
+        """Return whether both owners are pieces of work of the same process."""
         return (self.host, self.pid, self.machine, self.start) == (other.host, other.pid, other.machine, other.start)
 
     @property
@@ -87,18 +87,18 @@ class Owner:
 
 
 def owner_name() -> str:
-    """Return the text of this process at a new piece of work. It is unique, and names the process for operators."""
+    """Return an owner's text for a new piece of work of this process. It is unique, and shows operators the process."""
     return str(Owner.current())
 
 
 def same_process(text: str, other: str) -> bool:
-    """Return whether two owners, by their texts, are the same process; never for texts of another form."""
+    """Return whether two owners, by their texts, are of the same process; False if a text has another form."""
     first, second = Owner.parse(text), Owner.parse(other)
     return first is not None and second is not None and first.same_process(second)
 
 
 def is_dead(text: str) -> bool:
-    """Return whether an owner, by its text, is known to have ended (`Owner.is_dead`)."""
+    """Return whether an owner, by its text, is known to be a process that has ended (`Owner.is_dead`)."""
     owner = Owner.parse(text)
     return owner is not None and owner.is_dead
 

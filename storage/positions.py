@@ -14,7 +14,7 @@ text:
     17.29, 17.29~r  a chunked message that began at 17 was not complete; messages up to 29 were delivered already
 
 A read that has delivered nothing holds no state that could be stale: its token is its start. Must not know: other texts
-of starts; each door parses its own (`from_token`).
+of starts, which each door parses itself (`from_token`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StartPosition = MessageId | StartOffset | StartTime
 
 
 class OffsetReset(StrEnum):
-    """The behaviour of a read whose start is before the topic's first message."""
+    """The behaviour of a read whose start is before the topic's first message: begin at an end of it, or fail."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -82,7 +82,10 @@ class ContinuationToken:
 
     @classmethod
     def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ContinuationToken:
-        """Parse a token, the inverse of `to_token`; `parse_start` parses any text that is no token of a page."""
+        """Return the state that a text names, the inverse of `to_token`.
+
+        `parse_start` parses a text of any other form as a start; its errors are raised.
+        """
         match = _TOKEN.fullmatch(token)
         if match is None:
             return cls(parse_start(token))

@@ -40,8 +40,8 @@ _ADOPT = "adopt the store if it is meant to be this database's, after its object
 class Adoption:
     """The state of a database and a store before they are bound on purpose.
 
-    `database_uid`, `store_uid`: the uids that they hold; `known_object`: an object that the database names, and whether
-    the store has it (`has_object`); None: it names none.
+    `url`: of the store. `database_uid`, `store_uid`: the uids that they hold; None: none. `known_object`: an object
+    that the database names; None: it names none. `has_object`: the store has that object, or there is none.
     """
 
     url: str
@@ -58,13 +58,16 @@ class Adoption:
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """The identity of one store for one database."""
+    """The check that `store` is the one that the database `metadata` uses."""
 
     metadata: MetadataStore
     store: ObjectStore
 
     def check(self) -> None:
-        """Raise WrongStore if the store is known to be another one. Creates nothing."""
+        """Raise WrongStore if the store is known to be another one. Creates nothing.
+
+        ObjectDamaged: its uid is unreadable.
+        """
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
@@ -77,7 +80,10 @@ class StoreIdentity:
             binding.verified.add(repr(self.store.location))
 
     def require(self) -> None:
-        """Bind the two if neither was used before. Raises WrongStore unless the store is the database's."""
+        """Raise WrongStore unless the store is the database's; bind the two if neither was used before.
+
+        Raises Misconfigured for a store that does not keep what is written. Later calls in this process cost nothing.
+        """
         self.check()
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
@@ -100,7 +106,7 @@ class StoreIdentity:
         binding.verified.add(repr(self.store.location))
 
     def adoption(self) -> Adoption:
-        """Return the state before `adopt`. Creates nothing."""
+        """Return what `adopt` would find: the state of database and store. Creates nothing."""
         record = self.metadata.store_binding.find()
         known_object = self.metadata.store_binding.some_object()
         has_object = known_object is None or self._has(known_object)
@@ -108,9 +114,9 @@ class StoreIdentity:
         return Adoption(self.store.url, database_uid, self._uid(), known_object, has_object)
 
     def adopt(self, *, force: bool = False) -> Adoption:
-        """Bind database and store, whatever they belonged to. Returns the state before.
+        """Bind database and store, whatever they belonged to. Returns the state before. Idempotent.
 
-        Raises Misconfigured, unless forced, if the store does not have an object that the database names.
+        Raises Misconfigured, unless `force`, if the store does not have an object that the database names.
         """
         before = self.adoption()
         if before.is_bound:

@@ -25,7 +25,10 @@ class StoreTrial:
     silence_seconds: float
 
     def require(self) -> bool:
-        """Try the store unless it has passed before; return True if it was tried now. Raises Misconfigured."""
+        """Try the store unless it has passed before; return whether it was tried now.
+
+        Raises Misconfigured if it breaks a promise, Unavailable.
+        """
         binding, location = self.metadata.store_binding, location_text(self.store.location)
         if binding.has_passed_trial(location):
             return False
@@ -40,5 +43,5 @@ class StoreTrial:
 
 
 def location_text(location: StoreLocation) -> str:
-    """Return the location in one line, which differs between servers, buckets and prefixes."""
+    """Return a location in one line, which differs between servers, buckets and prefixes."""
     return location.url if location.s3_endpoint is None else f"{location.url} at {location.s3_endpoint}"

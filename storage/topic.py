@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 class Topic:
-    """A topic. Cheap to create; it holds no connection."""
+    """A topic. Cheap to create; it holds no connection. `hasher` None: the hash of the topic's seed."""
 
     def __init__(self, environment: Environment, record: TopicRecord, hasher: KeyHasher | None = None) -> None:
         self._environment = environment
@@ -70,7 +70,8 @@ class Topic:
     ) -> BulkAppend:
         """Return a writer of sealed ledgers; each of its `append` calls is all or nothing.
 
-        `on_held`: called with the owner of the lease while the writer waits for it.
+        `on_held`: called once with the error that names the lease's owner, if the lease must be waited for. For the
+        others see BulkAppend.
         """
         return BulkAppend(
             self._environment, self.record, self._hasher, owner_name(), ledger_bytes, workers, wait_ms, on_held
@@ -85,17 +86,17 @@ class Topic:
     ) -> TopicLog:
         """Return the writer of the active segment: a context manager, inside which this process may append.
 
-        `on_rolled`: called when a segment waits to be sealed. `renewer`: of a process that has many logs open at once.
-        `on_held`: called with the owner of the lease while the writer waits for it.
+        `wait_ms`: the time to wait for another writer. `on_rolled`: called when a segment waits to be sealed.
+        `renewer`: of a process that has many logs open at once. `on_held`: as for `bulk_append`.
         """
         return TopicLog(self._environment, self.record, owner_name(), wait_ms, on_rolled, renewer, on_held)
 
     def log_manager(self) -> LogManager:
-        """Return the log manager, which rolls and seals this topic's segments."""
+        """Return a log manager, which rolls and seals the segments of this and other topics."""
         return LogManager(self._environment)
 
     def snapshot(self) -> TopicSnapshot:
-        """Return the topic as it is now, read in one transaction."""
+        """Return the topic as it is now, read in one transaction. Raises TopicNotFound."""
         return self._environment.metadata.topic_snapshot(self.record.id)
 
     def read(
@@ -108,10 +109,11 @@ class Topic:
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield messages from `start` to the topic's present end, as record batches of `storage.ledger.rows.SCHEMA`.
 
-        `LATEST` yields none: only messages appended after this call would count. A chunk counts as a message of the
-        limits (R10). `reset`: the behaviour of a raw read whose start was trimmed (L3). With the flag the read begins,
-        and pins its generation, when the first batch is requested; the pin is released when the compacted part ends or
-        the iterator is closed. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange.
+        `LATEST` yields none: only messages appended after this call would count. `max_messages`, `max_bytes`: the most
+        messages, where a chunk counts as one, and logical bytes (R10); None: no limit. `reset`: the behaviour of a raw
+        read whose start was trimmed (L3). With `read_compacted` the read begins, and pins its generation, when the
+        first batch is requested; the pin is released when the compacted part ends or the iterator is closed. Raises
+        DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange, SegmentNotLocal.
         """
         budget = PageBudget(ReadLimits(max_messages, max_bytes))
         if read_compacted:
@@ -121,9 +123,10 @@ class Topic:
     def read_before(
         self, end: int, read_compacted: bool = False, max_messages: int | None = None, max_bytes: int | None = None
     ) -> tuple[list[pa.RecordBatch], bool]:
-        """Return the last messages before an offset, in ascending order, and whether the limits left out earlier ones.
+        """Return the last messages before the offset `end`, in ascending order, and whether there are earlier ones.
 
-        The limits are those of `read`. No more is read than needed. Raises DataLoss (R8), SegmentNotLocal.
+        Only earlier messages that the limits, which are those of `read`, left out count. No more is read than needed.
+        Raises DataLoss (R8), SegmentNotLocal.
         """
         return self.of_snapshot(
             lambda reader: rows_before(reader, end, read_compacted, ReadLimits(max_messages, max_bytes))
@@ -135,7 +138,10 @@ class Topic:
         read_compacted: bool = False,
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> PageReader:
-        """Return a reader that continues page by page as messages arrive. `start`: a start or the end of a page."""
+        """Return a reader that continues page by page as messages arrive.
+
+        `start`: a start, or the token after a page, also of another process. `reset`: as for `read`.
+        """
         state = start if isinstance(start, ContinuationToken) else ContinuationToken(start)
         source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
         return PageReader(self._environment.clock, source, state, self.name.partition)
@@ -145,8 +151,9 @@ class Topic:
     ) -> EntryReader:
         """Return a reader of entries, as Pulsar's consumers receive them, that continues as they arrive.
 
-        `resumes`: of a compacted read, messages before `start` may have been delivered already (R7). If a compaction
-        has dropped deletions after them, the read is raw if raw still has them; otherwise it raises StateMayBeStale.
+        `resumes`: the reader of a compacted read may have received messages before `start` already (R7). If a
+        compaction has dropped deletions after them, the read is raw if raw still has them; otherwise this raises
+        StateMayBeStale.
         """
         entries = SegmentEntryReader(self._environment.log)
         state = self._resumed(start) if read_compacted and resumes else ContinuationToken(start)
@@ -214,7 +221,10 @@ class Topic:
         return first.offset if is_known or is_exact else None
 
     def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
-        """Yield the sequence ids of producers of the raw entries from an offset on, up to the topic's end of now."""
+        """Yield the sequence ids of producers of the raw entries from `first_offset` on, up to the topic's present end.
+
+        Raises DataLoss, SegmentNotLocal.
+        """
         unsealed, start = SegmentEntryReader(self._environment.log), StartOffset(first_offset)
         source = RawReader(self._environment.store, unsealed, self.snapshot, start, columns=SEQUENCE_COLUMNS)
         return scan_sequences(source.tables(), unsealed.data)
@@ -245,7 +255,7 @@ class Topic:
         return filter_under(policies, snapshot.topic.start_offset, self._environment.clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
-        """Return a reader of a snapshot that is taken now, raw and compacted."""
+        """Return a reader of the topic as it is now, raw and compacted. It does not follow later changes."""
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
@@ -263,7 +273,7 @@ class Topic:
 
         None: the topic has no message of the key, or compaction has removed it. A value that has outlived its time to
         live but is not removed yet is returned. `sealed_only`: leave out messages that are not sealed. Raises DataLoss
-        (R8), SegmentNotLocal.
+        (R8); SegmentNotLocal, unless `sealed_only`.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
         now, retention = self._environment.clock.now_ms(), self._retention_filter
@@ -272,10 +282,11 @@ class Topic:
     def newest_offsets(
         self, keys: Sequence[bytes], first: int, is_over: Callable[[], bool] = lambda: False
     ) -> Mapping[bytes, NewestOffset | None]:
-        """Return the newest message, which may be a tombstone, of keys that the messages from offset `first` on have.
+        """Return the newest message, which may be a tombstone, of each key that a message from offset `first` on has.
 
-        None: compaction has removed it, and its record. A key whose newest message was not reached before
-        `is_over` is missing. Raises as `newest`.
+        None: compaction has removed the message and its index record. `is_over`: called before each read; once it
+        returns True the search ends, and keys whose newest message is not known then are missing. Raises DataLoss (R8),
+        SegmentNotLocal.
         """
         now, distinct = self._environment.clock.now_ms(), list(dict.fromkeys(keys))
         return self.of_snapshot(
@@ -286,7 +297,10 @@ class Topic:
         return replace(self.snapshot(), segments=())
 
     def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
-        """Return the newest value of one key; None: it has none, or it was deleted. For the rest see `newest`."""
+        """Return the newest message of one key if it is a value; None: the key has none, or it was deleted.
+
+        For `sealed_only` and the errors see `newest`.
+        """
         message = self.newest(key, sealed_only=sealed_only)
         return None if message is None or message.is_tombstone else message
 
@@ -305,18 +319,27 @@ class Topic:
             yield from islice(messages(batches, self.name.partition), limit)
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
-        """Return the id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""
+        """Return the id of the last message that a reader with this flag gets; EARLIEST (-1:-1) if there is none (R6).
+
+        Raises DataLoss, SegmentNotLocal.
+        """
         store, hasher = self._environment.store, self._hasher
         return self.of_snapshot(lambda reader: LastMessageFinder(store, reader, hasher).message_id(read_compacted))
 
     def first_at(self, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
-        """Return the position of the first message or chunk at or after `start`. None: the topic has none yet."""
+        """Return the position of the first message or chunk at or after `start`; None: there is none yet.
+
+        Raises as `read`.
+        """
         for batch in self.read(start, read_compacted, max_messages=1):
             return LogPosition(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
         return None
 
     def locate(self, offset: int) -> LogPosition | None:
-        """Return the first raw message at or after an offset; None: there is none yet."""
+        """Return the position of the first raw message at or after an offset; None: there is none yet.
+
+        Raises as `read`.
+        """
         return self.first_at(StartOffset(offset))
 
 

@@ -102,8 +102,10 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Yield each row of record batches of `rows.SCHEMA` as a message, also each chunk; some hundred are converted at
-    once."""
+    """Yield each row of record batches of `rows.SCHEMA` as a message, each chunk on its own.
+
+    Up to 1,024 rows are converted at once, fewer if they are large.
+    """
     for batch in batches:
         step = max(1, min(_ROWS, len(batch) * _ROWS_BYTES // max(1, batch.nbytes)))
         for first in range(0, len(batch), step):
@@ -121,7 +123,7 @@ def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[
 
 
 def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:
-    """Yield `messages` in order, each chunked one once, at its last chunk."""
+    """Yield `messages` in order, each chunked one once, at its last chunk. `assembler` None: begin with a new one."""
     assembler = assembler or ChunkAssembler()
     for message in messages:
         whole = assembler.add(message) if message.is_chunk else message
@@ -130,9 +132,10 @@ def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = No
 
 
 def join_chunks(chunks: Sequence[Message]) -> Message:
-    """Return one message of all its chunks, in order, decompressed; its payload is None if no chunk has one.
+    """Return the one message that `chunks` form, decompressed. `chunks`: all of its chunks, in order.
 
-    A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is returned as it is stored.
+    Its payload is None if no chunk has one. A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is
+    returned as it is stored, and so is one that cannot be decompressed (P8).
     """
     payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]
     payload = b"".join(payloads) if payloads else None
@@ -153,10 +156,10 @@ def join_chunks(chunks: Sequence[Message]) -> Message:
 
 
 def chunk_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chunk fields of a `Message` from a row; none for a row that is no chunk, or that belongs to no
-    message.
+    """Return the chunk fields of a `Message` by name, from a row; empty if the row is no chunk of a message.
 
-    Such a chunk, without uuid or with an impossible number, passes whole, like an entry that cannot be decoded.
+    A row of slot CHUNK without uuid, or with an impossible number, is none: it passes whole, like an entry that cannot
+    be decoded.
     """
     uuid, index, count = row["chunk_uuid"], row["chunk_index"], row["chunk_count"]
     if row["slot"] != int(RowType.CHUNK) or uuid is None or index is None or count is None or not 0 <= index < count:

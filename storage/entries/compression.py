@@ -23,11 +23,11 @@ LARGE_BYTES = 4 << 20
 
 
 class Undecodable(Exception):
-    """Bytes are not what their metadata states; their entry passes whole (P8)."""
+    """Bytes are damaged, or are not what their metadata states; their entry passes whole (P8)."""
 
 
 def compress(codec: CompressionType, data: bytes, level: int | None = None) -> bytes:
-    """Return `data` as `codec` stores it."""
+    """Return `data` compressed by `codec`; as it is for NONE. `level`: on the codec's own scale; None: its default."""
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.ZLIB:
@@ -37,9 +37,10 @@ def compress(codec: CompressionType, data: bytes, level: int | None = None) -> b
 
 
 def compress_again(codec: CompressionType, data: bytes) -> bytes:
-    """Compress bytes fast that a client had compressed; large results at the client's level or higher.
+    """Return `data`, which a client had compressed, compressed with its codec at the fastest level.
 
-    Raises nothing: any bytes can be compressed.
+    If the result is larger than LARGE_BYTES, the next higher levels are tried. Any bytes can be compressed: no error is
+    raised.
     """
     compressed = data
     for level in _LEVELS.get(codec, (None,)):
@@ -50,9 +51,9 @@ def compress_again(codec: CompressionType, data: bytes) -> bytes:
 
 
 def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
-    """Return the `size` bytes that `data` holds. Raises Undecodable for any other size.
+    """Return the `size` bytes that `data` holds. Raises Undecodable for any other size, and for damaged data.
 
-    With CompressionType.NONE the size is not checked: the bytes are returned as they are.
+    With CompressionType.NONE nothing is checked: the bytes are returned as they are.
     """
     if codec == CompressionType.NONE:
         return data

@@ -36,7 +36,11 @@ def encode_message(
     properties: Properties = (),
     codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """Return an entry of one message that is not in a batch."""
+    """Return an entry of one message that is not in a batch. Times in ms.
+
+    Raises InvalidRecord for a payload that is too large. `payload` None: a null value. `event_time` None or 0: the
+    message has none.
+    """
     metadata = _metadata(producer, sequence_id, publish_time)
     _describe(metadata, key, payload, event_time, properties)
     return _entry(metadata, payload or b"", codec)
@@ -52,7 +56,8 @@ def encode_batch(
 ) -> bytes:
     """Return an entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
 
-    A batch has one publish time, that of the argument; the table's are not read. Sequence ids ascend by one.
+    A batch has one publish time (ms), that of the argument; the table's are not read. Sequence ids ascend by one.
+    Raises InvalidRecord for more than MAX_BATCH_MESSAGES messages, or for too many bytes.
     """
     assert len(table), "a batch holds at least one message"
     if len(table) > MAX_BATCH_MESSAGES:

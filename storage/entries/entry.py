@@ -46,11 +46,11 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 class EntryHeader:
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
-    `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: of its rows once it is sealed
-    (`rows.logical_sizes`): exact for a message that is not in a batch; for a batch at least as many, since the metadata
-    of its messages counts too, less what each needs. `payload_bytes`: of its payload, uncompressed; `stored_bytes`: of
-    its payload as it is; `codec`: the compression between the two, 0 for a payload that is kept as it is. `key`: of a
-    message that is not in a batch. `marker`: it is a broker's own, and no reader gets it.
+    `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: the logical bytes
+    (`rows.logical_sizes`) of its rows once it is sealed: exact for a message that is not in a batch, an upper bound for
+    a batch. `stored_bytes`: the bytes of its payload as it was sent; `payload_bytes`: uncompressed. `codec`: the
+    compression that `stored_bytes` have, 0 for a payload that is kept as it is. `key`: of a message that is not in a
+    batch; None: no key, or a batch. `marker`: a broker's own entry, which no reader gets.
     """
 
     messages: int
@@ -70,7 +70,7 @@ class EntryHeader:
 def inspect(entry: bytes) -> EntryHeader:
     """Return the header of an entry.
 
-    Raises InvalidRecord: malformed, a wrong checksum, an implausible count or size.
+    Raises InvalidRecord for a malformed entry and an implausible count or size; ChecksumMismatch for a wrong checksum.
     """
     metadata, payload_at = parse(entry)
     producer = metadata.producer_name
@@ -121,10 +121,10 @@ def inspect(entry: bytes) -> EntryHeader:
 
 
 def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
-    """Parse an entry's metadata; return it and the position of the payload. `checked`: its checksum was verified
-    before.
+    """Parse an entry's metadata; return it and the position of the payload.
 
-    Raises InvalidRecord.
+    `checked`: the entry's checksum was verified before, and is not verified again. Raises InvalidRecord,
+    ChecksumMismatch.
     """
     at = 0
     try:
@@ -151,7 +151,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
 def decode_key(key: bytes, in_base64: bool) -> bytes:
     """Return the bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
 
-    Padding may be missing, as Java allows.
+    `in_base64`: the key's mark. Padding may be missing, as Java allows.
     """
     return base64.b64decode(key + b"=" * (-len(key) % 4), validate=True) if in_base64 else key
 

@@ -24,6 +24,7 @@ from storage.ledger.rows import CompressionType
 MOST_BYTES = 64 << 20
 FREE_MESSAGES = 10_000
 MESSAGES_A_BYTE = 8
+"""The number of further messages that a batch may claim for each of its compressed bytes."""
 _ZSTD_BLOCK = 128 << 10
 _ZSTD_SMALLEST_BLOCK = 4
 _MOST_TIMES: dict[int, int] = {

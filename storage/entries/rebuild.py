@@ -71,13 +71,16 @@ class DeliverableEntry:
 
 
 class EntryBuilder:
-    """A builder of entries from tables (rows.SCHEMA) that ascend."""
+    """A builder of entries from tables (rows.SCHEMA) whose rows ascend by offset, from one table to the next, too."""
 
     def __init__(self) -> None:
         self._held: pa.Table | None = None
 
     def add(self, table: pa.Table) -> Iterator[DeliverableEntry]:
-        """Yield the entries that `table` completes, in order."""
+        """Yield the entries that `table` (at least one row) completes, in order.
+
+        An entry that it begins is kept for the next call.
+        """
         if self._held is not None:
             table, self._held = pa.concat_tables([self._held, table]), None
         last = _starts(table)[-1]
@@ -89,7 +92,7 @@ class EntryBuilder:
             yield from _entries(table)
 
     def rest(self) -> Iterator[DeliverableEntry]:
-        """Yield the entry that was kept, if there is one: it has no more rows."""
+        """Yield the entry that was kept, if there is one: no more of its rows follow."""
         held, self._held = self._held, None
         if held is not None:
             yield from _entries(held)

@@ -46,9 +46,9 @@ SEQUENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ScannedSequences:
-    """The highest sequence id of each producer among some entries, ordered by the producers' last entries.
+    """The highest sequence id of each producer among some entries, by name.
 
-    `end`: the offset after the last of these entries.
+    `highest` is in the order of the producers' last entries. `end`: the offset after the last of these entries.
     """
 
     highest: dict[str, SequenceId]
@@ -56,23 +56,26 @@ class ScannedSequences:
 
 
 def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
-    """Return the sequence id of the entry with such metadata."""
+    """Return the sequence id of the entry that has this metadata; of a batch, the highest one.
+
+    `at_least`: a lower bound of its number, where the producer's command stated the highest one.
+    """
     number = max(at_least, signed(metadata.sequence_id), highest_of(metadata))
     return number, chunk_or_whole(metadata.chunk_id, metadata.num_chunks_from_msg)
 
 
 def highest_of(metadata: MessageMetadata) -> int:
-    """Return the highest sequence id that the metadata of an entry name besides its first; 0: none."""
+    """Return the highest sequence id of a batch as its metadata states it; 0: it states none."""
     return signed(metadata.highest_sequence_id)
 
 
 def chunk_or_whole(chunk: int, chunks: int) -> int:
-    """Return the second part of the sequence id of chunk `chunk` of `chunks`."""
+    """Return the second part of a `SequenceId`: of chunk number `chunk` (from 0) of `chunks`; 0 chunks: not chunked."""
     return chunk if chunks > 1 and chunk < chunks - 1 else WHOLE
 
 
 def last_whole(sequence: SequenceId) -> int:
-    """Return the highest sequence id whose message is complete: in the middle of a chunked one, the one before it."""
+    """Return the number of the last complete message: of `sequence`, or one less if its chunks are incomplete."""
     number, chunk = sequence
     return number if chunk == WHOLE else number - 1
 
@@ -80,7 +83,8 @@ def last_whole(sequence: SequenceId) -> int:
 def scan_sequences(tables: Iterable[pa.Table], entries: Sequence[bytes]) -> Iterator[ScannedSequences]:
     """Yield the sequence ids of each table: of rows (SEQUENCE_COLUMNS of rows.SCHEMA), or of undecoded entries.
 
-    `entries`: those of the last table that has undecoded ones, by their number in it.
+    `entries`: the undecoded entries of the last table that has some; its column `entry` holds positions in them.
+    Entries without a producer or with unreadable metadata are left out.
     """
     for table in tables:
         of_table = _of_entries(table, entries) if "entry" in table.schema.names else _of_rows(table)

@@ -1,8 +1,8 @@
 """A row as a message with all that its producer sent, for a view of single messages.
 
-`storage.model.Message` is what a reader gets: key, payload, times and properties. This is besides the producer, its
-sequence id, the batch or chunk, compression, the version of the schema, and the keys of an encryption. A chunk is a
-message by itself here. Payloads may be cut, so that a page of large messages stays small.
+`storage.model.Message` is what a reader gets: key, payload, times and properties. A `StoredMessage` also has the
+producer, its sequence id, the batch or chunk, compression, the version of the schema, and the names of encryption keys.
+Each chunk is a message of its own here. Payloads may be cut, so that a page of large messages stays small.
 
 Must not know: files, segments, sealing.
 """
@@ -28,10 +28,11 @@ from storage.model import MessageId
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A row. `payload`: its first bytes, of `payload_size`; of a `WHOLE_ENTRY` it is the whole entry as it was sent.
+    """A row as a message. Times are milliseconds since the Unix epoch.
 
-    `batch_size`: the messages of its entry; 0: it is in no batch. `chunk_index` None: it is no chunk. `schema_version`:
-    as the producer sent it; None: it sent none. `encryption_keys`: their names; empty: it is not encrypted.
+    `payload`: the first bytes, of `payload_size`; of a WHOLE_ENTRY, of the entry as it was sent. `batch_size`: the
+    number of messages in its entry; 0: it is in no batch. `chunk_index` None: it is no chunk. `schema_version`: as the
+    producer sent it; None: it sent none. `encryption_keys`: their names; empty: it is not encrypted.
     """
 
     offset: int

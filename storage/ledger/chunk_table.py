@@ -68,11 +68,12 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """A table of a compacted ledger: the live chunks of one hash range, an object of its own.
+    """A table of a compacted ledger, an object of its own: the live chunks of one hash range. Times in ms.
 
-    `pending`: the number of chunks of incomplete messages. No complete value was published before `oldest_value`, no
-    retained tombstone was first kept before `oldest_tombstone` or has a lower offset than `first_tombstone`, and the
-    newest chunk of every incomplete message was published at `oldest_pending` or later; None: there is none.
+    `pending`: the number of chunks of incomplete messages. `oldest_value`: no complete value was published before it.
+    `oldest_tombstone`, `first_tombstone`: no retained tombstone was first kept before that time, or has a lower offset.
+    `oldest_pending`: the newest chunk of every incomplete message was published then or later. None: there is none of
+    the kind.
     """
 
     name: str
@@ -92,7 +93,7 @@ class ChunkTable:
 
 
 def none() -> Chunks:
-    """Return an empty array of records."""
+    """Return an empty array of records, shape (0,)."""
     return np.empty(0, dtype=RECORD)
 
 
@@ -107,7 +108,7 @@ def chunk_mask(table: pa.Table) -> Mask:
 
 
 def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
-    """Return the records of the chunks in `table` (`rows.SCHEMA`), in its order."""
+    """Return the records of the chunks among the rows of `table` (`rows.SCHEMA`), in its order."""
     mask = chunk_mask(table)
     if not mask.any():
         return none()
@@ -140,9 +141,9 @@ def keyed(chunks: Chunks) -> Mask:
 
 
 def inside(chunks: Chunks, hash_range: HashRange) -> Chunks:
-    """Return the chunks of one hash range: by the key's hash, or without a key by the uuid's.
+    """Return the chunks in one hash range: by the key's hash or, without a key, by the uuid's.
 
-    So a message is in one range.
+    So all chunks of a message are in the same range.
     """
     if not hash_range.bits:
         return chunks
@@ -152,7 +153,10 @@ def inside(chunks: Chunks, hash_range: HashRange) -> Chunks:
 
 
 def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
-    """Return the chunk table in a key index object; nothing is read if it has none."""
+    """Return the chunk table in a ledger's key index object, empty if it has none; then nothing is read.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
     directory = IndexDirectory.decode(location.directory)
     if directory.chunk_table is None:
         return none()
@@ -162,7 +166,10 @@ def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
 
 
 def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
-    """Return the chunks of one hash range, from each table of a compacted ledger that may have some."""
+    """Return the chunks of one hash range, an array for each of `tables` that may have some.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
     chunks = []
     for table in tables:
         bits = min(table.hash_range.bits, hash_range.bits)
@@ -186,9 +193,9 @@ def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
 class ChunkAssembly:
     """Chunks, and the messages that they form.
 
-    For each of `chunks`, by uuid, key and count and then by offset: `message`, the number of the complete message that
-    it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. For each message: the positions
-    of its `first` and `last` chunk, and whether its payload is `empty`.
+    `chunks` are ordered by uuid, key and count, and then by offset. For each chunk: `message`, the number of the
+    complete message that it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. For each
+    message: the positions in `chunks` of its `first` and `last` chunk, and whether its payload is `empty`.
     """
 
     chunks: Chunks
@@ -209,7 +216,7 @@ class ChunkAssembly:
         return offsets(self.chunks[self.last])
 
     def records(self, mask: Mask) -> IndexRecords:
-        """Return records for a key index of the messages of a mask, which have a key, by hash and then offset."""
+        """Return key index records, by hash and then offset, of the messages in `mask`, which all have a key."""
         last, first = self.chunks[self.last[mask]], self.chunks[self.first[mask]]
         flagged = np.where(self.empty[mask], offsets(last) | key_index.TOMBSTONE, offsets(last))
         records = IndexRecords(
@@ -218,9 +225,10 @@ class ChunkAssembly:
         return records.take(np.lexsort((offsets(last), records.lo, records.hi)))
 
     def newest_pending(self, among: Mask | None = None) -> I64:
-        """Return for each group the publish time of its newest pending chunk, of those in the mask `among`.
+        """Return for each group the publish time (ms) of its newest pending chunk, shape (groups,).
 
-        A group without one gets the least number.
+        `among`: a mask of the chunks that count; None: all. A group without a pending chunk gets the least number of 64
+        bits.
         """
         newest = np.full(int(self.group[-1]) + 1 if len(self.group) else 0, np.iinfo(np.int64).min)
         pending = self.message == PENDING if among is None else among & (self.message == PENDING)

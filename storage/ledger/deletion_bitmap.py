@@ -26,7 +26,10 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 
 def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
-    """Return the bytes of the object `name` that bitmaps share, and the place of each in it, in order."""
+    """Return the bytes of one object that holds `bitmaps`, and the place of each in it, in order.
+
+    `name`: the object's name.
+    """
     blocks: list[bytes] = []
     places: list[DeletedRows] = []
     start = 0
@@ -40,13 +43,19 @@ def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[De
 
 
 def read_deleted(store: ObjectStore, part: Part) -> BitMap:
-    """Return the deleted rows of a part, as offsets relative to its first; empty if it has none."""
+    """Return the deleted rows of a part, as offsets relative to its first; empty if it has none.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
     (bitmap,) = read_all_deleted(store, [part.deleted])
     return bitmap
 
 
 def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> list[BitMap]:
-    """Return several bitmaps; neighbours in one object are read in one ranged read."""
+    """Return the bitmap at each of `places`, empty for None; neighbours in one object are read in one ranged read.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
     bitmaps = [BitMap() for _ in places]
     numbered = [(number, place) for number, place in enumerate(places) if place is not None]
     blocks = read_ranges(store, [ByteRange(place.name, place.offset, place.length) for _, place in numbered])
@@ -63,7 +72,11 @@ def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> li
 
 
 def alive(bitmap: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the ascending offsets, of a part that begins at `first_offset`, that still count. Shape (n,)."""
+    """Return a mask of `offsets`: True for a row that is not deleted. Shape (n,).
+
+    `bitmap`: the deleted rows of the part; `first_offset`: the part's first offset; `offsets`: of rows of the part,
+    ascending.
+    """
     if not bitmap or not len(offsets):
         return np.ones(len(offsets), dtype=np.bool_)
     low, high = int(offsets[0]) - first_offset, int(offsets[-1]) - first_offset

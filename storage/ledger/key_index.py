@@ -52,8 +52,7 @@ EVENT_BYTES = 16
 TOMBSTONE = np.uint64(1 << 63)
 """Flag in a record's offset: the message is a tombstone."""
 MARKER = np.uint64(1 << 62)
-"""Flag in a record's offset: it has no row. It hides older levels' records of its key, and keeps its event
-time (P9)."""
+"""Flag in a record's offset: it has no row. It hides older records of its key, and keeps its event time (P9)."""
 OFFSET_MASK = np.uint64((1 << 62) - 1)
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
@@ -74,7 +73,7 @@ class HashRange:
     bits: int = 0
 
     def narrow(self, hi: U64) -> slice:
-        """Return the slice of this range in ascending high halves."""
+        """Return the slice of `hi` (high halves, ascending) that is in this range."""
         if self.bits == 0:
             return slice(0, len(hi))
         shift = 64 - self.bits
@@ -106,7 +105,7 @@ class IndexRecords:
         return cls(empty, empty, empty)
 
     def take(self, positions: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> IndexRecords:
-        """Return the records at positions, of a mask, or of a slice."""
+        """Return the records at `positions`: their numbers, a mask, or a slice."""
         return IndexRecords(
             self.hi[positions],
             self.lo[positions],
@@ -116,7 +115,7 @@ class IndexRecords:
         )
 
     def by_event(self) -> IndexRecords:
-        """Return the event-time winner of each key as its record; without event times, the newest."""
+        """Return the record of each key's event-time winner; without event times, that of its newest message."""
         if self.event_offset is None or self.event_time is None:
             none = np.full(len(self), NO_EVENT_TIME, dtype=np.int64)
             return IndexRecords(self.hi, self.lo, self.offset, self.offset, none)
@@ -138,9 +137,10 @@ def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
 
 @dataclass(frozen=True)
 class IndexDirectory:
-    """The layout of an index object: the records and CRC32C of each fence, sizes of the unkeyed bitmaps.
+    """The layout of an index object: the records and CRC32C of each fence, and the sizes of the other areas.
 
-    `chunk_table`: bytes and CRC32C of the chunk table, None if there is none.
+    `unkeyed_sizes`, `unkeyed_checksums`: bytes and CRC32C of the unkeyed bitmaps, by class. `event_checksums`: empty if
+    the index has no event times. `chunk_table`: bytes and CRC32C of the chunk table; None: the index has none.
     """
 
     hash_range: HashRange
@@ -252,7 +252,7 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
 
 
 def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
-    """Return positions as `latest` does, where the largest event time wins; of equal ones the later record (P9)."""
+    """Return positions as `latest` does, but the largest event time wins; among equal ones the later record (P9)."""
     order = np.lexsort((np.arange(len(hi)), event_time, lo, hi))
     high, low = hi[order], lo[order]
     last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
@@ -280,7 +280,7 @@ def find(records: IndexRecords, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
 
 
 def fence_count(records: int) -> int:
-    """Return the number of fences for that many records: a power of two, 1 if small."""
+    """Return the number of fences for a number of records: a power of two, 1 for few records."""
     return 1 << max(0, (max(1, records) - 1) // FENCE_RECORDS).bit_length()
 
 
@@ -332,6 +332,7 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
     """Return the records of only those fences that may hold one of `hi` (ascending high halves), in hash order.
 
     Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
+    Raises ObjectMissing, ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory)
     own = hi[directory.hash_range.narrow(hi)]
@@ -351,7 +352,7 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
 
 
 def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitMap64:
-    """Return the offsets of one unkeyed class.
+    """Return the offsets of one unkeyed class. `name`: one of UNKEYED_CLASSES.
 
     Raises ObjectMissing, ObjectDamaged.
     """

@@ -82,25 +82,25 @@ class Part:
 
     @property
     def dead(self) -> int:
-        """Rows that no longer count."""
+        """The number of rows that no longer count."""
         return self.deleted.cardinality if self.deleted else 0
 
     @property
     def live(self) -> int:
-        """Rows that a reader gets."""
+        """The number of rows that a reader gets."""
         return self.messages - self.dead
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A compacted ledger.
+    """A compacted ledger. Raises ValueError if its parts overlap, pass the horizon, or have no live row. Times in ms.
 
     `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
     policies were applied; `policies`: those policies. `dropped_to`: the highest offset of a message that a reader may
     miss in this generation: a tombstone or value that was the newest of its key and was removed, in this run or an
-    earlier one, or a message that was trimmed before any run read it; -1: none. Older knowledge of such a key is stale.
-    `keys`, `tombstones`: the numbers of live values with a key, and of retained tombstones. `chunks`: tables of all
-    live chunks (P10).
+    earlier one, or a message that was trimmed before any run read it; -1: none. A reader that has read no further than
+    `dropped_to` may hold a stale value. `keys`, `tombstones`: the numbers of live values with a key, and of retained
+    tombstones. `chunks`: tables of all live chunks (P10).
     """
 
     topic: str
@@ -177,7 +177,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, name: str) -> Manifest:
-        """Parse a manifest, the inverse of `encode`; errors name `name`. Raises ObjectDamaged."""
+        """Parse a manifest, the inverse of `encode`. `name`: of its object, for the error. Raises ObjectDamaged."""
         try:
             document = json.loads(data)
             version = document["format_version"]
@@ -202,14 +202,14 @@ class Manifest:
 
 
 def write_manifest(store: ObjectStore, name: str, manifest: Manifest) -> StoredObject:
-    """Write the manifest create-if-absent; return the object that SQL must record."""
+    """Write the manifest; return the object that SQL must record. Raises ObjectExists if there is one of that name."""
     data = manifest.encode()
     store.put(name, data)
     return StoredObject(name, len(data), crc32c(data))
 
 
 def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
-    """Return the manifest that a row names, checked. Raises ObjectMissing, ObjectDamaged."""
+    """Read the manifest that a row names, and check its bytes. Raises ObjectMissing, ObjectDamaged."""
     data = store.get(stored.name, 0, stored.size)
     if crc32c(data) != stored.crc32c:
         raise ObjectDamaged(f"the manifest {stored.name} does not match its checksum", _REMEDY, is_public=True)

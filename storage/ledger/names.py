@@ -44,7 +44,11 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True)
 class ParsedName:
-    """The parts of a name: `number` is a ledger id, or the number of a part or hash range in its run."""
+    """The parts of an object's name.
+
+    `number`: the ledger id, for the objects of ledgers and for manifests; for other objects of a run the number of the
+    part, of the hash range or, for bitmaps, of the task that wrote them.
+    """
 
     topic_uid: str
     kind: ObjectKind
@@ -92,27 +96,33 @@ def ledger_index(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
 
 
 def part(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for a part of a compacted ledger; a new one at each call."""
+    """Return a name for part `number` of a run's compacted ledger; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}part-{number:020d}-{secrets.token_hex(4)}.parquet"
 
 
 def compacted_index(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for one hash range of a compacted ledger's key index; a new one at each call."""
+    """Return a name for hash range `number` of a compacted ledger's key index; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}index-{number:020d}-{secrets.token_hex(4)}.index"
 
 
 def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for the row sets that one phase-one task passes to phase two; a new one at each call."""
+    """Return a name for the row sets that one phase-one task passes to phase two; a new one at each call.
+
+    `number`: of the task's hash range.
+    """
     return f"{run_prefix(topic_uid, attempt_id)}rowsets-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def bitmaps(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for the deleted rows of some parts that a run keeps; a new one at each call."""
+    """Return a name for the deleted rows of some parts that a run keeps; a new one at each call.
+
+    `number`: of the phase-two task that writes them, or of the scanned source.
+    """
     return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def chunks(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for one hash range of a compacted ledger's chunk table; a new one at each call."""
+    """Return a name for hash range `number` of a compacted ledger's chunk table; a new one at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}chunks-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
@@ -122,7 +132,7 @@ def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
 
 
 def parse(name: str) -> ParsedName | None:
-    """Parse an object name; None: no object of the project has such a name."""
+    """Return the parts of an object's name; None: it is no name of an object of a topic."""
     for kind, pattern in _PATTERNS.items():
         if match := pattern.fullmatch(name):
             return ParsedName(match["uid"], kind, int(match["number"]), match["attempt"])

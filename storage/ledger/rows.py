@@ -109,7 +109,7 @@ def writer_options(mean_payload: float) -> dict[str, Any]:
 
 
 def constant(value: Any, name: str, length: int) -> pa.Array:
-    """Return a column of SCHEMA that holds one value in every row."""
+    """Return a column of SCHEMA, of `length` rows, that holds `value` in every row. `name`: of the column."""
     data_type = SCHEMA.field(name).type
     return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
 
@@ -120,13 +120,16 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
 
 
 def message_id(table: pa.Table | pa.RecordBatch, row: int, partition: int = -1) -> MessageId:
-    """Return the id of a row of `table` (SCHEMA, or its id columns)."""
+    """Return the id of row number `row` of `table` (SCHEMA, or its id columns), in partition `partition`."""
     ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
     return MessageId(ledger, entry, partition, index)
 
 
 class TableCutter:
-    """A cutter of tables into pieces of at most `max_rows` rows and `max_bytes` bytes, and of one row at least."""
+    """A cutter of tables into pieces of at most `max_rows` rows and `max_bytes` bytes.
+
+    A row that is larger than `max_bytes` is a piece of its own.
+    """
 
     def __init__(self, max_rows: int, max_bytes: int) -> None:
         self._max_rows, self._max_bytes = max_rows, max_bytes
@@ -134,7 +137,7 @@ class TableCutter:
         self._rows = self._bytes = 0
 
     def add(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-        """Add rows, of `sizes` bytes each; yield the pieces that are full."""
+        """Add the rows of `table`, of `sizes` bytes each; yield the pieces that are full."""
         first = 0
         while first < len(table):
             filled = np.cumsum(sizes[first : first + self._max_rows - self._rows])
@@ -150,7 +153,7 @@ class TableCutter:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.Table]:
-        """Yield the rows that no piece has yet, if there are any."""
+        """Yield the rows that are in no piece yet as one piece; nothing if there are none."""
         if self._pending:
             piece = pa.concat_tables(self._pending)
             self._pending, self._rows, self._bytes = [], 0, 0

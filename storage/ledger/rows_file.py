@@ -39,9 +39,9 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group: its place in the object, its rows, its offsets in the topic (inclusive).
+    """A row group: its bytes in the object, from `start` to before `end`, and its offsets in the topic (inclusive).
 
-    `last_entry_id` None: the group spans ledgers, so statistics do not contain it.
+    `last_entry_id` None: the group spans ledgers, so the footer's statistics do not contain it.
     """
 
     start: int
@@ -57,7 +57,8 @@ class RowGroup:
 class RowsWriter:
     """A writer of tables of `rows.SCHEMA` as row groups of one new object; a context manager.
 
-    On a clean exit the object exists, durably, and `result` names it; on an exception there is no object.
+    On a clean exit the object exists, durably, and `result` names it; on an exception there is no object, and `result`
+    stays None. The exit raises ObjectExists if there is an object of that name.
     """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
@@ -76,7 +77,10 @@ class RowsWriter:
         return self
 
     def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
-        """Append rows; `sizes`: logical bytes of each. Row groups are cut by rows and by bytes."""
+        """Append rows, ascending by offset; `sizes`: the logical bytes of each.
+
+        Row groups are cut by rows and by bytes.
+        """
         self._write_groups(self._cutter.add(table, sizes))
 
     def _write_groups(self, groups: Iterable[pa.Table]) -> None:
@@ -129,7 +133,10 @@ class RowsWriter:
 
 
 class RowsReader:
-    """A reader of one rows object by row group. Every byte that it returns was checked."""
+    """A reader of one rows object by row group. Every byte that it returns was checked.
+
+    Creating it reads the footer. Iterating yields each row group as a table. Raises ObjectMissing, ObjectDamaged.
+    """
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
         self._store = store
@@ -149,7 +156,7 @@ class RowsReader:
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
-        """The row groups, in offset order."""
+        """The row groups, in offset order. Raises ObjectDamaged for an unknown format version."""
         named = self._metadata.metadata or {}
         if int(named.get(VERSION_KEY, 0)) != rows.FORMAT_VERSION:
             raise ObjectDamaged(
@@ -179,7 +186,7 @@ class RowsReader:
         return tuple(groups)
 
     def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows of one row group, all columns or those of `columns`, in the order of `rows.SCHEMA`."""
+        """Return the rows of row group `number`, with all columns or only `columns`, in the order of `columns`."""
         names = columns or rows.SCHEMA.names
         return _assemble(names, [self._decode(number, names, None)], self._constants(number), self.groups[number].rows)
 
@@ -219,12 +226,12 @@ class RowsReader:
         return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
 
     def least(self, number: int, column: str) -> int | None:
-        """Return the least value of a column of numbers in one row group, by its statistics; None if all are null."""
+        """Return the least value of a numeric column in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(number, column)
         return int(statistics.min) if statistics is not None else None
 
     def greatest(self, number: int, column: str) -> int | None:
-        """Return the largest value of a column of numbers in one row group, by its statistics; None if all are null."""
+        """Return the largest value of a numeric column in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(number, column)
         return int(statistics.max) if statistics is not None else None
 

@@ -35,7 +35,10 @@ class Sealer:
     attempt_id: str
 
     def seal(self, table: pa.Table, ledger_id: int, created_at: int) -> LedgerRecord:
-        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; return the row to commit."""
+        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; return the row to commit.
+
+        `created_at`: ms since the Unix epoch. Raises any store error.
+        """
         table = table.combine_chunks()
         sizes = rows.logical_sizes(table)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
@@ -101,7 +104,7 @@ def keyed_rows(table: pa.Table) -> pa.ChunkedArray:
 
 
 def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
-    """Return the offsets of keyed rows, with the tombstone flag where the payload is null or empty (P5)."""
+    """Return the offsets of keyed rows, shape (n,), with TOMBSTONE where the payload is null or empty (P5)."""
     payload = table.column("payload")
     empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()
     offsets = table.column("offset").to_numpy().astype(np.uint64)
@@ -110,7 +113,7 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
-    """Return bitmaps of the offsets of rows outside the key map, by class, without chunks that a chunk table has."""
+    """Return the offsets of rows that are in no key map and no chunk table, by class of key_index.UNKEYED_CLASSES."""
     slot = table.column("slot")
     is_message = pc.equal(slot, int(rows.RowType.MESSAGE))
     masks = {

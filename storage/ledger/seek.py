@@ -23,7 +23,7 @@ class SeekPosition(Protocol):
     """The first message of a read, which need not exist."""
 
     def is_after(self, last: LogPosition) -> bool:
-        """Return whether the read begins after `last`."""
+        """Return whether the read begins after the message at `last`."""
 
     def skips(self, reader: RowsReader, number: int) -> bool:
         """Return whether a row group is known to hold no row of the read."""
@@ -97,6 +97,7 @@ class TimeBound:
     publish_time: int
 
     def is_after(self, last: LogPosition) -> bool:
+        """Return False: a position has no publish time, so no extent is ruled out by it."""
         return False
 
     def skips(self, reader: RowsReader, number: int) -> bool:
@@ -110,12 +111,12 @@ class TimeBound:
 
 
 def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
-    """Return the bound of a start that names a message."""
+    """Return the bound of a start that is an offset or a message id."""
     return OffsetBound(start.offset) if isinstance(start, StartOffset) else IdBound(start)
 
 
 def start_position_of(bound: SeekPosition) -> StartPosition:
-    """Return the start of a bound, the inverse of `seek_position_of`."""
+    """Return the start of a bound, the inverse of `seek_position_of`; a `TimeBound` is not allowed."""
     if isinstance(bound, OffsetBound):
         return StartOffset(bound.offset)
     assert isinstance(bound, IdBound), "a time is looked up before anything is read"

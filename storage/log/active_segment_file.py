@@ -51,7 +51,7 @@ def no_check() -> None:
 
 
 class PlacedEntry(Protocol):
-    """An entry with its place."""
+    """An entry with its entry id and first offset."""
 
     entry_id: int
     offset: int
@@ -60,7 +60,10 @@ class PlacedEntry(Protocol):
 
 
 class ActiveSegmentFile:
-    """An open segment's file, locked; returned by `create` or `recover`."""
+    """An open segment's file, locked; returned by `create` or `recover`.
+
+    `written`, `flushed`: bytes of the file up to which frames are written, and are durable; `tally`: its content.
+    """
 
     def __init__(self, segment: LocalSegment, descriptor: int, recovered: recovery.RecoveryResult) -> None:
         files = segment.files
@@ -85,7 +88,10 @@ class ActiveSegmentFile:
 
     @classmethod
     def create(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
-        """Create a file, durably. An existing file has no row: it is replaced, or set aside if it holds messages."""
+        """Create a file, durably. An existing file has no row: it is replaced, or set aside if it holds messages.
+
+        `before_write` is called with the lock held. Raises LeaseHeld, StorageFull, Unavailable, Misconfigured.
+        """
         files = segment.files
         with naming_file(files.log, "create"):
             if not files.folder.is_dir():
@@ -145,8 +151,8 @@ class ActiveSegmentFile:
     ) -> Iterator[SegmentContent | None]:
         """Yield the content of a segment that `recover` calls damaged, as far as it is known; None: it is empty.
 
-        `.end` tells how much was flushed; without it, the readable frames count. The file stays as it is, and locked in
-        the context.
+        The file `.end` records how much was flushed; without it, the readable frames count. The file stays as it is,
+        and is locked inside the context. Raises LeaseHeld.
         """
         files, header = segment.files, segment.header
         with naming_file(files.log, "read"):
@@ -174,7 +180,7 @@ class ActiveSegmentFile:
             os.close(descriptor)
 
     def write(self, entries: Sequence[PlacedEntry]) -> None:
-        """Write the frames of consecutive entries."""
+        """Write the frames of consecutive entries after the last one; they are not durable yet. Raises OSError."""
         buffers: list[bytes] = []
         index = b""
         position = self.written
@@ -191,7 +197,7 @@ class ActiveSegmentFile:
             self._write_index(index)
 
     def flush(self) -> None:
-        """Make all written frames durable."""
+        """Make all written frames durable. Raises OSError; then only frames that were durable before are kept."""
         try:
             os.fdatasync(self._descriptor)
         except OSError:
@@ -206,8 +212,10 @@ class ActiveSegmentFile:
         self._end.publish(self._acknowledged)
 
     def cut_back(self) -> HighWatermark:
-        """Cut off, after a failure, frames that were not acknowledged or may be lost; return the end. No write may
-        follow."""
+        """After a failure, cut off frames that were not acknowledged or may be lost; return the new end.
+
+        No write may follow. Raises no OSError of the cut: readers go by the end.
+        """
         end = self._acknowledged
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, end.visible)
@@ -215,7 +223,7 @@ class ActiveSegmentFile:
         return end
 
     def release(self) -> None:
-        """Close the file, and release the lock."""
+        """Close the file and release the lock. Call it once."""
         self._end.close()
         if self._index >= 0:
             os.close(self._index)

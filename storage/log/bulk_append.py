@@ -48,7 +48,7 @@ INPUT_SCHEMA = pa.schema(
         pa.field("properties", pa.map_(pa.string(), pa.string())),
     ]
 )
-"""The input of a bulk append; columns as in `rows.SCHEMA`, a null publish time means now."""
+"""The input of a bulk append; columns as in `rows.SCHEMA`. A null publish time stands for the time of the append."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ class BulkAppendResult:
 class BulkAppend:
     """A writer of sealed ledgers for one topic; each call of `append` is one transaction.
 
-    `on_held`: called with the current owner while the lease is waited for (lease.py).
+    `owner`: the name of the lease's owner, unique to one piece of work. `ledger_bytes`: the logical bytes after which a
+    new ledger begins. `workers`: the ledgers that are sealed at the same time. `wait_ms`: the time to wait for the
+    lease. `on_held`: called once with the LeaseHeld that names the present owner, if the lease must be waited for
+    (lease.py).
     """
 
     environment: Environment
@@ -89,8 +92,8 @@ class BulkAppend:
     def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
 
-        Raises LeaseHeld, Fenced, any store error, Misconfigured for a store of another database, and any error of
-        `tables`; then nothing was appended.
+        Without messages, nothing is committed. Raises LeaseHeld, Fenced, InvalidRecord, any store error, Misconfigured
+        for a store of another database, and any error of `tables`; then nothing was appended.
         """
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         with writer_lease(self.environment, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held) as lease:
@@ -151,7 +154,11 @@ def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
 
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
-    """Cut a stream of tables (INPUT_SCHEMA) into ledgers: `ledger_bytes` logical bytes at most, at least a message."""
+    """Cut a stream of tables (INPUT_SCHEMA) into ledgers of at most `ledger_bytes` logical bytes.
+
+    A ledger has at least one message, and at most `rows.LEDGER_ROWS`. Raises InvalidRecord for a message that is too
+    large.
+    """
     cutter = rows.TableCutter(rows.LEDGER_ROWS, ledger_bytes)
     counted = 0
     for table in tables:
@@ -167,7 +174,10 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
 
 
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
-    """Return INPUT_SCHEMA as `rows.SCHEMA`, with the ids, offsets and defaults of a bulk import."""
+    """Return `content` (INPUT_SCHEMA) as `rows.SCHEMA`, with the ids, offsets and defaults of a bulk import.
+
+    Entry ids count from 0, offsets from `first_offset`. `now` (ms): the publish time of messages without one.
+    """
     count = len(content)
     values = {
         "offset": pa.array(np.arange(first_offset, first_offset + count)),

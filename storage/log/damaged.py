@@ -36,9 +36,10 @@ _Place = tuple[int, int]
 
 
 def readable_rows(segment: LocalSegment, content: SegmentContent) -> tuple[pa.Table, int]:
-    """Return all rows of a rolled segment whose file may be damaged, or missing, and the number of lost offsets.
+    """Return a row for each offset of a rolled segment, and the number of lost offsets.
 
-    `content`: the content of the segment, by its row.
+    Its file may be damaged or missing. A lost offset gets a row of slot COMPACTED_OUT. `content`: the content of the
+    segment, by its row in SQL.
     """
     header = segment.header
     end = content.entries, content.last_offset + 1

@@ -25,7 +25,11 @@ WAIT_SECONDS = 10.0
 
 
 class DecodeBudget:
-    """The uncompressed bytes that reads hold now."""
+    """The uncompressed bytes of large entries that reads hold now.
+
+    `limit`: the most bytes that reads hold together, unless one entry is larger; `wait_seconds`: the longest wait for
+    room.
+    """
 
     def __init__(self, limit: int = MOST_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
         self.limit = limit

@@ -33,7 +33,7 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """The log directory of this machine. It is created with its first file.
+    """The log directory of this machine, at `path`. It is created with its first file.
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
     there is none, and any process may seal them. `room`: the limits of appends; None: the disk is the limit.
@@ -60,7 +60,7 @@ class LogDirectory:
 
     @property
     def known_uid(self) -> str | None:
-        """The directory's identity in rows, if the directory was ever written to. Raises Misconfigured.
+        """The directory's identity in rows; None: the directory was never written to. Raises Misconfigured.
 
         The file is read once: requests compare rows with the uid in threads that must not wait for this disk.
         """
@@ -74,17 +74,17 @@ class LogDirectory:
             self.room.check()
 
     def topic_folder(self, topic_uid: str) -> Path:
-        """Return the folder of a topic's segments; it may not exist."""
+        """Return the path of the folder of a topic's segments. The folder need not exist."""
         return self.path / topic_uid
 
     def topic_folders(self) -> list[Path]:
-        """Return the existing folders of topics by uid, also of deleted topics."""
+        """Return the existing folders of topics, also of deleted ones, by uid. A folder's name is the topic's uid."""
         if not self.path.is_dir():
             return []
         return sorted(folder for folder in self.path.iterdir() if _UID.fullmatch(folder.name) and folder.is_dir())
 
     def check(self, topic: TopicName, segment: SegmentRecord) -> None:
-        """Raise SegmentNotLocal unless the segment is in this directory."""
+        """Raise SegmentNotLocal unless the segment is in this log directory. `topic`: for the error's text."""
         uid = self._known_uid()
         if segment.log_uid != uid:
             end = "on" if segment.content is None else f"to {segment.content.last_offset}"

@@ -27,9 +27,10 @@ CHUNK_BYTES = 2 << 20
 
 
 class FrameReader:
-    """A reader of frames. `entry_id`, `offset` and `position` are those of the next frame.
+    """A reader of the frames of an open file, from `start` to before the byte `end`.
 
-    `problem` None: every frame was valid.
+    `seed`: the CRC32C of the segment's header. `entry_id`, `offset` and `position` are those of the next frame.
+    `problem`: the reason why the iteration stopped before `end`; None: every frame was valid.
     """
 
     def __init__(
@@ -43,8 +44,7 @@ class FrameReader:
         self._chunk_bytes = chunk_bytes
         self._buffer = bytearray(0)
         self._begin = 0
-        """Position in the file of the buffer's first byte; the first `_filled` bytes of the buffer are from
-        the file."""
+        """Position in the file of the buffer's first byte; the buffer has `_filled` bytes of the file."""
         self._filled = 0
 
     def __iter__(self) -> Iterator[StoredEntry]:
@@ -55,7 +55,10 @@ class FrameReader:
             yield entry
 
     def frame_at(self, position: int) -> tuple[bytes, int] | str:
-        """Return the entry whose frame begins at a position, and the frame's checksum, unchecked; or the problem."""
+        """Return the entry whose frame begins at a position, and the frame's checksum, which is not checked.
+
+        Return a text, the problem, if no frame can begin there.
+        """
         remaining = self._end - position
         if remaining < FRAME_BYTES:
             return f"{remaining} bytes remain where a frame has at least {FRAME_BYTES}"

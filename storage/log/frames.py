@@ -36,14 +36,14 @@ _FRAME = Struct(">IBI")
 _COVERED = Struct(">QQIB")
 
 extend: Callable[[int, bytes], int] = google_crc32c.extend
-"""Continue a CRC32C with bytes. Called for each frame, so not through `storage.checksums`."""
+"""Return the CRC32C of bytes that continue others. It is called for each frame, so not through `storage.checksums`."""
 unpack_frame: Callable[[bytes | bytearray | memoryview, int], tuple[int, int, int]] = _FRAME.unpack_from
-"""Length, version and CRC32C of the frame at a position."""
+"""Return the entry's length, the frame version and the CRC32C of the frame at a position of a buffer."""
 
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The identity of a segment's file. `topic_uid`: 32 hex digits."""
+    """The identity of a segment's file. `topic_uid`: 32 hex digits; `first_offset`: the offset of its first message."""
 
     topic_uid: str
     ledger_id: int
@@ -64,7 +64,7 @@ class SegmentHeader:
 
 
 def read_header(data: bytes) -> SegmentHeader | str:
-    """Parse the header in a file's first 64 bytes; return the reason if they are invalid."""
+    """Return the header in a file's first 64 bytes; a text, the reason, if they are invalid."""
     if len(data) < HEADER_BYTES:
         return f"the header has {len(data)} bytes, not {HEADER_BYTES}"
     magic, version, uid, ledger_id, first_offset = _HEADER.unpack_from(data)
@@ -81,15 +81,15 @@ def read_header(data: bytes) -> SegmentHeader | str:
 
 
 def stored_checksum(data: bytes) -> int:
-    """Return the checksum that a header claims to have."""
+    """Return the checksum that the first 64 bytes of a file claim as that of their header, right or not."""
     return int(_CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
 def frame_checksum(seed: int, entry_id: int, offset: int, entry: bytes) -> int:
-    """Return the CRC32C that a frame must have. `seed`: the segment header's."""
+    """Return the CRC32C that the frame of an entry must have. `seed`: the segment header's checksum."""
     return extend(extend(seed, _COVERED.pack(entry_id, offset, len(entry), FRAME_VERSION)), entry)
 
 
 def frame_head(seed: int, entry_id: int, offset: int, entry: bytes) -> bytes:
-    """Return the nine bytes before an entry."""
+    """Return the nine bytes before an entry in its frame. `seed`: the segment header's checksum."""
     return _FRAME.pack(len(entry), FRAME_VERSION, frame_checksum(seed, entry_id, offset, entry))

@@ -28,12 +28,16 @@ from storage.log.segment import AppendResult
 Answer = AppendResult | CompactorError
 """The position of an entry, or the error: a failed entry may still exist when the segment is recovered."""
 Done = Callable[[Answer], object]
+"""A callback of one append: it is called once with the answer, must be quick, and must not append."""
 
 _log = logging.getLogger(__name__)
 
 
 class PendingAppend:
-    """An entry on its way into the segment. `entry_id` and `offset` are set when it gets its place."""
+    """An entry on its way into the segment.
+
+    `entry_id`, `offset`: -1 until it gets its place. `answer`: None until it is written, or has failed.
+    """
 
     __slots__ = ("_commits", "answer", "data", "done", "entry_id", "header", "is_delivered", "offset")
 
@@ -60,23 +64,26 @@ class Committer(Protocol):
     """The owner of the file. One thread at a time calls it, the holder of `committing`; any calls `due_seconds`."""
 
     def commit(self, group: list[PendingAppend]) -> None:
-        """Write pending appends, and flush them if required. Raises on failure."""
+        """Write pending appends, and flush them if the flush policy requires it. Raises on failure."""
 
     def position_of(self, pending: PendingAppend) -> AppendResult:
         """Return the position of a committed entry."""
 
     def due_seconds(self) -> float | None:
-        """Return the time until `flush_due` must be called without an append; None: no call is due."""
+        """Return the seconds until `flush_due` must be called, if no append comes before; None: no call is due."""
 
     def flush_due(self) -> object:
-        """Flush what is due; this is `guarded`."""
+        """Flush what is due. The implementation runs inside `GroupCommit.guarded`."""
 
     def break_off(self, error: BaseException) -> CompactorError:
-        """End the file's writing because of an error; return the error for the waiting appends."""
+        """Stop writing to the file because of an error; return the error for the waiting appends."""
 
 
 class GroupCommit:
-    """The queue of one segment."""
+    """The queue of appends to one segment. `name`: of its thread.
+
+    `max_pending_bytes`: above it, `enqueue` of an append with a callback waits.
+    """
 
     def __init__(self, name: str, committer: Committer, max_pending_bytes: int) -> None:
         self._name = name
@@ -96,7 +103,10 @@ class GroupCommit:
         self._stopping = False
 
     def enqueue(self, pending: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
-        """Queue an append; `place` assigns its ids, in that order. Raises the error that ended the queue."""
+        """Queue an append. `place` assigns its entry id and offset, in the order of the queue.
+
+        Raises the error that ended the queue.
+        """
         with self._lock:
             if self.refusal is not None:
                 raise self.refusal.copy()
@@ -110,7 +120,7 @@ class GroupCommit:
                     self._room.wait()
 
     def commit_until(self, pending: PendingAppend) -> None:
-        """Wait for the committer; if this entry was not among its entries, commit."""
+        """Wait for the thread that commits; commit, if the append has no answer then. Afterwards it has one."""
         with self.committing:
             if pending.answer is None:
                 self.commit_pending()
@@ -144,7 +154,10 @@ class GroupCommit:
         _deliver(group)
 
     def guarded(self, work: Callable[[], object]) -> None:
-        """Run work on the file that is no commit of entries; if it fails, the queue fails, too, and it raises."""
+        """Run `work` on the file, which commits no entries, with `committing` held.
+
+        If it fails, the queue ends: all waiting appends fail, and the error is raised.
+        """
         with self.committing:
             try:
                 work()
@@ -155,12 +168,15 @@ class GroupCommit:
                 raise
 
     def wake(self) -> None:
-        """Wake the thread, so that it checks when a tick is due."""
+        """Wake the thread, so that it checks when `flush_due` must be called."""
         with self._lock:
             self._wake()
 
     def end(self, refusal: CompactorError, *, drop: bool) -> None:
-        """Accept no more: commit the waiting entries or, with `drop`, fail them with `refusal`."""
+        """Accept no more appends: commit the waiting ones or, with `drop`, fail them with `refusal`.
+
+        Waits for the thread. `refusal`: the error of later appends, unless the queue ended before with another.
+        """
         with self._lock:
             if self.refusal is None:
                 self.refusal = refusal
@@ -227,5 +243,5 @@ def _deliver(group: list[PendingAppend]) -> None:
 
 
 def closed_error(what: str) -> Unavailable:
-    """Return the error of appends to a segment that accepts no more."""
+    """Return the error of appends to a segment that accepts no more. `what`: its message."""
     return Unavailable(what, "append to the segment that the topic has open now")

@@ -48,9 +48,10 @@ _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 @dataclass(frozen=True)
 class HighWatermark:
-    """The durable bytes of the segment, the readable bytes, and the entries and offsets in these.
+    """The ends of an open segment. `flushed`: its durable bytes; `visible`: the bytes that readers may read.
 
-    `logical_bytes`: of these entries; None: they were not counted.
+    `entries`: the number of entries in the visible bytes; `next_offset`: the offset after them; `logical_bytes`:
+    theirs; None: they were not counted.
     """
 
     flushed: int
@@ -69,7 +70,7 @@ class WritingProcess:
 
 
 class HighWatermarkWriter:
-    """The writer of the file. Only for the holder of the segment's lock."""
+    """The writer of the file, for the holder of the segment's lock. `seed`: the CRC32C of the segment's header."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._seed = seed
@@ -89,7 +90,7 @@ class HighWatermarkWriter:
         self._map[_WRITER_AT:] = writer + _CHECKSUM.pack(google_crc32c.value(writer))
 
     def publish(self, end: HighWatermark) -> None:
-        """Let readers read up to `end`."""
+        """Let readers in all processes read up to `end`."""
         self._number += 1
         values = end.flushed, end.visible, end.entries, end.next_offset, end.logical_bytes
         copy = _VALUES.pack(self._number, *values) + _VERSION

@@ -18,7 +18,7 @@ from storage.metadata.records import Lease
 
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
-"""A callback that is called once, with the current owner, when a lease must be waited for."""
+"""A callback that is called once, when a lease must be waited for, with the error that names its present owner."""
 
 
 @contextmanager
@@ -31,10 +31,11 @@ def writer_lease(
     renewer: LeaseRenewer | None = None,
     on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
-    """Hold the topic's lease for `owner` inside the context; call `on_fenced` if another owner takes it.
+    """Hold the topic's lease for `owner` inside the context; call `on_fenced`, once, if another owner takes it.
 
     Waits up to `wait_ms` for another owner to finish or expire, then raises LeaseHeld, which names it. `renewer`:
-    renews the lease, with many others; None: a thread of its own.
+    renews the lease, with many others; None: a thread is started for it. `on_held`: called once if the lease must be
+    waited for. Raises TopicNotFound.
     """
     leases = environment.metadata.leases
     lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
@@ -49,10 +50,10 @@ def writer_lease(
 
 @contextmanager
 def afterwards(release: Callable[[], object]) -> Iterator[None]:
-    """Call `release` at the end of the context, and ignore its errors: what it releases expires anyway.
+    """Call `release` at the end of the context, and ignore its CompactorErrors.
 
-    If its error were raised, it would hide the error before it, or make committed work look failed: a second import
-    would then append every message twice.
+    The row that it releases expires anyway. If its error were raised, it would hide the error before it, or make
+    committed work look failed: a second import would then append every message twice.
     """
     try:
         yield

@@ -67,7 +67,10 @@ AnyWatched = TypeVar("AnyWatched", bound=_Watched)
 
 
 class LeaseRenewer:
-    """The renewer of a process: a context manager that outlives its logs. Thread-safe."""
+    """The renewer of a process: a context manager that outlives its logs. Thread-safe.
+
+    `poll_seconds`: between two polls of all logs; `renew_seconds`: between two renewals of a lease.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,10 @@ class LeaseRenewer:
         self._fences.shutdown()
 
     def renewing(self, lease: Lease, on_fenced: Callable[[], object]) -> AbstractContextManager[None]:
-        """Renew the lease inside the context; call `on_fenced`, once, if it is lost. Raises Unavailable at the end."""
+        """Renew the lease inside the context; call `on_fenced`, once, if it is lost.
+
+        Raises Unavailable if this renewer is ending.
+        """
         return self._watching(_HeldLease(on_fenced, lease))
 
     def polling(
@@ -118,13 +124,13 @@ class LeaseRenewer:
         """Call `roll` inside the context if the log is old, or a roll was requested; `is_old` must not wait.
 
         `on_fenced` is called, once, if the topic is deleted, or if `roll` discovers that the topic or the lease is
-        lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable at
-        the end.
+        lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable if
+        this renewer is ending.
         """
         return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll))
 
     def poll(self) -> list[Future[None]]:
-        """Poll for all open logs once; return the work that begins. Raises Unavailable, Misconfigured."""
+        """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
         requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
         begun: list[Future[None] | None] = []
@@ -136,10 +142,10 @@ class LeaseRenewer:
         return [work for work in begun if work is not None]
 
     def tick(self) -> list[Future[None]]:
-        """Renew the leases that are due; return the work that begins for those that are lost.
+        """Renew the leases that are due; return the work that begins for lost ones.
 
         All are due once in `TICKS` ticks, and after the process was paused for as long as a lease lasts, because
-        another process may have taken them. In every other tick, those are due whose row was locked in the last one.
+        another process may have taken them. In every other tick, those are due whose row was locked in the tick before.
         """
         self._tick = (self._tick + 1) % TICKS
         now = self._clock.now_ms()

@@ -28,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
-    """Reserve every ledger id that a file in `log` has; a directory is scanned once."""
+    """Reserve every ledger id that only a file in `log` has, no row: it is never allocated again.
+
+    The directory is scanned once in a process. Raises Unavailable, Misconfigured.
+    """
     uid = log.known_uid
     if uid is None or log.ids_are_kept.is_set():
         return

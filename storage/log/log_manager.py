@@ -62,7 +62,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class RecoveredLedger:
-    """The ledger of a segment, and the number of lost messages."""
+    """The ledger that replaced a segment, and the number of messages that were lost: 0 unless it was damaged."""
 
     ledger: LedgerRecord
     lost: int
@@ -78,8 +78,10 @@ class LogManager:
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
         """Roll the active segment and seal all rolled ones, so that all present messages are in ledgers.
 
-        Raises LeaseHeld for a writer that does not roll on request, or another sealer that does not finish, within
-        `wait_ms` each; Misconfigured for a segment in another log directory that no process there seals.
+        Returns these ledgers. Ledgers that another process seals meanwhile are not among them. Raises LeaseHeld for a
+        writer that does not roll on request, or another sealer that does not finish, within `wait_ms` each;
+        Misconfigured for a segment in another log directory that no process there seals, and for an abandoned one;
+        DataLoss for a damaged one.
         """
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
@@ -100,7 +102,8 @@ class LogManager:
     def try_roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
         """Roll and seal as `roll_and_seal` does; return the error if messages remain unsealed, None otherwise.
 
-        A writer or sealer holds them, they are in another log directory, or they are damaged.
+        They remain if a writer or sealer holds them, if they are in another log directory, or if they are damaged.
+        Raises other errors.
         """
         try:
             self.roll_and_seal(topic)
@@ -124,11 +127,12 @@ class LogManager:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the open segment, if there is one. Raises LeaseHeld, ObjectDamaged (segment_lifecycle.py).
+        """Close the open segment, if there is one.
 
-        `accept_loss`: also a damaged one, with every offset that it assigned; `seal_damaged` seals its readable
-        entries. The row of a segment whose file is missing is removed; its offsets are unknown, so they are assigned
-        again.
+        Raises LeaseHeld, ObjectMissing, ObjectDamaged (segment_lifecycle.py). `wait_ms`: the time that its writer has.
+        `accept_loss`: also close a damaged segment, with every offset that it assigned; `seal_damaged` seals its
+        readable entries. The row of a segment whose file is missing is removed; its offsets are unknown, so they are
+        assigned again.
 
         Segments that the database has lost are adopted, and rolled (orphan_segments.py); raises Misconfigured if that
         is impossible.
@@ -174,7 +178,8 @@ class LogManager:
     def roll_old(self, failing: dict[str, ErrorText]) -> int:
         """Close the open segments here that are older than `segment.ms` and have no writer; return their number.
 
-        A writer checks the age by itself. `failing`: the reasons for segments that cannot be rolled, by topic.
+        Writers check the age of their own segments. `failing` receives the error of each segment that cannot be rolled,
+        by the topic's name.
         """
         uid = self.environment.log.known_uid
         if uid is None:
@@ -224,17 +229,19 @@ class LogManager:
         return any(service.log_uid == segment.log_uid for service in self.environment.metadata.services.live())
 
     def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
-        """Seal the rolled segments of a topic, the oldest first; another sealer's segments are left to it.
+        """Seal the rolled segments of a topic, the oldest first, and yield their ledgers.
 
-        Segments that are rolled meanwhile are left to the next call, so this ends at any rate of appends. A segment
-        that is damaged, or was abandoned, is skipped, and raised as DataLoss or Misconfigured after all others.
-        `again`: seal abandoned segments, too.
+        Another sealer's segments are left to it. Segments that are rolled meanwhile are left to the next call, so this
+        ends at any rate of appends. A segment that is damaged, or was abandoned, is skipped; after all others, DataLoss
+        or Misconfigured is raised for it. `again`: seal abandoned segments, too.
         """
         yield from self._seal_below(topic, self._rolled_end(topic), again=again)
 
     def seal_damaged(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
-        """Seal as `seal` does with `again`; of a damaged or missing segment the readable entries: the rest is lost for
-        good."""
+        """Seal as `seal` does with `again`; of a damaged or missing segment, only the readable entries.
+
+        The rest of such a segment is lost forever: only for an operator who accepts that.
+        """
         end = self._rolled_end(topic)
         while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
             yield self._sealed(topic, *claimed, accept_loss=True)
@@ -369,11 +376,11 @@ class LogManager:
         return readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, ErrorText] | None = None) -> int:
-        """Remove the files of segments that were sealed long enough ago; return their number (sweep.py).
+        """Remove the files of segments that were sealed long enough ago; return the number of segments (sweep.py).
 
-        Of one topic, cheap enough to be called frequently; or of all topics, and then also files that no row names. A
-        file that cannot be removed stops nothing else: `failing` gets a reason by topic (by uid, if it was deleted);
-        without it, Unavailable is raised after all others.
+        With `topic`, only its files: cheap enough to be called frequently. None: those of all topics, and files that no
+        row names. A file that cannot be removed stops nothing else: `failing` receives the reason, by the topic's name
+        (by uid, if it was deleted); if it is None, Unavailable is raised after all others.
         """
         failed: dict[str, ErrorText] = {} if failing is None else failing
         removed = LogSweep(self.environment, self._adopt_lost).sweep(topic, failed)
@@ -388,7 +395,7 @@ class LogManager:
             self.roll(topic, 0)
 
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
-        """Return the segments that wait to be sealed; with `end`, those that begin below this offset."""
+        """Return the segments of a topic that wait to be sealed; with `end`, those that begin below this offset."""
         return tuple(
             segment
             for segment in self.environment.metadata.segments.of_topic(topic.id)

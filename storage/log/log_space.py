@@ -25,10 +25,10 @@ ROLLED_MS = 1000
 
 @dataclass(frozen=True)
 class LogRoom:
-    """The room of a log directory at one moment. `refusal`: the reason why appends are refused; None: they are
-    accepted.
+    """The room of a log directory at one moment.
 
     `free_bytes` None: the disk cannot be measured. `least_free_bytes`: the limit below which appends are refused.
+    `refusal`: the error with which appends are refused; None: they are accepted.
     """
 
     free_bytes: int | None = 0
@@ -48,9 +48,10 @@ class LogSpace:
         max_rolled_bytes: int = 0,
         min_free_bytes: int = 0,
     ) -> None:
-        """Create the limits. `rolled_bytes` returns the bytes of the directory's segments that wait to be sealed.
+        """Create the limits of the directory `folder`; a limit of 0 is none.
 
-        A limit of 0 is none.
+        `rolled_bytes` returns the bytes of the directory's segments that wait to be sealed. `max_rolled_bytes`: the
+        most of them; `min_free_bytes`: the bytes of the disk that stay free.
         """
         self._clock = clock
         self._folder = folder
@@ -64,7 +65,7 @@ class LogSpace:
         self._free = min_free_bytes
 
     def check(self) -> None:
-        """Raise StorageFull if there is no room."""
+        """Raise StorageFull if nothing may be appended now."""
         self._measure()
         if self._free < self._min_free_bytes:
             raise StorageFull(

@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 
 def segments_in(folder: Path) -> dict[int, int]:
-    """Return the size of each segment's `.log` by its first offset (0: it is missing), in the order of offsets.
+    """Return the size of each segment's `.log` by its first offset, in the order of offsets; 0: only side files exist.
 
-    Empty without a folder.
+    Empty if the folder does not exist.
     """
     sizes: dict[int, int] = {}
     try:
@@ -59,18 +59,21 @@ def holds_data(size: int) -> bool:
 
 
 def with_data_in(folder: Path) -> list[int]:
-    """Return the first offsets, in order, of the files that hold data."""
+    """Return the first offsets, ascending, of the segments in a folder whose files hold data (`holds_data`)."""
     return [first for first, size in segments_in(folder).items() if holds_data(size)]
 
 
 def header_in(files: SegmentPaths) -> SegmentHeader | str:
-    """Return the header of a file, or its defect. Raises ObjectMissing, Misconfigured, Unavailable."""
+    """Return the header of a segment's file; a text, its defect, if invalid.
+
+    Raises ObjectMissing, Misconfigured, Unavailable.
+    """
     with naming_file(files.log, "read"), files.log.open("rb") as file:
         return read_header(file.read(HEADER_BYTES))
 
 
 def set_aside(files: SegmentPaths) -> Path:
-    """Rename the files of a segment, durably, so that no process here touches them again; return the new `.log`.
+    """Rename the files of a segment, durably; return the new path of `.log`. No process here touches them again.
 
     Raises OSError.
     """
@@ -87,7 +90,7 @@ def set_aside(files: SegmentPaths) -> Path:
 
 
 def files_set_aside(folder: Path) -> list[Path]:
-    """Return the files in a folder that `set_aside` renamed."""
+    """Return the files in a folder that `set_aside` renamed. Raises FileNotFoundError if there is no folder."""
     return [file for file in folder.iterdir() if _SET_ASIDE.fullmatch(file.name)]
 
 

@@ -26,9 +26,10 @@ RESTORE = "restore the file from a backup, or accept the loss of the bytes after
 
 @dataclass(frozen=True)
 class RecoveryResult:
-    """The content of a segment up to `end`, the last byte of its last whole frame.
+    """The content of a segment's file up to `end`: the position in the file after its last whole frame.
 
-    `problem`: the defect of the bytes after it, if there are any.
+    `problem`: the defect of the bytes from there on; None: there are none. `index`: the rebuilt records of the sparse
+    index.
     """
 
     tally: SegmentTally
@@ -53,7 +54,10 @@ def check_header(path: Path, data: bytes, expected: SegmentHeader) -> None:
 
 
 def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
-    """Return the content of a file whose header was checked."""
+    """Return the content of a segment's file of `size` bytes, whose header was checked. Changes nothing.
+
+    `descriptor`: of the open file. Raises OSError.
+    """
     header, seed = segment.header, segment.header.checksum
     frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
     tally = SegmentTally(segment)
@@ -67,7 +71,7 @@ def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptio
 
 
 def check_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:
-    """Raise ObjectDamaged if flushed bytes are after the last whole frame."""
+    """Raise ObjectDamaged if `end` says that bytes after the last whole frame were flushed. `end` None: unreadable."""
     if end is None or end.flushed <= result.end:
         return
     problem = result.problem or "the file ends there"

@@ -49,8 +49,9 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class FlushPolicy:
     """The rule by which appended entries become durable.
 
-    `messages` 1: before each is acknowledged; M: acknowledged when written, flushed when M messages are not flushed.
-    `ms`: flushed at most that long after the first unflushed entry. Both None: never, until the segment rolls.
+    `messages`: 1: each entry is flushed before it is acknowledged; M: entries are acknowledged when they are written,
+    and flushed when M messages are not flushed. `ms`: entries are flushed at most that long after the first unflushed
+    one. Both None: never, until the segment rolls. Raises InvalidInput for a number below 1.
     """
 
     messages: int | None = 1
@@ -64,9 +65,11 @@ class FlushPolicy:
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """The options of a segment's writer. `index_spacing`: bytes of log between two pointers of the sparse index.
+    """The options of a segment's writer.
 
-    `max_ahead_ms`: how far in the future a publish time may be; None: any distance.
+    `max_entry_bytes`: the largest entry, as it is sent. `max_ahead_ms`: how far in the future a publish time may be;
+    None: any distance. `max_pending_bytes`: the bytes of appends with callbacks that may wait. `index_spacing`: bytes
+    of the segment between two pointers of the sparse index.
     """
 
     policy: FlushPolicy = FlushPolicy()
@@ -76,7 +79,10 @@ class WriterOptions:
     index_spacing: int = SPACING_BYTES
 
     def check(self, entry: bytes, now_ms: int) -> EntryHeader:
-        """Return the header of an entry. Raises InvalidRecord for one that cannot be accepted."""
+        """Return the header of an entry.
+
+        Raises InvalidRecord for an entry that may not be appended at the time `now_ms`.
+        """
         limit = min(self.max_entry_bytes, LARGEST_ENTRY)
         if len(entry) > limit:
             raise InvalidRecord(
@@ -92,7 +98,7 @@ class WriterOptions:
 
 
 def ahead_of_time_error(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
-    """Return the error that refuses a message of the future, which would delay every policy by time. Times in ms."""
+    """Return the error for a message of the future, which would delay every policy by time. Times in ms."""
     return InvalidRecord(
         f"the publish time {publish_time} of a message is {publish_time - now_ms} ms in the future, and at most "
         f"{max_ahead_ms} ms are allowed",
@@ -110,7 +116,7 @@ class AppendResult:
 
 @dataclass(frozen=True)
 class SegmentPaths:
-    """The files of one segment. `folder`: that of its topic."""
+    """The paths of the three files of one segment, which need not exist. `folder`: that of its topic."""
 
     folder: Path
     first_offset: int
@@ -128,7 +134,10 @@ class SegmentPaths:
         return self.folder / f"{self.first_offset:020d}.index"
 
     def remove(self) -> None:
-        """Remove the files that exist; the log first, so that no reader takes it for an empty segment."""
+        """Remove the files that exist. Idempotent; raises OSError.
+
+        The log goes first, so that no reader takes the rest for an empty segment.
+        """
         for path in (self.log, self.end, self.index):
             path.unlink(missing_ok=True)
 
@@ -143,7 +152,7 @@ class LocalSegment:
 
     @classmethod
     def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
-        """Return the segment of a row, whose log directory this is."""
+        """Return the segment of a row; `log` is its log directory (`LogDirectory.check`)."""
         header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
         return cls(log.topic_folder(topic.uid), header, topic.name.partition)
 
@@ -157,7 +166,7 @@ class LocalSegment:
         return LogPosition(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
 
     def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
-        """Return the position of the last message of an entry whose first one is at `offset`."""
+        """Return the position of the last message of an entry whose first message is at `offset`."""
         message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_index(header))
         return LogPosition(offset + header.messages - 1, message_id)
 
@@ -172,7 +181,10 @@ def _last_index(header: EntryHeader) -> int:
 
 
 class SegmentTally:
-    """A count of a segment's content, entry by entry, in order."""
+    """A count of a segment's content, entry by entry, in order.
+
+    Times in ms; the extreme numbers before the first entry.
+    """
 
     def __init__(self, segment: LocalSegment) -> None:
         self.entries = 0
@@ -197,7 +209,7 @@ class SegmentTally:
         self._last_batch_index = _last_index(header)
 
     def content(self, size: int) -> SegmentContent | None:
-        """Return the counted content, of a file of that size; None: no entry."""
+        """Return the counted content, of a file of `size` bytes; None: there is no entry."""
         if not self.entries:
             return None
         ledger_id, partition = self._segment.header.ledger_id, self._segment.partition
@@ -215,7 +227,10 @@ class SegmentTally:
 
 @contextmanager
 def naming_file(path: Path, verb: str) -> Iterator[None]:
-    """Turn the system's errors into the project's; they name the file."""
+    """Turn an OSError inside the context into the project's error (`storage_error`), which names the file.
+
+    `verb`: what is done with it, for the error's text.
+    """
     try:
         yield
     except OSError as error:
@@ -223,7 +238,10 @@ def naming_file(path: Path, verb: str) -> Iterator[None]:
 
 
 def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
-    """Return the project's error for the system's error about a segment's file."""
+    """Return the project's error for the system's error about a segment's file.
+
+    `verb`: what was tried, for the text. ObjectMissing, StorageFull, Misconfigured or Unavailable.
+    """
     what = f"cannot {verb} the segment {path}, {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectMissing(

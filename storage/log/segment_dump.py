@@ -47,9 +47,10 @@ class FrameState(StrEnum):
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A frame, or a range of bytes that are none. `length`: of the entry; of the range.
+    """A frame, or a range of bytes that are no frame (DAMAGED). `position`: its first byte in the file.
 
-    `entry_id`, `offset` None: not known. `data`, `header` None: DAMAGED, and `problem` is the reason.
+    `length`: the bytes of the entry, or of the range. `entry_id`, `offset` None: not known. `data`, `header` None:
+    DAMAGED, and `problem` is the reason.
     """
 
     state: FrameState
@@ -61,15 +62,17 @@ class ScannedFrame:
     header: EntryHeader | None = None
     problem: str | None = None
     checksum: int | None = field(default=None, compare=False)
-    """The checksum that the frame has."""
+    """The checksum that the frame has, right or not; None: DAMAGED."""
 
 
 class SegmentScan:
-    """A scan of a segment's file. `header` None: it cannot be read, and `problem` is the reason. A context manager."""
+    """A scan of a segment's file; a context manager. `header` None: it cannot be read, and `problem` is the reason."""
 
     def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
-        """Open the file. `expected`: the header that the file must have, if it is known: only its frames are
-        believed."""
+        """Open the file. Raises ObjectMissing, Misconfigured, Unavailable.
+
+        `expected`: the header that the file must have, if it is known; then only its frames are believed.
+        """
         self.path = path
         self._expected = expected
         self._seed: int | None = None

@@ -58,9 +58,10 @@ class SegmentLifecycle:
         return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
     def adopt_lost(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
-        """Return the open segment after all files after that of `writer` are adopted; they have lost their rows.
+        """Adopt all files after that of `writer`, whose rows are lost; return the writer of the last one.
 
-        `accept_loss`: set files aside that cannot be adopted. Otherwise raises Misconfigured for them, or DataLoss.
+        Return `writer` if there are none; None: no segment is open then. `accept_loss`: set files aside that cannot be
+        adopted; otherwise raises Misconfigured or DataLoss for them.
         """
         keep_lost_ids(self._metadata, self._log)
         with naming_file(self._log.topic_folder(self._topic.uid), "read"):
@@ -121,10 +122,10 @@ class SegmentLifecycle:
         )
 
     def roll_damaged(self) -> int:
-        """Roll the open segment, which is damaged, with every offset that it ever assigned; return its bytes.
+        """Roll the open segment, which is damaged, with every offset that it ever assigned; return its file's size.
 
-        So no offset is assigned again; its readable entries are sealed when an operator accepts the loss
-        (log_manager.py).
+        Return 0 if there is none or it is empty. No offset is assigned again; the readable entries are sealed when an
+        operator accepts the loss (log_manager.py).
         """
         row = self._open_row()
         if row is None:
@@ -152,7 +153,7 @@ class SegmentLifecycle:
         return row
 
     def open_new(self, entry: bytes) -> SegmentWriter:
-        """Open a new segment, for an entry that it can take. Raises InvalidRecord."""
+        """Open a new segment that can take `entry`, which is not appended. Raises InvalidRecord, Fenced, LeaseHeld."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._options.check(entry, self._clock.now_ms())
         first_offset = self._metadata.topics.get(self._topic.name).next_offset
@@ -172,7 +173,10 @@ class SegmentLifecycle:
         return writer
 
     def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
-        """Close a segment and return its row; None: there was none, or it was empty."""
+        """Close the writer's segment and return its row; None: `writer` is None, or the segment was empty.
+
+        Raises Fenced.
+        """
         if writer is None:
             self._metadata.segments.clear_roll_request(self._lease)
             return None
@@ -190,6 +194,7 @@ class SegmentLifecycle:
             writer.close()  # not before: until its row is rolled, another process may take the segment for an open one
 
     def is_full(self, writer: SegmentWriter) -> bool:
+        """Return whether the segment must be rolled before the next append: by its size, its content or its age."""
         limit = self._policies.segment_bytes
         return (
             writer.size >= limit
@@ -199,6 +204,7 @@ class SegmentLifecycle:
         )
 
     def is_old(self, writer: SegmentWriter) -> bool:
+        """Return whether the segment has messages and is at least `segment.ms` old."""
         age = self._clock.now_ms() - self._opened_at
         return writer.messages > 0 and age >= self._policies.segment_ms
 

@@ -34,7 +34,7 @@ _damaged: set[Path] = set()
 
 
 class SegmentReader:
-    """A reader of one segment. `end`: its size, if it is rolled; None: it is open."""
+    """A reader of one segment. `end`: the size of its file, if it is rolled; None: it is open."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SegmentReader:
         self._seed = self._header.checksum
 
     def entries(self, start_offset: int = 0) -> Iterator[StoredEntry]:
-        """Yield the entries from the one that holds `start_offset` on, up to the end at the time of the call.
+        """Yield the entries, beginning with the one that holds `start_offset`, up to the end at the time of the call.
 
         Raises ObjectMissing, ObjectDamaged.
         """
@@ -64,20 +64,24 @@ class SegmentReader:
             self._check(frames)
 
     def offset_of_entry(self, entry_id: int) -> int:
-        """Return the first offset of an entry; for an id after the last entry, the next offset."""
+        """Return the first offset of the entry of that id; for an id after the last entry, the next offset.
+
+        Raises ObjectMissing, ObjectDamaged.
+        """
         return self._search(lambda place: place.entry_id <= entry_id, lambda entry: entry.entry_id >= entry_id)
 
     def offset_at_time(self, publish_time: int) -> int:
-        """Return the first offset of the first entry published at a time or later; without one, the next offset.
+        """Return the first offset of the first entry published at a time (ms) or later; without one, the next offset.
 
-        Times need not ascend: all entries before it are older, those after it may be.
+        Times need not ascend: all entries before it are older, those after it may be. Raises ObjectMissing,
+        ObjectDamaged.
         """
         return self._search(
             lambda place: place.time_before < publish_time, lambda entry: entry.header.publish_time >= publish_time
         )
 
     def last(self) -> LogPosition | None:
-        """Return the position of the last visible message; None: there is none."""
+        """Return the position of the last visible message; None: there is none. Raises ObjectMissing, ObjectDamaged."""
         last: StoredEntry | None = None
         with self._opened() as (descriptor, end):
             frames = self._frames(descriptor, self._proved(descriptor, end, lambda _: True), end)

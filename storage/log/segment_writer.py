@@ -58,7 +58,7 @@ class SegmentWriter:
     # Appending
 
     def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
-        """Assign a place to an entry; `result()` of the pending append waits until it is acknowledged.
+        """Assign a place to an entry; `result()` of the returned append waits until it is acknowledged.
 
         `done` is called, in order, with the entry's position or its error; with it, `submit` waits while too many bytes
         are pending. Raises InvalidRecord, and the error that ended the writer.
@@ -69,7 +69,10 @@ class SegmentWriter:
         return pending
 
     def flush_due(self) -> bool:
-        """Flush if the policy's time has passed, and return whether it has. The writer's own thread calls it, too."""
+        """Flush if the policy's time has passed; return whether it has. Raises the error of a failed flush.
+
+        The writer's own thread calls it, too.
+        """
         with self._commits.committing:
             seconds = self.due_seconds()
             if seconds is None or seconds > 0:
@@ -85,7 +88,7 @@ class SegmentWriter:
         return self.next_offset - self.first_offset
 
     def content(self) -> SegmentContent | None:
-        """Return the acknowledged content; None: it is empty. After a failure only recovery knows the content."""
+        """Return the acknowledged content; None: it is empty. Not allowed after a failure."""
         with self._commits.committing:
             assert not self.failed, "a writer that failed does not know what its file holds"
             return self._file.tally.content(self._file.written)
@@ -104,7 +107,7 @@ class SegmentWriter:
             raise refusal.copy()
 
     def close(self) -> None:
-        """Finish, and release the file. A writer that failed before raises nothing: its appends have."""
+        """Finish, and release the file. Idempotent. Raises as `finish`, but nothing if the writer had failed before."""
         if self._closed:
             return
         failed_before = self.failed
@@ -117,7 +120,10 @@ class SegmentWriter:
             self.release()
 
     def abandon(self, why: CompactorError | None = None) -> None:
-        """Release the file as it is; pending entries fail with `why`. For a writer that lost its lease."""
+        """Release the file as it is; pending entries fail with `why`. For a writer that lost its lease.
+
+        `why` None: an error that says that the segment was abandoned.
+        """
         if self._closed:
             return
         self._commits.end(why or closed_error(f"the segment {self.path} was abandoned"), drop=True)
@@ -174,7 +180,7 @@ class SegmentWriter:
         failpoint(Failpoint.ENTRIES_FLUSHED)
 
     def due_seconds(self) -> float | None:
-        """Return the time until `flush_due` flushes; None: nothing waits for it."""
+        """Return the seconds until `flush_due` flushes; None: nothing waits for it."""
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None

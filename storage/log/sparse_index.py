@@ -32,7 +32,10 @@ RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 
 
 class FramePosition(NamedTuple):
-    """A frame's place in its segment: entry id, first offset, position; and the largest publish time before it."""
+    """A frame's place in its segment: the entry's id and first offset, and the position of the frame in the file.
+
+    `time_before`: the largest publish time (ms) of all entries before it.
+    """
 
     entry_id: int
     offset: int
@@ -46,7 +49,10 @@ class FramePosition(NamedTuple):
 
 
 class SparseIndexBuilder:
-    """A builder of the records of an index, entry by entry, in order."""
+    """A builder of the records of an index, entry by entry, in order.
+
+    `first_offset`: the segment's; `seed`: its header's CRC32C; `spacing_bytes`: the least distance of two pointers.
+    """
 
     def __init__(self, first_offset: int, seed: int, spacing_bytes: int = SPACING_BYTES) -> None:
         self._first_offset = first_offset
@@ -68,7 +74,10 @@ class SparseIndexBuilder:
 
 
 class IndexFile:
-    """A segment's index, read by binary search: it may be long, and a segment is often opened for one read."""
+    """A segment's index; a context manager. Without a readable file it has no records.
+
+    It is read by binary search: it may be long, and a segment is often opened for one read.
+    """
 
     def __init__(self, path: Path, first_offset: int, seed: int) -> None:
         self._first_offset = first_offset
@@ -78,10 +87,10 @@ class IndexFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def last(self, test: Callable[[FramePosition], bool]) -> FramePosition | None:
-        """Return the last valid record that passes `test`; None: there is none. All records before one that passes must
-        pass.
+        """Return the last valid record that passes `test`; None: there is none.
 
-        A damaged record counts as failing: the search may then end earlier than it could, never later.
+        All records before one that passes must pass. A damaged record counts as failing: the search may then end
+        earlier than it could, never later.
         """
         if self._descriptor < 0:
             return None

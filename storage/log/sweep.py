@@ -29,14 +29,16 @@ from storage.metadata.records import TopicRecord
 
 @dataclass(frozen=True)
 class LogSweep:
-    """A sweep of a log directory. `adopt` lets a topic adopt the segments that the database has lost."""
+    """A sweep of a log directory. `adopt`: lets a topic adopt the segments that the database has lost."""
 
     environment: Environment
     adopt: Callable[[TopicRecord], object]
 
     def sweep(self, topic: TopicRecord | None, failed: dict[str, ErrorText]) -> int:
-        """Remove files, of one topic or of all; return the number of segments. `failed`: reasons for files that stay,
-        by topic."""
+        """Remove files of one topic, or of all if `topic` is None; return the number of segments.
+
+        `failed` receives the reasons for files that stay, by the topic's name, or by uid for a deleted topic.
+        """
         uid = self.environment.log.known_uid
         if uid is None:
             return 0

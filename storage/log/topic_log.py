@@ -49,11 +49,12 @@ class TopicLog:
         renewer: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> None:
-        """Create a writer. `owner` must be unique to one piece of work. `wait_ms`: the time to wait for another writer.
+        """Create a writer. `owner`: unique to one piece of work. `wait_ms`: the time to wait for another writer.
 
         `on_rolled`: called when a segment waits to be sealed; it must be quick. `renewer`: renews the lease and polls,
-        for all logs of the process, and outlives this one; None: this log starts two threads. `on_held`: called with
-        the current owner while the lease is waited for (lease.py).
+        for all logs of the process, and outlives this one; None: this log starts two threads. `on_held`: called once if
+        the lease must be waited for (lease.py). Entering the context takes the lease; it raises the errors of the
+        module docstring.
         """
         self._environment = environment
         self._metadata = environment.metadata
@@ -90,8 +91,8 @@ class TopicLog:
     def append(self, entry: bytes) -> AppendResult:
         """Append one entry (Pulsar's encoding) and return when it is acknowledged. Concurrent appends share flushes.
 
-        Raises InvalidRecord, Fenced, StorageFull, Unavailable. Then the entry is never read, unless a flush failed and
-        the disk kept the bytes nevertheless.
+        Raises InvalidRecord, Fenced, TopicNotFound, StorageFull, Unavailable. Then the entry is never read, unless a
+        flush failed and the disk kept the bytes nevertheless.
         """
         with self._lock:
             pending = self._current(entry).submit(entry)
@@ -116,8 +117,10 @@ class TopicLog:
         return self._fenced is not None
 
     def roll(self) -> SegmentRecord | None:
-        """Close the open segment; the next append opens a new one. Return its row; None: it was empty. Raises
-        Fenced."""
+        """Close the open segment; the next append opens another. Returns its row; None: it was empty.
+
+        Raises Fenced, TopicNotFound.
+        """
         with self._lock:
             self._check_lease()
             return self._rolled(self._whole() or self._open_segments.recover())
@@ -130,7 +133,10 @@ class TopicLog:
         return rolled
 
     def poll(self) -> None:
-        """Roll if the segment is old, or a roll was requested. Called every `POLL_SECONDS` without a renewer."""
+        """Roll if the segment is old, or a roll was requested. Raises as `roll`.
+
+        The log's own thread calls it every `POLL_SECONDS` if it has no renewer.
+        """
         with self._lock:
             old = self._is_old()
         if old or self._metadata.segments.roll_requested(self._topic.id):

@@ -57,9 +57,9 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
 
 
 def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: UnsealedEnd) -> int:
-    """Return the publish time of an open segment's last entry; 0: it has none, or it cannot be read.
+    """Return the publish time (ms) of an open segment's last entry; 0: it has none, or it cannot be read.
 
-    Reads the frames after the last one that the segment's index knows.
+    `end`: as `unsealed_end` returned it. Reads the frames after the last one that the segment's index knows.
     """
     if not end.entries:
         return 0
@@ -74,7 +74,7 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
 
 @dataclass(frozen=True)
 class UnsealedCount:
-    """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times; None: it is empty."""
+    """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times (ms); None: it is empty."""
 
     next_offset: int
     messages: int = 0
@@ -84,7 +84,7 @@ class UnsealedCount:
 
 
 class UnsealedCounter:
-    """A counter of the open segments of one log directory. Thread-safe."""
+    """A counter of the open segments of one log directory, which keeps the last counts. Thread-safe."""
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
@@ -92,7 +92,7 @@ class UnsealedCounter:
         self._known: dict[int, UnsealedCount] = {}
 
     def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
-        """Return the present count of a segment."""
+        """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
         with self._lock:
             before = self._known.get(segment.ledger_id) or UnsealedCount(segment.first_offset)
         counted = self._counted(topic, segment, before)
@@ -101,7 +101,7 @@ class UnsealedCounter:
         return counted
 
     def keep_only(self, ledger_ids: set[int]) -> None:
-        """Drop the counts of all segments but these: the others were rolled."""
+        """Drop the counts of all segments but `ledger_ids`, the open ones."""
         with self._lock:
             self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
 
@@ -135,7 +135,10 @@ class UnsealedCounter:
 def with_open_segments(
     metadata: MetadataStore, log: LogDirectory, summaries: Sequence[TopicSummary]
 ) -> list[TopicSummary]:
-    """Return the summaries with the messages and bytes of open segments added to what is not sealed."""
+    """Return the summaries, with messages and bytes of the open segments here added to those that are not sealed.
+
+    A segment in another log directory, or that cannot be read, adds nothing.
+    """
     uid = log.known_uid
     if uid is None:
         return list(summaries)  # nothing was ever appended here

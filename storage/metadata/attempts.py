@@ -29,7 +29,7 @@ _OF_TOPIC = (
 
 
 def begin(connection: Connection, context: Context, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
-    """Insert a new attempt, before its first object is written. Raises TopicNotFound."""
+    """Insert a new attempt of `owner`, before its first object is written, and return it. Raises TopicNotFound."""
     topics.kept(connection, topic_id)
     attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=context.now, heartbeat_at=context.now)
     connection.execute(insert(attempts).values(**row_mapping.attempt_values(attempt)))
@@ -58,9 +58,9 @@ def of_topic(connection: Connection, topic_id: int) -> list[Attempt]:
 
 
 def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
-    """Delete the rows of attempts that were finished before that time (ms), but for the ids in `keep`.
+    """Delete the rows of attempts that were finished before that time (ms), except those with an id in `keep`.
 
-    `keep`: ids of those that have objects yet. Returns the number of rows. Raises TopicNotFound.
+    `keep`: attempts that still have objects. Returns the number of deleted rows. Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
     finished = select(attempts.c.attempt_id).where(
@@ -73,12 +73,18 @@ def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set
 
 
 def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
-    """Return the ids of those attempts that are not finished, in order; they stay so until this transaction ends."""
+    """Lock those of the attempts that are not finished; return their ids, in order.
+
+    They stay unfinished until this transaction ends.
+    """
     return _lock_open(connection, attempts.c.attempt_id.in_(attempt_ids))
 
 
 def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
-    """Raise Fenced unless the attempts exist and are not finished; they stay so until this transaction ends."""
+    """Raise Fenced unless all these attempts exist and are not finished.
+
+    They are locked, so that they stay unfinished until this transaction ends.
+    """
     closed = set(attempt_ids) - set(lock_open(connection, attempt_ids))
     if closed:
         raise Fenced(
@@ -88,16 +94,17 @@ def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
 
 
 def finish_all(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
-    """Mark attempts as finished; those that are finished already keep their time."""
+    """Mark attempts as finished at `now` (ms). Those that are finished already keep their time. Idempotent."""
     is_open = attempts.c.attempt_id.in_(attempt_ids) & attempts.c.finished_at.is_(None)
     queries.change_where(connection, attempts, is_open, finished_at=now)
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
-    """Finish the topic's attempts whose heartbeat is that old, or of a clock that ran ahead; return their ids.
+    """Finish the topic's attempts whose heartbeat is at least `older_than_ms` old; return their ids.
 
-    Their runs are for the caller to end (runs.py). An attempt with a heartbeat at the same moment is either seen as
-    alive, or fenced at its next heartbeat. Raises TopicNotFound.
+    So are those with a heartbeat of a clock that ran ahead (liveness.py). The caller must end their runs (runs.py). An
+    attempt with a heartbeat at the same moment is either seen as alive, or fenced at its next heartbeat. Raises
+    TopicNotFound.
     """
     topics.locked(connection, topic_id)
     silent = ~beating(older_than_ms, now).where(attempts.c.heartbeat_at)

@@ -19,14 +19,14 @@ from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics
 
 
 def of(connection: Connection, topic_ids: Collection[int]) -> list[CompactionBacklogRecord]:
-    """Return the backlogs of these topics (S1), by id; ids of deleted topics are left out."""
+    """Return the compaction backlogs (S1) of these topics, ordered by topic id; deleted topics are left out."""
     return [
         backlog for ids in queries.batches(sorted(topic_ids)) for backlog in _records(connection, _OF_IDS, {"ids": ids})
     ]
 
 
 def of_all(connection: Connection) -> list[CompactionBacklogRecord]:
-    """Return the backlogs of all topics, by id, in four statements."""
+    """Return the compaction backlogs of all topics, ordered by topic id, in four statements."""
     return _records(connection, _OF_ALL, {})
 
 

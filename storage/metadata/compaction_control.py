@@ -41,33 +41,34 @@ _ENDING = Advice(AdviceKind.AWAIT_ABORT)
 
 
 def get(connection: Connection, context: Context, topic_id: int) -> CompactionControl:
-    """Return the compaction control of a topic."""
+    """Return the compaction control of a topic; one without request, pause and failure if it has no row."""
     return compaction_control_rows.find(connection, topic_id, context.now, context.run_dead_ms)
 
 
 def all_topics(connection: Connection, context: Context) -> Mapping[int, CompactionControl]:
-    """Return the compaction controls by topic id, of the topics that have a row."""
+    """Return the compaction controls of the topics that have a row, by topic id."""
     return compaction_control_rows.of_all(connection, context.now, context.run_dead_ms)
 
 
 def activity(connection: Connection, context: Context, topic_id: int) -> CompactionActivity:
-    """Return the topic's compaction as it is now."""
+    """Return the topic's compaction control and last run, and whether its compaction is requested or running."""
     control = get(connection, context, topic_id)
     last = runs.last(connection, topic_id)
     return CompactionActivity(control, last, control.requested_at is not None or _lives(context, last))
 
 
 def requests(connection: Connection, context: Context) -> list[tuple[TopicRecord, CompactionControl]]:
-    """Return the topics whose compaction is requested, the oldest request first."""
+    """Return the topics whose compaction is requested, with their controls, the oldest request first."""
     controls = compaction_control_rows.requested(connection, context.now, context.run_dead_ms)
     records = topics.by_ids(connection, controls)
     return [(records[topic_id], control) for topic_id, control in controls.items()]
 
 
 def retries(connection: Connection, context: Context, most_ms: int) -> list[TopicRecord]:
-    """Return the failing topics that may be tried again and are not requested or paused; the longest due first.
+    """Return the failing topics that are due for another try, the longest due first; not those requested or paused.
 
-    `most_ms`: the longest wait; a time beyond it was written before the clock was set back.
+    `most_ms`: the longest wait between two tries; a later time was written before the clock was set back, and counts as
+    due.
     """
     retry_at = controls_table.c.retry_at
     waiting = controls_table.c.requested_at.is_(None) & (controls_table.c.paused == 0)
@@ -82,9 +83,10 @@ def retries(connection: Connection, context: Context, most_ms: int) -> list[Topi
 
 
 def request(connection: Connection, context: Context, topic_id: int, cause: str, by: str) -> CompactionControl:
-    """Request a run, which the leader executes, and ensure the topic's cursor `__compaction` (S9).
+    """Request a run, which the leader executes, and ensure the topic's cursor `__compaction` (S9). Returns the control.
 
-    `by`: the caller's name. Raises CompactionRunning if a run is requested or running (S4), CompactionPaused.
+    `cause`: why, for reports; `by`: the caller's name. Raises CompactionRunning if a run is requested or running (S4),
+    CompactionPaused.
     """
     topic = topics.locked(connection, topic_id)
     _check_idle(connection, context, topic)
@@ -120,11 +122,11 @@ def withdraw(
     leader: int | None = None,
     requested_at: int | None = None,
 ) -> bool:
-    """Withdraw a request, since nothing is new (P11) or it has become useless. Returns False if there is none.
+    """Withdraw a request that is useless, for example because nothing is new (P11). Returns False if there is none.
 
-    `requested_at`: only the request of that time; a later one stays, since something may be new. `leader`: the token
-    of the leadership that found that nothing is new. Raises Fenced if that leadership was lost: the leader may have
-    slept, and the request be another one.
+    `requested_at`: withdraw only the request of that time; a later one stays, since something may be new. `leader`: the
+    token of the leadership that decided this. Raises Fenced if it was lost: the process may have slept, and the request
+    be another one.
     """
     topics.locked(connection, topic_id)
     control = get(connection, context, topic_id)
@@ -137,7 +139,10 @@ def withdraw(
 
 
 def interrupted(connection: Connection, context: Context) -> list[int]:
-    """Return the ids of topics whose run died with its worker and is not requested again; no lock is held."""
+    """Return the ids of topics whose run died with its worker, and that are neither requested again nor paused.
+
+    Takes no lock.
+    """
     waits = controls_table.c.requested_at.is_not(None) | (controls_table.c.paused > 0)
     candidates = select(runs_table.c.topic_id, runs_table.c.holder, runs_table.c.heartbeat_at).where(
         runs_table.c.state == RunState.RUNNING.value,
@@ -151,9 +156,9 @@ def interrupted(connection: Connection, context: Context) -> list[int]:
 
 
 def request_if_interrupted(connection: Connection, context: Context, topic_id: int, by: str) -> TopicRecord | None:
-    """Request the topic's run again if it died with its worker. Returns the topic; None: there is nothing to request.
+    """Request the topic's run again if it died with its worker. Returns the topic.
 
-    The dead run is ended by the claim of the next one.
+    None: no run died, or its topic is requested or paused. The dead run is ended by the claim of the next one.
     """
     topic = topics.locked(connection, topic_id)
     control = get(connection, context, topic_id)
@@ -167,9 +172,9 @@ def request_if_interrupted(connection: Connection, context: Context, topic_id: i
 
 
 def hand_over(connection: Connection, context: Context, run: RunRecord, reason: str, by: str) -> bool:
-    """End a run as CANCELLED and request it again, in one transaction.
+    """End a run as CANCELLED and request it again, in one transaction. `by`: the caller's name.
 
-    Returns False, and changes nothing, if the run has ended already or may not publish any more.
+    Returns False, and changes nothing, if the run has ended already or may not publish any more. Raises NotFound.
     """
     topic = topics.locked(connection, run.topic_id)
     if runs.get(connection, run.run_id).state is not RunState.RUNNING or topic.epoch != run.epoch:
@@ -189,7 +194,7 @@ def _request(connection: Connection, context: Context, topic_id: int, cause: str
 def pause(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
     """Keep topics from being compacted, until as many resumes; end their requests and cancel their runs.
 
-    All of them or none. Returns their controls afterwards, in their order.
+    All of them or none. Returns their controls afterwards, in the order of `topic_ids`.
     """
     _lock(connection, topic_ids)
     for topic_id in sorted(topic_ids):
@@ -199,7 +204,7 @@ def pause(connection: Connection, context: Context, topic_ids: Sequence[int]) ->
 
 
 def has_paused(connection: Connection, paused: Sequence[CompactionControl], topic_ids: Sequence[int]) -> bool:
-    """Return whether a `pause` with these results was committed."""
+    """Return whether the `pause` that returned `paused` was committed."""
     topics.all_locked(connection, topic_ids)
     return all(
         compaction_control_rows.pauses(connection, topic_id) == (control.paused, None)
@@ -208,10 +213,10 @@ def has_paused(connection: Connection, paused: Sequence[CompactionControl], topi
 
 
 def resume(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
-    """End one pause of each of these topics that is paused, or of none. Returns their controls, in their order.
+    """End one pause of each of these topics that is paused, all or nothing.
 
-    So topics of which only some were paused come together again. Raises Conflict if none is paused, or if a run of one
-    of them was aborted and has not stopped yet.
+    Returns all controls, as `topic_ids` order them. Topics that are not paused are left as they are. Raises Conflict if
+    none is paused, or if a run of a paused one was aborted and has not stopped yet.
     """
     records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
     controls = [(topic, get(connection, context, topic.id)) for topic in records]
@@ -229,7 +234,7 @@ def resume(connection: Connection, context: Context, topic_ids: Sequence[int]) -
 def abort(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
     """End requests, runs and retries of topics, which may be compacted again at once if they are not paused.
 
-    All of them or none. Returns their controls afterwards, in their order.
+    All of them or none. Returns their controls afterwards, in the order of `topic_ids`.
     """
     _lock(connection, topic_ids)
     for topic_id in sorted(topic_ids):
@@ -275,9 +280,10 @@ def record_failure(
     leader: int | None = None,
     requested_at: int | None = None,
 ) -> CompactionControl:
-    """Store that the topic's compaction failed once more, with this error and without a run; `retry_at`: the next try.
+    """Store that the topic's compaction failed once more, with this error and without a run. Returns the control.
 
-    `leader`: its request ends with this; see `withdraw`, also for `requested_at` and Fenced.
+    `retry_at`: the time of the next try (ms). `leader`: the token of the leadership that executed a request, which ends
+    with this; see `withdraw`, also for `requested_at` and Fenced.
     """
     topics.locked(connection, topic_id)
     before = get(connection, context, topic_id)
@@ -292,10 +298,10 @@ def record_failure(
 def fail_run(
     connection: Connection, context: Context, run: RunRecord, error: ErrorText, retry_at: Callable[[int], int]
 ) -> int | None:
-    """End the run of a worker that has stopped as ERROR, and have its topic tried again (S6).
+    """End the run of a worker that has stopped as ERROR, and have its topic tried again (S6), in one transaction.
 
-    In one transaction, so a kill between the two loses nothing. `retry_at`: the time of the next try, by the number of
-    failures in a row. Returns that number; None: the run had ended already, and nothing has changed.
+    `retry_at`: returns the time of the next try (ms) for a number of failures in a row. Returns that number; None: the
+    run had ended already, and nothing has changed.
     """
     topics.locked(connection, run.topic_id)
     was_running = runs.get(connection, run.run_id).state is RunState.RUNNING
@@ -308,7 +314,7 @@ def fail_run(
 
 
 def record_success(connection: Connection, topic_id: int) -> None:
-    """Store that the topic does not fail any more. A run that succeeds does this by itself."""
+    """Store that the topic does not fail any more. Idempotent. A run that succeeds has done this already."""
     topics.locked(connection, topic_id)
     compaction_control_rows.clear_failures(connection, topic_id)
 

@@ -46,27 +46,27 @@ def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, Compa
 
 
 def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
-    """Return the topic's number of pauses, and when it was requested."""
+    """Return the topic's number of pauses, and the time (ms) of its request; None: it is not requested."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
     return (0, None) if row is None else (row.paused, row.requested_at)
 
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
-    """Change the topic's row, or insert it. The topic is locked."""
+    """Change columns of the topic's row, or insert it. The topic must be locked."""
     queries.put(connection, controls, {"topic_id": topic_id, **values})
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
-    """Request an interrupted run again, unless it is requested already or the topic is paused. The topic is locked."""
+    """Request an interrupted run again, unless it is requested or paused. The topic must be locked."""
     if pauses(connection, topic_id) == (0, None):
         put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
 
 
 def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, now: int, dead_ms: int) -> str:
-    """End the topic's request and return its cause; empty: there is none. The topic is locked.
+    """End the topic's request and return its cause; empty: there is none. The topic must be locked.
 
-    Raises CompactionPaused; CompactionRunning if an aborted run has not stopped yet; Fenced if there is no request and
-    it `must_exist`.
+    `must_exist`: raise Fenced if there is no request. Raises CompactionPaused; CompactionRunning if an aborted run has
+    not stopped yet.
     """
     control = find(connection, topic.id, now, dead_ms)
     check_not_paused(topic, control)
@@ -96,18 +96,21 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
 
 
 def clear_failures(connection: Connection, topic_id: int) -> None:
-    """Store that the topic does not fail any more. Idempotent. The topic is locked."""
+    """Store that the topic does not fail any more. Idempotent. The topic must be locked."""
     failing = (controls.c.topic_id == topic_id) & (controls.c.failures > 0)
     queries.change_where(connection, controls, failing, failures=0, retry_at=None, **NO_ERROR.fields("last_error"))
 
 
 def store_failures(connection: Connection, topic_id: int, failures: int, retry_at: int, error: ErrorText) -> None:
-    """Store the topic's failures in a row, the time of the next try, and the last error. The topic is locked."""
+    """Store the number of the topic's failures in a row, the time of the next try (ms), and the last error.
+
+    The topic must be locked.
+    """
     put(connection, topic_id, failures=failures, retry_at=retry_at, **error.fields("last_error"))
 
 
 def clear_aborting_run(connection: Connection, topic_id: int, run_id: int) -> None:
-    """Store that the worker of an aborted run has stopped. The topic is locked."""
+    """Store that the worker of an aborted run has stopped; nothing for another run. The topic must be locked."""
     aborted = (controls.c.topic_id == topic_id) & (controls.c.aborting_run_id == run_id)
     queries.change_where(connection, controls, aborted, aborting_run_id=None)
 

@@ -35,7 +35,11 @@ _PAGE = 64
 
 @dataclass(frozen=True)
 class CursorState:
-    """A cursor as an owner opens it. `ranges`: the bitmaps within the bytes that the owner may hold, by number."""
+    """A cursor as an owner opens it. `incarnation`: new at creation and at each reset.
+
+    `ranges`: the bitmaps of acknowledged offsets, by range number (storage/ack_ranges.py), as many as the owner may
+    hold.
+    """
 
     record: CursorRecord
     incarnation: str
@@ -44,7 +48,10 @@ class CursorState:
 
 @dataclass(frozen=True)
 class CursorUpdate:
-    """The changes of a cursor by one owner: mark-delete, and the bitmaps that have changed, by number."""
+    """The changes of a cursor by one owner, for the incarnation that it opened.
+
+    `mark_delete` None: there is none yet. `changed`: the bitmaps that have changed, by range number.
+    """
 
     topic_id: int
     name: str
@@ -55,7 +62,7 @@ class CursorUpdate:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The stored state after a flush: the position, and the bitmaps that the flush checked."""
+    """The state that a flush has stored: mark-delete, and the bitmaps that it read or wrote, by range number."""
 
     mark_delete: LogPosition | None
     ranges: Mapping[int, BitMap]
@@ -63,7 +70,11 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class RangesSummary:
-    """Totals of the acknowledgements above mark-delete: messages, ranges of consecutive offsets, rows, their bytes."""
+    """Totals of the acknowledgements of a cursor above its mark-delete.
+
+    `messages`: acknowledged offsets; `ranges`: ranges of consecutive ones; `rows`, `stored_bytes`: rows in SQL, and
+    their bytes.
+    """
 
     messages: int
     ranges: int
@@ -77,9 +88,9 @@ def new_incarnation() -> str:
 
 
 def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) -> CursorState:
-    """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
+    """Return a cursor with at most `max_bytes` of bitmaps: those of the lowest ranges.
 
-    Raises NotFound, CompactionCursorProtected.
+    Raises NotFound, CompactionCursorProtected, ObjectDamaged.
     """
     record, incarnation = _cursor(connection, topic, name, select(cursors))
     loaded: dict[int, BitMap] = {}
@@ -93,7 +104,7 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
 
 
 def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> MergeResult:
-    """Merge an owner's update into the stored rows. Raises NotFound, Fenced, CompactionCursorProtected.
+    """Merge an owner's update into the stored rows. Raises NotFound, Fenced, CompactionCursorProtected, ObjectDamaged.
 
     Nothing of the cursor is written when one of these is raised.
     """
@@ -132,9 +143,9 @@ def clear(connection: Connection, topic_id: int, name: str) -> None:
 
 
 def summaries(connection: Connection, topic: TopicRecord, records: Sequence[CursorRecord]) -> dict[str, RangesSummary]:
-    """Return the totals above the mark-delete of each cursor, by name, in one statement.
+    """Return the totals above the mark-delete of each of the cursors `records`, by name, in one statement.
 
-    A few rows at a time are in memory.
+    A few rows at a time are in memory. Raises ObjectDamaged.
     """
     table = cursor_ranges.c
     rows = connection.execute(

@@ -57,7 +57,8 @@ def create(
 ) -> CursorRecord:
     """Insert a new cursor, with its position and properties from the first moment.
 
-    Raises CursorExists; InvalidInput for `__compaction` and invalid names.
+    `mark_delete` None: nothing acknowledged. Raises CursorExists, TopicNotFound; InvalidInput for `__compaction`, an
+    invalid name and properties that are too large.
     """
     topic = topics.locked(connection, topic_id)
     if name == COMPACTION_CURSOR:
@@ -123,9 +124,10 @@ def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
 
 
 def reset(connection: Connection, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
-    """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
+    """Move a cursor, in a new incarnation, which fences its owners.
 
-    Raises CompactionCursorProtected (A4), NotFound.
+    `position`: the last acknowledged message; None: none. Nothing after it is acknowledged then. Raises
+    CompactionCursorProtected (A4), NotFound.
     """
     topic = topics.locked(connection, topic_id)
     if name == COMPACTION_CURSOR:
@@ -138,9 +140,9 @@ def reset(connection: Connection, topic_id: int, name: str, position: LogPositio
 
 
 def set_properties(connection: Connection, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
-    """Merge `updates` into a cursor's properties.
+    """Merge `updates` into a cursor's properties; return the cursor afterwards.
 
-    Raises InvalidInput for a change of `CompactedTopicLedger` (A2), NotFound, TopicNotFound.
+    Raises InvalidInput for a change of `CompactedTopicLedger` (A2) and for properties that are too large, NotFound.
     """
     topic = topics.locked(connection, topic_id)
     cursor = _get(connection, topic, name)
@@ -155,9 +157,9 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
 
 
 def replace_properties(connection: Connection, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
-    """Replace all properties of a cursor but `CompactedTopicLedger` (A2).
+    """Replace all properties of a cursor but `CompactedTopicLedger` (A2); return the cursor.
 
-    Raises NotFound; InvalidInput for a change of `CompactedTopicLedger`.
+    Raises NotFound; InvalidInput for a change of `CompactedTopicLedger`, and for properties that are too large.
     """
     topic = topics.locked(connection, topic_id)
     cursor = _get(connection, topic, name)
@@ -173,7 +175,7 @@ def replace_properties(connection: Connection, topic_id: int, name: str, propert
 def delete_cursor(connection: Connection, context: Context, topic_id: int, name: str, force: bool = False) -> None:
     """Delete a cursor; with `__compaction` goes the compacted ledger, and its run is fenced.
 
-    Raises NotFound; Conflict, unless forced, if raw no longer has what the next run would lose (R8).
+    Raises NotFound; Conflict, unless `force`, if raw no longer has messages that only the compacted ledger keeps (R8).
     """
     if not force:
         _check_removal(connection, topic_id, name)
@@ -198,9 +200,9 @@ def compacted_floor(connection: Connection, topic_id: int) -> int | None:
 
 
 def load(connection: Connection, topic_id: int, name: str, max_bytes: int) -> CursorState:
-    """Return a cursor with at most `max_bytes` of bitmaps, the lowest ones.
+    """Return a cursor with at most `max_bytes` of bitmaps, those of the lowest ranges.
 
-    Raises NotFound, CompactionCursorProtected.
+    Raises NotFound, CompactionCursorProtected, ObjectDamaged.
     """
     return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
 
@@ -208,8 +210,9 @@ def load(connection: Connection, topic_id: int, name: str, max_bytes: int) -> Cu
 def merge(connection: Connection, updates: Sequence[CursorUpdate]) -> list[MergeResult | CompactorError]:
     """Merge owners' acknowledgements into the stored ones: mark-delete never goes back, nothing is lost.
 
-    Returns a result for each update. An error of one leaves the others as they are: NotFound; Fenced if the cursor is
-    not in the incarnation that the owner opened. Raises InvalidInput for `__compaction`.
+    Returns a result for each update, in order: a MergeResult, or the error of that update, which leaves the others as
+    they are: NotFound; Fenced if the cursor is not in the incarnation that the owner opened. Raises
+    CompactionCursorProtected for `__compaction`, ObjectDamaged; then nothing is written.
     """
     results: dict[int, MergeResult | CompactorError] = {}
     # In one order, so that two services that write the same cursors never wait for each other.
@@ -253,7 +256,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
 
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
-    """Return the compacted ledger that compacted reads use now."""
+    """Return the compacted ledger that compacted reads use now; None: never compacted, or cleared."""
     return queries.find(connection, _SERVING, row_mapping.compacted_ledger, {"topic": topic_id})
 
 

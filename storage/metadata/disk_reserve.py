@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class DiskReserve:
-    """The file beside one database. Safe to share between threads and processes."""
+    """The reserve file beside one database file, at `path`. Safe to share between threads and processes."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -44,7 +44,7 @@ class DiskReserve:
                     os.close(descriptor)
 
     def release(self) -> int:
-        """Remove the file if the disk is full. Returns the number of bytes that this frees."""
+        """Remove the file if the disk is full. Returns the number of bytes that this frees; 0: none. Raises nothing."""
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size
             if free_bytes(self.path.parent) < size:

@@ -79,7 +79,10 @@ _REFUSED_LOGIN = (
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Translate errors of the driver that are raised inside into ours, with the driver's error as the cause."""
+    """Translate errors of the driver that are raised inside the context, with the driver's error as the cause.
+
+    `url`: of the database, for the text. Errors that are defects of ours are raised unchanged.
+    """
     try:
         yield
     except DBAPIError as error:

@@ -63,7 +63,7 @@ class Database:
         self.engine = open_engine(self.url)
         self.dialect = self.engine.dialect.name
         self.reserve: DiskReserve | None = None
-        """The space that is kept for a full disk; None: the disk is another machine's."""
+        """The space that is kept for a full disk; None: the database is not a local file."""
         self._writing: Engine = self.engine
         self._snapshots: Engine = self.engine
         if self.dialect == SQLITE:
@@ -86,7 +86,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Open a transaction that only reads, and in which all statements see the same moment."""
+        """Open a transaction that only reads, and in which all statements see the same moment. Raises as `read`."""
         with self._translated(), self._snapshots.connect() as connection:
             yield connection
 
@@ -107,9 +107,10 @@ class Database:
     ) -> Answer:
         """Execute `change` in a write that must not count as failed when only the answer to its COMMIT was lost.
 
-        If the COMMIT fails as Unavailable, `happened` checks once, in a transaction of its own, whether the change was
-        committed. It must first lock a row that `change` has locked: the lost transaction may still be about to end.
-        Raises the errors of `write`; if the check fails too, Unavailable, which names `what` as not known.
+        If the COMMIT fails as Unavailable, `happened(connection, answer)` checks once, in a transaction of its own,
+        whether the change was committed. It must first lock a row that `change` has locked: the lost transaction may
+        still be about to end. Returns the answer of `change`. Raises the errors of `write`; if the check fails too,
+        Unavailable, which says that `what` ("whether ...") is not known.
         """
         committing = False
         try:

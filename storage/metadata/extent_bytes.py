@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, case, literal
 
 
 def bytes_after(extents: Any, offset: ColumnElement[int]) -> ColumnElement[int]:
-    """Return the logical bytes of an extent after an offset before its end. All messages of an extent count as equal.
+    """Return an SQL expression: the logical bytes of an extent after `offset`, which must be before its end.
 
-    `extents`: columns of ledgers or segments.
+    All messages of an extent count as equally large. `extents`: columns of ledgers or segments.
     """
     first, last, size = extents.first_offset, extents.last_offset, extents.logical_bytes
     return case((first <= offset, size * (last - offset) // (last - first + literal(1))), else_=size)

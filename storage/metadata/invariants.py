@@ -30,10 +30,10 @@ RESEAL = "nothing was sealed; claim another segment if there is any"
 
 
 def check_run_is_current(topic: TopicRecord, run: RunRecord) -> None:
-    """Raise Fenced unless the run is RUNNING in the epoch that it claimed.
+    """Raise Fenced unless the run is RUNNING, and the topic still in the epoch that the run claimed.
 
-    Why: the epoch rises with each claim and each deletion of the `__compaction` cursor. A worker that slept through
-    its takeover must not continue, still less publish, beside its successor or into a topic's new incarnation (A1, S8).
+    Why: the epoch rises with each claim and each deletion of the `__compaction` cursor. A worker that slept through its
+    takeover must not continue, still less publish, beside its successor or into a topic's new incarnation (A1, S8).
     """
     if run.state is not RunState.RUNNING:
         reason = f": {run.error.summary}" if run.error else ""
@@ -136,7 +136,7 @@ def check_append(
 def check_open_segment(
     topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: SegmentRecord
 ) -> None:
-    """Raise unless a segment begins at the topic's end, with an id above all before it and no other open segment.
+    """Raise unless the segment `new` begins at the topic's end, with the highest id, while no other segment is open.
 
     Why: as for ledgers that are appended. Only the owner of the lease opens, so a second open segment is its defect.
     """
@@ -239,8 +239,9 @@ def check_trim(
 ) -> None:
     """Raise unless the ledgers to mark are present and below the new start.
 
-    If the start stays, reads begin at the first remaining ledger: so only the oldest may be marked, none above the
-    horizon, and their survivors are in the compacted ledger (C2).
+    `keep_start`: the start stays, so that reads begin at the first remaining ledger. Then only the oldest may be
+    marked, none above the horizon, and their survivors are in the compacted ledger (C2). Raises InvalidInput for a
+    start outside the topic, Conflict for ledgers that were trimmed already or are not compacted.
     """
     if not 0 <= start_offset <= topic.next_offset:
         raise InvalidInput(

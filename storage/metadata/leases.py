@@ -25,16 +25,20 @@ from storage.owner import is_alive_here, same_process
 
 
 class UnrenewedLeases(NamedTuple):
-    """The leases that were not renewed. `lost`: forever, to another or with their topic; `busy`: try these again."""
+    """The leases that `renew_many` did not renew.
+
+    `lost`: another owner has them, or their topic was deleted. `busy`: another transaction has locked their row; try
+    them again.
+    """
 
     lost: list[Lease]
     busy: list[Lease]
 
 
 def acquire(connection: Connection, context: Context, topic_id: int, owner: str, ttl_ms: int) -> Lease:
-    """Take the topic's lease if it is free or expired. `owner` must be unique to one piece of work.
+    """Take the topic's lease if it is free or expired. `owner`: unique to one piece of work; `ttl_ms`: its TTL.
 
-    Raises LeaseHeld, TopicNotFound.
+    Raises LeaseHeld, which names the present owner; TopicNotFound.
     """
     row = _locked(connection, topic_id)
     if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
@@ -54,9 +58,9 @@ def renew(connection: Connection, context: Context, lease: Lease, ttl_ms: int) -
 
 
 def renew_many(connection: Connection, context: Context, owned: Sequence[Lease], ttl_ms: int) -> UnrenewedLeases:
-    """Renew many leases in three statements. This waits for no lock, so no order of locks counts.
+    """Renew many leases in three statements; return those that were not renewed. An error of one stops no other.
 
-    A row that another transaction holds (a roll, say) is busy. A lost lease is no error: the others are renewed.
+    This waits for no lock, so it needs no order of locks: a row that another transaction has locked is `busy`.
     """
     columns = (leases.c.topic_id, leases.c.holder, leases.c.token)
     ids = [lease.topic_id for lease in owned]
@@ -76,7 +80,7 @@ def renew_many(connection: Connection, context: Context, owned: Sequence[Lease],
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """End the lease; a lease that was lost is not touched."""
+    """End the lease, so that it is free. A lease that was lost is not touched. Idempotent."""
     same = (leases.c.topic_id == lease.topic_id) & (leases.c.token == lease.token)
     queries.change_where(connection, leases, same, holder=None, expires_at=0)
 
@@ -99,11 +103,11 @@ def current_of(connection: Connection, context: Context, topic_ids: Collection[i
 def revoke(
     connection: Connection, context: Context, topic_id: int, *, force: bool = False, dry_run: bool = False
 ) -> Lease | None:
-    """Take the lease from its owner, which is fenced from then on. Returns the lease as it was; None: it was free.
+    """Take the lease away from its owner, which is fenced from then on. Returns the lease as it was; None: it was free.
 
-    For an owner that died on another machine, if its TTL is too long to wait for. `dry_run`: only check. Raises
-    TopicNotFound; LeaseHeld, unless forced, for an owner that is known to be alive: a service, or a process of this
-    machine.
+    For an owner that died on another machine, if its TTL is too long to wait for. `dry_run`: only check, and change
+    nothing. Raises TopicNotFound; LeaseHeld, unless `force`, for an owner that is known to be alive: a service, or a
+    process of this machine.
     """
     row = _locked(connection, topic_id)
     if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
@@ -126,7 +130,10 @@ def revoke(
 def held_error(
     connection: Connection, context: Context, row: RowMapping, remedy: str, of_service: str | Advice
 ) -> LeaseHeld:
-    """Return the error that names the writer in a row. `of_service`: the remedy where a live service is the writer."""
+    """Return the error that names the present owner in a row of `leases`.
+
+    `remedy`: of the error; `of_service`: the remedy instead, if the owner is a live service.
+    """
     topic, owner = topics.by_id(connection, row["topic_id"]).name, str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
     for service in services.live(connection, context):
@@ -136,7 +143,10 @@ def held_error(
 
 
 def check(connection: Connection, lease: Lease) -> None:
-    """Raise Fenced unless the lease is still its owner's; it stays so until this transaction ends."""
+    """Raise Fenced unless the lease is still its owner's.
+
+    Its row is locked, so that it stays so until this transaction ends.
+    """
     row = _locked(connection, lease.topic_id)
     if row["token"] == lease.token and row["holder"] == lease.owner:
         return
@@ -156,7 +166,7 @@ def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
 
 
 def shown_time(milliseconds: int) -> str:
-    """Return a time as operators read it: ISO 8601, UTC, in seconds."""
+    """Return a time (ms) as text for operators: ISO 8601, UTC, in seconds."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
 
 

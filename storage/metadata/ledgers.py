@@ -26,7 +26,7 @@ _OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).orde
 
 
 def allocate_ids(connection: Connection, count: int) -> int:
-    """Return the first of `count` consecutive ledger ids. No id is allocated twice; an unused id is lost."""
+    """Return the first of `count` (1 or more) consecutive ledger ids. An id is allocated once; an unused id is lost."""
     if count < 1:
         raise ValueError(f"{count} ledger ids cannot be allocated")
     after = connection.execute(
@@ -45,10 +45,10 @@ def skip_ids(connection: Connection, highest: int) -> None:
 
 
 def append(connection: Connection, context: Context, lease: Lease, new: Sequence[LedgerRecord]) -> None:
-    """Make sealed ledgers part of the topic, all at once, and finish their attempts.
+    """Make sealed ledgers part of the topic, all at once, and finish their attempts. `new`: in the order of offsets.
 
-    Raises Fenced if the lease was overtaken (a mere expiry does no harm), the topic has moved on, or an attempt was
-    finished as dead.
+    Raises Fenced if the lease was taken by another owner (an expiry alone does no harm), the topic has moved on, or an
+    attempt was finished as dead.
     """
     topic = leases.lock_topic(connection, lease)
     opened = select(segments).where(segments.c.topic_id == topic.id, segments.c.state == SegmentState.OPEN.value)
@@ -89,9 +89,9 @@ def last_id(connection: Connection, topic_id: int) -> int | None:
 
 
 def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
-    """Use an id that was allocated before the database was restored; it is not allocated again.
+    """Reserve an id that was allocated before the database was restored; it is not allocated again.
 
-    Raises Conflict if another ledger has it, or the topic has a higher one.
+    Raises Conflict if another ledger has it, or the topic has an id that is not lower.
     """
     for table in (ledgers, segments, compacted_ledgers):
         if queries.exists(connection, table, table.c.ledger_id == ledger_id):

@@ -38,7 +38,7 @@ class LivenessBounds(NamedTuple):
 
 
 def expiring(longest_ttl_ms: int, now: int) -> LivenessBounds:
-    """Return the range of the ends of TTLs that are not over."""
+    """Return the range of the ends of TTLs that are not over. `longest_ttl_ms`: the longest TTL of such rows."""
     return LivenessBounds(now, now + LONGEST_TERMS * longest_ttl_ms)
 
 
@@ -48,10 +48,13 @@ def beating(dead_ms: int, now: int) -> LivenessBounds:
 
 
 def is_held(owner: str | None, expires_at: int, longest_ttl_ms: int, now: int) -> bool:
-    """Return whether an owner holds a row now, by the end of its TTL."""
+    """Return whether `owner` holds a row now: its TTL is not over, and it is not known to be dead.
+
+    `owner` None: the row is free. `expires_at`: the end of its TTL.
+    """
     return owner is not None and expiring(longest_ttl_ms, now).has(expires_at) and not is_dead(owner)
 
 
 def is_alive(owner: str, heartbeat_at: int, dead_ms: int, now: int) -> bool:
-    """Return whether an owner is alive now, by its last heartbeat."""
+    """Return whether `owner` is alive now: its last heartbeat is young enough, and it is not known to be dead."""
     return beating(dead_ms, now).has(heartbeat_at) and not is_dead(owner)

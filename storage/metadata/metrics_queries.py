@@ -34,9 +34,10 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class TopicCounts:
-    """Numbers of topics: all of them, and those that wait for a run, are paused, or fail. `segments`: by state.
+    """The numbers of topics: all of them, and those that wait for a run, are paused, or fail. Times in ms.
 
-    `rolled_bytes`: of files that wait to be sealed; `given_up`: segments of these that are sealed by hand alone.
+    `oldest_request_at` None: no topic waits. `segments`: the number of segments by state. `rolled_bytes`: of files that
+    wait to be sealed; `given_up`: the number of segments that are sealed only by hand.
     """
 
     topics: int
@@ -81,7 +82,7 @@ def topic_names(connection: Connection) -> dict[int, TopicName]:
 
 
 def page_of_runs(connection: Connection, after: int, again: Collection[int] = ()) -> list[RunSummary]:
-    """Return a page of the runs whose ids are greater than `after`, by id; and before them, the runs `again`."""
+    """Return the runs whose ids are in `again`, and at most `PAGE_RUNS` of those with an id above `after`; by id."""
     columns = [runs.c[name] for name in row_mapping.names(RunSummary)]
     selected = or_(runs.c.run_id > after, runs.c.run_id.in_(again)) if again else runs.c.run_id > after
     statement = select(*columns).where(selected).order_by(runs.c.run_id).limit(PAGE_RUNS + len(again))

@@ -33,11 +33,11 @@ _UNCOLLECTED = (
 def take(
     connection: Connection, context: Context, topic_id: int, owner: str, ttl_ms: int, ledger_id: int | None = None
 ) -> tuple[TopicSnapshot, Pin | None]:
-    """Return the topic of one moment, and a new pin on the compacted ledger that serves; None: never compacted.
+    """Return the topic as of one moment, and a new pin on the compacted ledger that serves; None: never compacted.
 
     `ttl_ms`: PIN_TTL_MS at most. `ledger_id`: pin that compacted ledger instead, unless it is collected already; it
-    need not serve any more. While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
-    Raises TopicNotFound.
+    need not serve any more. While the pin lives, nothing that the pinned compacted ledger refers to is deleted. Raises
+    TopicNotFound.
     """
     _check_ttl(ttl_ms)
     # The lock comes first, so the rows that the snapshot's statements read cannot change between them.
@@ -54,9 +54,9 @@ def take(
 
 
 def renew(connection: Connection, context: Context, pin: Pin, ttl_ms: int) -> Pin:
-    """Start a new TTL now, also after the old one if the compacted ledger was not collected.
+    """Start a new TTL now, also after the end of the last one if the compacted ledger was not collected.
 
-    Raises Fenced if it was collected, TopicNotFound.
+    Returns the pin with its new end. Raises Fenced if the compacted ledger was collected, TopicNotFound.
     """
     _check_ttl(ttl_ms)
     topic = topics.locked(connection, pin.topic_id)
@@ -100,11 +100,11 @@ def collect(connection: Connection, context: Context, topic_id: int, ledger_id: 
 
 
 def gc_snapshot(connection: Connection, context: Context, topic_id: int) -> GcSnapshot:
-    """Return the rows that lead to objects of the topic, and the attempts that may still write some.
+    """Return the rows that lead to objects of the topic, and the attempts that may still write some, as of one moment.
 
-    Ledgers that are trimmed are among them until they are purged. List the objects first and call this afterwards:
-    each attempt is known before its first object, so an object that was listed, that no row here leads to, and whose
-    attempt is finished or unknown here, is garbage forever. Raises TopicNotFound.
+    Ledgers that are trimmed are among them until they are purged. List the objects first and call this afterwards: each
+    attempt is known before its first object, so an object that was listed, that no row here leads to, and whose attempt
+    is finished or unknown here, is garbage forever. Raises TopicNotFound.
     """
     return GcSnapshot(
         topic=topics.by_id(connection, topic_id),

@@ -49,7 +49,7 @@ def namespace_scope(namespace: str) -> str:
 
 
 def scope_around(name: TopicName) -> str:
-    """Return the scope of a topic's namespace."""
+    """Return the scope of the namespace of a topic's name."""
     return f"{_NAMESPACE}{name.tenant}/{name.namespace}"
 
 
@@ -60,7 +60,7 @@ def topic_scope(topic: TopicRecord) -> str:
 
 @dataclass(frozen=True)
 class UnreadablePolicy:
-    """A stored value that this version cannot read. `scope`: in words, as `the broker` or `the namespace a/b`."""
+    """A stored value that this version cannot read. `scope`: as text, `the broker` or `the namespace a/b`."""
 
     scope: str
     name: str
@@ -91,12 +91,15 @@ def change(
 
 
 def settings(connection: Connection, scope: str) -> dict[str, object]:
-    """Return the policies that are set in a scope, by name; also UnreadableStoredValue."""
+    """Return the policies that are set in a scope, by name.
+
+    A value that this version cannot read is an UnreadableStoredValue.
+    """
     return of_scopes(connection, [scope])[scope]
 
 
 def of_scope(connection: Connection, scope: str) -> dict[str, object]:
-    """Return the policies that are set in a scope and that this version can read, by name."""
+    """Return the policies that are set in a scope, by name, without those that this version cannot read."""
     return readable(connection, [scope])[scope]
 
 
@@ -109,25 +112,31 @@ def readable(connection: Connection, scopes: Collection[str]) -> dict[str, dict[
 
 
 def effective(connection: Connection, context: Context, topic: TopicRecord) -> TopicPolicies:
-    """Return the policies of the topic, as they are now."""
+    """Return the values of the topic's policies as they are now, from all scopes."""
     return resolved(connection, context, topic).policies
 
 
 def resolved(connection: Connection, context: Context, topic: TopicRecord) -> PolicyResolution:
-    """Return the policies of the topic with the scope of each, as they are now."""
+    """Return the topic's policies as they are now, from all scopes, with the origin of each."""
     stored = _stored_values(connection, [BROKER, scope_around(topic.name), topic_scope(topic)])
     return PolicyResolver(stored, context.broker_defaults).resolved(topic)
 
 
 def resolved_around(connection: Connection, context: Context, scope: str) -> PolicyResolution:
-    """Return the policies of a topic that sets none itself, in a namespace's scope or anywhere (BROKER)."""
+    """Return the policies of a topic that sets none itself.
+
+    `scope`: of its namespace; BROKER: any namespace without policies.
+    """
     by_scope = of_scopes(connection, {BROKER, scope})
     around = _NOTHING if scope == BROKER else by_scope[scope]
     return resolve(by_scope[BROKER], around, _NOTHING, context.broker_defaults)
 
 
 def least(connection: Connection, context: Context, name: str) -> int:
-    """Return the smallest value of a policy, a number, that any topic may have. Raises InvalidInput for its name."""
+    """Return the smallest value, a number, that a policy has in any scope or by default.
+
+    Raises InvalidInput for an unknown name.
+    """
     known = policies.policy(name)
     stored = connection.execute(select(policies_table.c.value).where(policies_table.c.name == known.name))
     values = [*stored.scalars(), context.broker_defaults.get(known.name, known.default)]
@@ -161,7 +170,7 @@ class PolicyResolver:
         self._known: dict[tuple[str, str], PolicyResolution] = {}
 
     def resolved(self, topic: TopicRecord) -> PolicyResolution:
-        """Return the policies of the topic with the scope of each."""
+        """Return the policies of the topic with the origin of each."""
         around_scope = scope_around(topic.name)
         own = self._stored_values.get(topic_scope(topic), {})
         key = around_scope, json.dumps(own, sort_keys=True) if own else ""
@@ -173,7 +182,10 @@ class PolicyResolver:
 
 
 def parsed(values: Mapping[str, object]) -> dict[str, object]:
-    """Return parsed values by the policies' own names, from texts or JSON values by name. Raises InvalidInput."""
+    """Return values by the policies' own names. `values`: texts or JSON values, by name or alias.
+
+    Raises InvalidInput for an unknown name or a value that is not allowed.
+    """
     return dict(policies.parse(name, value) for name, value in values.items())
 
 
@@ -194,17 +206,20 @@ def put(connection: Connection, context: Context, scopes: Collection[str], value
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
-    """Return the set values by scope and name, in the order of the policies' table; also UnreadableStoredValue."""
+    """Return the policies that are set in scopes, by scope and name, in the order of the policies' table.
+
+    A value that this version cannot read is an UnreadableStoredValue. A scope without policies is empty.
+    """
     return {scope: values_of(stored) for scope, stored in _stored_values(connection, scopes).items()}
 
 
 def values_of(stored: Mapping[str, object]) -> dict[str, object]:
-    """Return values, or UnreadableStoredValue, by name from the JSON values of one scope."""
+    """Return the policies of one scope by name, from stored JSON values; unreadable: UnreadableStoredValue."""
     return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 
 def ensure_compaction_cursors(connection: Connection, context: Context, records: Collection[TopicRecord]) -> None:
-    """Create the cursors `__compaction` of those of the topics for which compaction is enabled (S9)."""
+    """Create the cursors `__compaction` of those of the topics for which compaction is enabled (S9). Idempotent."""
     scopes = {scope for topic in records for scope in (scope_around(topic.name), topic_scope(topic))}
     resolver = PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
     enabled = [topic.id for topic in records if resolver.resolved(topic).compaction_enabled]

@@ -24,16 +24,19 @@ from storage.metadata.tables import producer_sequences
 
 @dataclass(frozen=True)
 class ProducerSequences:
-    """The highest sequence id of each producer, by name, among the entries before an offset.
+    """The highest sequence id of each producer, by name, among the entries before `end_offset`.
 
-    The producers that stored something last are at the end.
+    `highest` is in the order of the producers' last entries.
     """
 
     end_offset: int = 0
     highest: Mapping[str, int] = field(default_factory=dict)
 
     def merged(self, older: ProducerSequences) -> ProducerSequences:
-        """Return the sequence ids of both ranges of entries. `older`: the range that begins first."""
+        """Return the highest sequence id of each producer over both ranges of entries.
+
+        `older`: the range that begins first. Producers that only `older` has come first.
+        """
         highest = {name: number for name, number in older.highest.items() if name not in self.highest}
         for name, number in self.highest.items():
             highest[name] = max(number, older.highest.get(name, number))
@@ -47,7 +50,7 @@ def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
 
 
 def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
-    """Replace the stored sequence ids; those of later entries are kept, too. Raises TopicNotFound."""
+    """Store sequence ids. If those of later entries are stored, both are merged. Raises TopicNotFound."""
     topics.locked(connection, topic_id)
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
@@ -57,13 +60,16 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
 
 
 def remove(connection: Connection, topic_id: int) -> None:
-    """Delete the row: the topic does not deduplicate any more. Raises TopicNotFound."""
+    """Delete the sequence ids: the topic does not deduplicate any more. Idempotent. Raises TopicNotFound."""
     topics.locked(connection, topic_id)
     connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
 
 
 def check_stored(connection: Connection, topic: TopicRecord, below: int) -> None:
-    """Raise Conflict if sequence ids of entries below an offset are in the log alone, and would be lost with it."""
+    """Raise Conflict if sequence ids of entries below the offset `below` are not stored yet.
+
+    They would be lost with the messages. A topic that does not deduplicate has none.
+    """
     statement = select(producer_sequences.c.end_offset).where(producer_sequences.c.topic_id == topic.id)
     end = connection.execute(statement).scalar_one_or_none()
     if end is not None and end < below:

@@ -30,7 +30,10 @@ def publish(
     retry: CompactionRetry | None,
     now: int,
 ) -> RunRecord:
-    """Let `compacted` serve and end the run. Raises Fenced; then nothing has changed (W3)."""
+    """Let `compacted` serve and end the run; return it. Raises Fenced; then nothing has changed (W3).
+
+    `retry`: a further run of the topic is needed; None: it is not.
+    """
     topic = topics.locked(connection, run.topic_id)
     record = runs.get(connection, run.run_id)
     cursor = cursors.find(connection, topic.id, COMPACTION_CURSOR)
@@ -76,10 +79,11 @@ class PublishingStore(Store):
         statistics: Mapping[str, object],
         retry: CompactionRetry | None = None,
     ) -> RunRecord:
-        """Let `compacted` serve, move the horizon and end the run: the commit point (A1).
+        """Let `compacted` serve, move the horizon and end the run: the commit point (A1). Returns the run afterwards.
 
-        `retry`: a further run of the topic is needed. Returns the run as it is afterwards. Raises Fenced if run, epoch
-        or generation are not the topic's any more; then nothing has changed.
+        `expected_generation`: the one that the run has read. `retry`: a further run of the topic is needed; None: it is
+        not. Raises Fenced if run, epoch or generation are not the topic's any more; then nothing has changed. Finds out
+        by itself whether a COMMIT whose answer was lost has happened.
         """
 
         def happened(connection: Connection, _: RunRecord) -> bool:

@@ -58,7 +58,7 @@ def fetch(
 
 
 def insert_new(connection: Connection, table: Table, **values: object) -> bool:
-    """Insert a row. Returns False, and changes nothing, if a row with its key exists, perhaps since a moment ago."""
+    """Insert a row. Returns False, and changes nothing, if another row has its key, or was just inserted with it."""
     try:
         with connection.begin_nested():
             connection.execute(insert(table).values(**values))
@@ -75,13 +75,13 @@ def insert_numbered(connection: Connection, table: Table, **values: object) -> i
 
 
 def change(connection: Connection, table: Table, key: object, **values: object) -> int:
-    """Change the row of that key, in a table whose key is one column; return the number of rows: 0 or 1."""
+    """Update columns of the row of that key, in a table whose key is one column; return the number of rows: 0 or 1."""
     (column,) = table.primary_key.columns
     return connection.execute(update(table).where(column == key).values(**values)).rowcount
 
 
 def change_where(connection: Connection, table: Table, condition: ColumnElement[bool], **values: object) -> int:
-    """Change the rows that meet a condition; return their number."""
+    """Update columns of the rows that meet a condition; return their number."""
     return connection.execute(update(table).where(condition).values(**values)).rowcount
 
 
@@ -93,7 +93,7 @@ def exists(connection: Connection, table: Table, condition: ColumnElement[bool])
 def put(connection: Connection, table: Table, *rows: Mapping[str, object]) -> None:
     """Insert rows, or change those whose keys exist, to the values of the same columns; of two callers the last counts.
 
-    One statement for any number of rows.
+    `rows`: at least one; all have the same columns, the key among them. One statement for any number of rows.
     """
     statement = _INSERTS[connection.dialect.name](table)
     changed = {name: statement.excluded[name] for name in rows[0] if not table.c[name].primary_key}
@@ -106,7 +106,7 @@ def total(values: ColumnElement[int]) -> ColumnElement[int]:
 
 
 def batches(ids: Collection[Id], count: int | None = None) -> Iterator[list[Id]]:
-    """Yield ids in their order, `count` at a time; None: as many as go into one statement."""
+    """Yield `ids` in lists, in their order, `count` at a time; None: AT_ONCE, as many as a statement may have."""
     ordered, count = list(ids), count or AT_ONCE
     for first in range(0, len(ordered), count):
         yield ordered[first : first + count]

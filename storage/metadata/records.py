@@ -27,8 +27,10 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 class TopicRecord:
     """A topic. `uid` (32 hex digits) is new for each incarnation of a name; `generation` and `epoch` only ever grow.
 
-    `next_offset`: after the last sealed ledger or rolled segment; an open segment continues from there.
-    `start_offset`: messages below it are deleted or hidden (C1).
+    `hash_seed`: of the hashes of its keys, secret. `generation`: the number of compactions that were published;
+    `epoch`: rises with each claim, and whenever a run must be fenced. `next_offset`: the offset after the last sealed
+    ledger or rolled segment; an open segment continues from there. `start_offset`: messages below it are deleted or
+    hidden (C1).
     """
 
     id: int
@@ -138,7 +140,7 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class CursorRecord:
-    """A durable cursor. `mark_delete` None: nothing acknowledged (for `__compaction`: no horizon, A4)."""
+    """A durable cursor. `mark_delete` None: nothing is acknowledged (for `__compaction`: no horizon, A4)."""
 
     name: str
     mark_delete: LogPosition | None
@@ -152,7 +154,10 @@ class CursorRecord:
 
 @dataclass(frozen=True)
 class CompactedLedgerRecord:
-    """A compacted ledger, one generation of a topic. `last_message_id` None: it is empty."""
+    """A compacted ledger, one generation of a topic. `last_message_id` None: it is empty.
+
+    `retired_at`: when it was taken out of service; None: it serves.
+    """
 
     ledger_id: int
     generation: int
@@ -269,7 +274,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True)
 class TopicActiveSegment:
-    """A topic and its active segment, by their rows; `open`: the segment that is appended to; None: there is none."""
+    """A topic and its active segment, by their rows. `open`: the open segment; None: there is none."""
 
     topic: TopicRecord
     open: SegmentRecord | None
@@ -327,7 +332,7 @@ class CompactionControl:
 
 @dataclass(frozen=True)
 class CompactionRetry:
-    """A further try of a topic at the time `at`, because of `error`."""
+    """A further try of a topic's compaction at the time `at` (ms), because of `error`."""
 
     error: ErrorText
     at: int
@@ -383,7 +388,7 @@ CLUSTER = "standalone"
 
 @dataclass(frozen=True)
 class TenantRecord:
-    """A tenant. `admin_roles` may administer all its namespaces."""
+    """A tenant. `admin_roles` may administer all its namespaces; `permissions`: actions by role."""
 
     name: str
     admin_roles: tuple[str, ...]
@@ -394,7 +399,7 @@ class TenantRecord:
 
 @dataclass(frozen=True)
 class NamespaceRecord:
-    """A namespace; `name` is the full one, `tenant/namespace`."""
+    """A namespace; `name`: `tenant/namespace`; `permissions`: actions by role."""
 
     name: str
     permissions: Mapping[str, tuple[str, ...]]
@@ -403,7 +408,7 @@ class NamespaceRecord:
 
 @dataclass(frozen=True)
 class PartitionedTopic:
-    """A topic of several: `partitions` topics named `name-partition-0` and on."""
+    """A partitioned topic: its partitions are topics of their own, `name-partition-0` and so on."""
 
     name: TopicName
     partitions: int

@@ -45,10 +45,12 @@ def claim(
     *,
     leader: int | None = None,
 ) -> RunRecord:
-    """Begin a run in a new epoch, and end the topic's request; take over a run whose heartbeat is older than the TTL.
+    """Begin a run in a new epoch, and end the topic's request; return the run.
 
-    Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5), TopicNotFound. `leader`: the
-    token of the leadership that begins it. Raises Fenced if that was lost, or the request no longer exists.
+    A run whose heartbeat is older than `heartbeat_ttl_ms` is taken over: it ends as ERROR. `policies`: those of the
+    run, stored with it. `leader`: the token of the leadership that begins it; None: another process begins it, with or
+    without a request. Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5),
+    TopicNotFound; with `leader`, Fenced if the leadership was lost, or the request no longer exists.
     """
     topic = topics.locked(connection, topic_id)
     now = context.now
@@ -103,7 +105,10 @@ def record_progress(
     horizon: LogPosition | None = None,
     statistics: Mapping[str, object] | None = None,
 ) -> RunRecord:
-    """Store a heartbeat of a run, with the values that are not None. Raises Fenced if the run must stop."""
+    """Store a heartbeat of a run, with the values that are not None; return the run.
+
+    `statistics` replace those that are stored. Raises Fenced if the run must stop.
+    """
     _current(connection, run)
     attempts.heartbeat(connection, context, run)
     values: dict[str, object] = {"heartbeat_at": context.now}
@@ -123,11 +128,11 @@ def heartbeat(
     running: Sequence[RunRecord],
     progress: Mapping[int, Mapping[str, object]] = MappingProxyType({}),
 ) -> list[int]:
-    """Store a heartbeat of many runs, in a handful of statements; return the ids of those that must stop, in order.
+    """Store a heartbeat of many runs, in a few statements; return the ids of those that must stop, in order.
 
-    `progress`, by run id, is merged into their statistics, its `phase` into phase. A run gets its heartbeat only
-    while it is RUNNING in the epoch that it claimed and its attempt is open. A run that must stop is no error: the
-    others get theirs.
+    `progress`: by run id, statistics that are merged into the stored ones; its item `phase` becomes the run's phase. A
+    run gets its heartbeat only while it is RUNNING in the epoch that it claimed and its attempt is open. A run that
+    must stop is no error: the others get theirs.
     """
     by_attempt = {run.attempt_id: run for run in running}
     alive: dict[int, RowMapping] = {}
@@ -141,7 +146,7 @@ def heartbeat(
 
 
 def finish(connection: Connection, context: Context, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
-    """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
+    """End a run as SUCCESS that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
     _end(connection, _current(connection, run), RunState.SUCCESS, context.now, statistics=dict(statistics))
     return get(connection, run.run_id)
 
@@ -156,7 +161,7 @@ def has_finished(connection: Connection, _: RunRecord, run: RunRecord, statistic
 def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorText) -> RunRecord:
     """End a run as ERROR, in any epoch; a run that has ended stays as it is (W3). Returns it as it is afterwards.
 
-    Only the run's worker calls this, when it has stopped.
+    Only the run's worker calls this, when it has stopped: a topic that waits for an aborted run waits no longer.
     """
     topics.locked(connection, run.topic_id)
     compaction_control_rows.clear_aborting_run(connection, run.topic_id, run.run_id)
@@ -168,9 +173,9 @@ def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorT
 
 
 def cancel(connection: Connection, context: Context, run_id: int, reason: str) -> RunRecord:
-    """End a RUNNING run as CANCELLED, in a new epoch, so that its worker can never publish.
+    """End a RUNNING run as CANCELLED, in a new epoch, so that its worker can never publish. Returns the run.
 
-    Raises NotFound, Conflict for a run that has ended.
+    `reason`: stored as its error. Raises NotFound, Conflict for a run that has ended.
     """
     topic = topics.locked(connection, get(connection, run_id).topic_id)
     record = get(connection, run_id)
@@ -185,10 +190,11 @@ def cancel(connection: Connection, context: Context, run_id: int, reason: str) -
 
 
 def expire_attempts(connection: Connection, context: Context, topic_id: int, older_than_ms: int) -> list[str]:
-    """Finish the topic's attempts whose heartbeat is that old, and end their runs as ERROR; return their ids.
+    """Finish the topic's attempts whose heartbeat is at least `older_than_ms` old, and end their runs as ERROR.
 
-    A run that was requested is requested again, as for any run that died with its worker. Afterwards nothing of
-    these attempts can become part of the topic, so their objects may be deleted. Raises TopicNotFound.
+    Returns the ids of the attempts. A run that was requested is requested again, as for any run that died with its
+    worker. Afterwards nothing of these attempts can become part of the topic, so their objects may be deleted. Raises
+    TopicNotFound.
     """
     expired = attempts.expire(connection, topic_id, older_than_ms, context.now)
     dying = runs.c.attempt_id.in_(expired) & (runs.c.state == RunState.RUNNING.value)
@@ -218,12 +224,12 @@ def named(connection: Connection, run_id: int) -> tuple[TopicName, RunRecord]:
 
 
 def last(connection: Connection, topic_id: int) -> RunRecord | None:
-    """Return the newest run of the topic; None: NOT_RUN (S7)."""
+    """Return the newest run of the topic; None: it never had one (NOT_RUN, S7)."""
     return queries.find(connection, _LAST, row_mapping.run, {"topic": topic_id})
 
 
 def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecord]:
-    """Return the newest runs of the topic, the newest first."""
+    """Return the newest `limit` runs of the topic, the newest first."""
     newest_first = select(runs).where(runs.c.topic_id == topic_id).order_by(runs.c.run_id.desc()).limit(limit)
     return queries.fetch(connection, newest_first, row_mapping.run)
 
@@ -231,7 +237,10 @@ def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecor
 def newest(
     connection: Connection, limit: int, *, topic_ids: Collection[int] | None = None, state: RunState | None = None
 ) -> list[tuple[TopicName, RunRecord]]:
-    """Return the newest runs of all topics, or of some, or in one state, with their topics' names; the newest first."""
+    """Return the newest `limit` runs with their topics' names, the newest first.
+
+    `topic_ids`: of these topics only; `state`: only runs in this state; None: any.
+    """
     statement = _NAMED
     if topic_ids is not None:
         statement = statement.where(runs.c.topic_id.in_(topic_ids))
@@ -264,7 +273,7 @@ def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
 
 
 def running_error(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
-    """Return the error that names the run under way."""
+    """Return the error that says that `run` is compacting the topic, and since when."""
     return CompactionRunning(
         f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
         Advice(AdviceKind.WATCH_OR_CANCEL_RUN, {"run_id": run.run_id}),

@@ -82,7 +82,10 @@ def check(database: Database) -> None:
 
 
 def newest() -> str:
-    """Return the revision of this version: migrations are numbered, and each follows the one before."""
+    """Return the revision of the schema of this version, four digits.
+
+    Migrations are numbered, and each follows the one before.
+    """
     return max(file.name[:_DIGITS] for file in (Path(migrations.__file__).parent / "versions").glob("[0-9]*_*.py"))
 
 

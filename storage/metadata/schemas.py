@@ -18,7 +18,7 @@ from storage.model import TopicName
 
 @dataclass(frozen=True)
 class SchemaRecord:
-    """One version. `type`: by Pulsar's numbers; `created_at`: ms since the Unix epoch."""
+    """One version of a topic's schema. `type`: by Pulsar's numbers; `data`: the definition; `created_at`: in ms."""
 
     version: int
     type: int
@@ -30,7 +30,7 @@ class SchemaRecord:
 
 @dataclass(frozen=True)
 class SchemaOutline:
-    """One version without its definition. `size`: bytes of the definition; `created_at`: ms since the Unix epoch."""
+    """One version of a topic's schema without its definition. `size`: bytes of the definition; `created_at`: in ms."""
 
     version: int
     type: int
@@ -39,7 +39,7 @@ class SchemaOutline:
 
 
 def outlines(connection: Connection, topic: TopicName) -> list[SchemaOutline]:
-    """Return all versions without their definitions, oldest first."""
+    """Return all versions of a topic's schema without their definitions, oldest first."""
     size = func.length(schemas.c.data)
     columns = (schemas.c.version, schemas.c.type, size, schemas.c.created_at)
     query = select(*columns).where(_of(topic)).order_by(schemas.c.version)
@@ -47,19 +47,22 @@ def outlines(connection: Connection, topic: TopicName) -> list[SchemaOutline]:
 
 
 def versions(connection: Connection, topic: TopicName, versions: Collection[int]) -> list[SchemaRecord]:
-    """Return some versions, oldest first; those that do not exist are left out."""
+    """Return those of the versions `versions` of a topic's schema that exist, with definitions, oldest first."""
     query = select(schemas).where(_of(topic), schemas.c.version.in_(versions)).order_by(schemas.c.version)
     return queries.fetch(connection, query, _record)
 
 
 def with_data(connection: Connection, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
-    """Return the oldest version of that type and of exactly these bytes; None: there is none."""
+    """Return the oldest version of a topic's schema of type `kind` and of exactly these bytes; None: there is none."""
     query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
     return queries.find(connection, query.order_by(schemas.c.version).limit(1), _record)
 
 
 def add(connection: Connection, context: Context, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
-    """Store a schema as that version. Returns False if the version exists already."""
+    """Store `schema` as that version. Its own `version` and `created_at` are ignored.
+
+    Returns False if that version exists.
+    """
     return queries.insert_new(
         connection,
         schemas,
@@ -81,7 +84,7 @@ def delete_all(connection: Connection, topic: TopicName) -> int | None:
 
 
 def remove(connection: Connection, topic: TopicName) -> None:
-    """Delete all versions of a topic's schema."""
+    """Delete all versions of a topic's schema. Idempotent."""
     connection.execute(delete(schemas).where(_of(topic)))
 
 

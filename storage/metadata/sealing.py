@@ -43,9 +43,9 @@ def claim(
     """Claim the oldest unclaimed rolled segment of a log directory, by a new attempt; None: there is none.
 
     `below`: only a segment that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat
-    is `stale_ms` old is finished, and seals nothing any more. Each claim is a try, until `release`, or until the next
-    claim if the process of the one before lives; `again`: also a segment that was tried too often. Raises
-    TopicNotFound.
+    is `stale_ms` old is finished, and can seal nothing any more. Each claim counts as a try, until `release`, or until
+    the next claim if the process of the claim before lives. `again`: also claim a segment that was tried too often.
+    Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
@@ -77,7 +77,10 @@ def claim(
 
 
 def release(connection: Connection, context: Context, attempt: Attempt) -> None:
-    """Finish the attempt of a sealer that ended by itself, sealed or not, so that it counts as no try. Idempotent."""
+    """Finish the attempt of a sealer that ended by itself, sealed or not, so that it does not count as a try.
+
+    Idempotent. Raises TopicNotFound.
+    """
     topics.locked(connection, attempt.topic_id)
     if not attempts.lock_open(connection, [attempt.attempt_id]):
         return
@@ -112,9 +115,9 @@ def has_sealed(connection: Connection, _: None, attempt: Attempt, ledger: Ledger
 def files(
     connection: Connection, log_uid: str, sealed_until: int, topic_id: int | None = None
 ) -> list[tuple[TopicRecord, SegmentRecord]]:
-    """Return the segments of a log directory that were sealed at that time (ms) or before: their files may be removed.
+    """Return the sealed segments of a log directory whose files may be removed, with their topics, the oldest first.
 
-    The oldest first, with their topics. `topic_id`: only of that topic.
+    `sealed_until`: they were sealed at that time (ms) or before. `topic_id`: only segments of that topic; None: of all.
     """
     statement = (
         select(segments_table)

@@ -47,10 +47,10 @@ def open_segment(connection: Connection, _: Context, lease: Lease, segment: Segm
 
 
 def restore(connection: Connection, context: Context, lease: Lease, segment: SegmentRecord) -> None:
-    """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
+    """Make a segment, whose row was lost, the topic's open one again, under the ledger id that its file has.
 
-    Ids that are allocated later are above it. Raises Conflict if the id is another's, or below one of the topic's;
-    Fenced as `open_segment`.
+    Ids that are allocated later are higher. Raises Conflict if another ledger has the id, or the topic has a higher
+    one; Fenced as `open_segment`.
     """
     leases.check(connection, lease)
     ledgers.take_id(connection, lease.topic_id, segment.ledger_id)
@@ -68,7 +68,7 @@ def roll(
 ) -> SegmentRecord:
     """Close the open segment, which is flushed and holds `content`: the topic continues after it.
 
-    This fulfils a request to roll the topic. Idempotent for the same content. Returns the segment afterwards. Raises
+    A request to roll the topic ends with this. Idempotent for the same content. Returns the segment afterwards. Raises
     Fenced.
     """
     topic = leases.lock_topic(connection, lease)
@@ -97,7 +97,7 @@ def has_rolled(connection: Connection, _: SegmentRecord, lease: Lease, ledger_id
 
 
 def drop(connection: Connection, lease: Lease, ledger_id: int) -> None:
-    """Delete the row of an open segment that holds nothing, and fulfil a request to roll the topic.
+    """Delete the row of an open segment that holds nothing, and end a request to roll the topic.
 
     Idempotent. Raises Fenced.
     """
@@ -108,7 +108,7 @@ def drop(connection: Connection, lease: Lease, ledger_id: int) -> None:
 
 
 def request_roll(connection: Connection, context: Context, topic_id: int) -> None:
-    """Request the topic's writer to roll its open segment; of several requests the first counts.
+    """Store a request to the topic's writer to roll its open segment; of several requests the first counts.
 
     Raises TopicNotFound.
     """
@@ -118,15 +118,15 @@ def request_roll(connection: Connection, context: Context, topic_id: int) -> Non
 
 
 def clear_roll_request(connection: Connection, lease: Lease) -> None:
-    """Fulfil a request to roll the topic when there is nothing to roll. Raises Fenced."""
+    """End a request to roll the topic when there is nothing to roll. Raises Fenced."""
     _set_request(connection, leases.lock_topic(connection, lease).id, None)
 
 
 def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> None:
-    """Raise Fenced if the lease was overtaken, or the topic's open segment (None: it has none) is another one.
+    """Raise Fenced if the lease was overtaken, or the topic's open segment is another than that of `ledger_id`.
 
-    For the process that has the lock on a segment's file and is about to write: it may have slept since it got the
-    lease.
+    `ledger_id` None: the topic must have no open segment. For the process that has the lock on a segment's file and is
+    about to write: it may have slept since it got the lease.
     """
     leases.check(connection, lease)
     segment = find_open(connection, lease.topic_id)
@@ -142,24 +142,27 @@ def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> N
 def of_topic(
     connection: Connection, topic_id: int, states: Collection[SegmentState] = tuple(SegmentState)
 ) -> list[SegmentRecord]:
-    """Return the topic's segments in those states, in the order of offsets; SEALED ones wait for their files to go."""
+    """Return the topic's segments in `states`, in the order of offsets.
+
+    SEALED ones have a ledger already, and wait for their files to be removed.
+    """
     parameters = {"topic": topic_id, "states": [state.value for state in states]}
     return queries.fetch(connection, _OF_TOPIC, row_mapping.segment, parameters)
 
 
 def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
-    """Return the topic's segment of that ledger id."""
+    """Return the topic's segment of that ledger id, in any state; None: there is none."""
     statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
     return queries.find(connection, statement, row_mapping.segment)
 
 
 def find_open(connection: Connection, topic_id: int) -> SegmentRecord | None:
-    """Return the open segment of the topic."""
+    """Return the open segment of the topic; None: there is none."""
     return next(iter(of_topic(connection, topic_id, [SegmentState.OPEN])), None)
 
 
 def active_segments(connection: Connection, topic_ids: Sequence[int]) -> list[TopicActiveSegment]:
-    """Return the topics and their open segments, in a few statements; a topic that was deleted is left out."""
+    """Return the topics with their open segments, in a few statements; deleted topics are left out."""
     active: list[TopicActiveSegment] = []
     for ids in queries.batches(topic_ids):
         opened = select(segments).where(_IS_OPEN, segments.c.topic_id.in_(ids))
@@ -175,7 +178,7 @@ def roll_requested(connection: Connection, topic_id: int) -> bool:
 
 
 def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int, bool]:
-    """Return `roll_requested` of many topics, some hundred a statement; a topic that was deleted is left out."""
+    """Return by id whether a roll of each topic is requested, some hundred a statement; deleted topics are left out."""
     requested: dict[int, bool] = {}
     columns = (topics_table.c.id, topics_table.c.roll_requested_at)
     for ids in queries.batches(topic_ids):
@@ -210,7 +213,10 @@ def topics_with(
 
 
 def unsealed_outside(connection: Connection, log_uids: Collection[str]) -> dict[str, list[TopicName]]:
-    """Return the topics with unsealed segments in other log directories than these, by directory, ordered by name."""
+    """Return the topics with unsealed segments in log directories other than `log_uids`.
+
+    By the uid of the directory, ordered by name.
+    """
     columns = select(segments.c.log_uid, topics_table.c.name).distinct()
     joined = columns.join(topics_table, topics_table.c.id == segments.c.topic_id)
     unsealed = segments.c.state.in_([state.value for state in TAIL])
@@ -232,7 +238,7 @@ def first_offsets(connection: Connection, log_uid: str) -> dict[str, set[int]]:
 
 
 def rolled_bytes(connection: Connection, log_uid: str) -> int:
-    """Return the size of a log directory's segments that wait to be sealed."""
+    """Return the total file size of a log directory's segments that wait to be sealed."""
     rolled = (segments.c.state == SegmentState.ROLLED.value) & (segments.c.log_uid == log_uid)
     return connection.execute(select(queries.total(segments.c.size)).where(rolled)).scalar_one()
 
@@ -240,7 +246,7 @@ def rolled_bytes(connection: Connection, log_uid: str) -> int:
 def open_without_writer(
     connection: Connection, context: Context, log_uid: str, created_until: int
 ) -> list[tuple[TopicRecord, SegmentRecord]]:
-    """Return the open segments of a log directory that no writer has a lease for, created at that time (ms) or before.
+    """Return the open segments of a log directory without a live lease, created at `created_until` (ms) or before.
 
     With their topics, the oldest first.
     """
@@ -263,7 +269,10 @@ def open_without_writer(
 
 
 def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: SegmentState, only: str) -> None:
-    """Delete the segment's row, if there is one. The topic is locked. AssertionError, with `only`: another state."""
+    """Delete the segment's row, if there is one. The topic must be locked.
+
+    Raises AssertionError, with the text `only`, if the segment is not in `state`.
+    """
     segment = find(connection, topic.id, ledger_id)
     if segment is not None and segment.state is not state:
         raise AssertionError(f"the segment of ledger {ledger_id} of {topic.name} is {segment.state.value}; {only}")

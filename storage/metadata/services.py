@@ -37,14 +37,14 @@ def heartbeat(connection: Connection, context: Context, record: ServiceRecord) -
 
 
 def live(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
-    """Return the services that are alive, by name."""
+    """Return the services that are alive, by name. `dead_ms`: the age of a heartbeat from which its service is dead."""
     alive = beating(dead_ms, context.now).where(services.c.heartbeat_at)
     rows = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
     return [ServiceRecord(**row) for row in rows if not is_dead(row["name"])]
 
 
 def lost(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
-    """Return the services that ended without leaving and whose rows are not purged yet, by name."""
+    """Return the services that are not alive, did not leave, and whose rows are not purged yet, by name."""
     living = {record.name for record in live(connection, context, dead_ms)}
     rows = connection.execute(select(services).order_by(services.c.name)).mappings()
     return [ServiceRecord(**row) for row in rows if row["name"] not in living]
@@ -57,7 +57,10 @@ def leave(connection: Connection, context: Context, name: str, dead_ms: int = SE
 
 
 def purge_dead(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> int:
-    """Delete the rows of services that died long ago, and so could not leave; return their number."""
+    """Delete the rows of services that died long ago (20 times `dead_ms`), and so could not leave.
+
+    Returns their number.
+    """
     alive = beating(_PURGED_AFTER * dead_ms, context.now).where(services.c.heartbeat_at)
     return connection.execute(delete(services).where(~alive)).rowcount
 
@@ -97,9 +100,10 @@ def leader(connection: Connection, context: Context) -> str | None:
 
 
 def check_leader(connection: Connection, token: int) -> None:
-    """Raise Fenced unless the leadership is still that of `token`; it stays so until this transaction ends.
+    """Raise Fenced unless the leadership still has the token `token`; it stays so until this transaction ends.
 
-    For the end of a transaction: one that still has to wait for a topic would keep the leader from renewing meanwhile.
+    Call it at the end of a transaction: one that still has to wait for a topic would keep the leader from renewing
+    meanwhile.
     """
     statement = select(leadership).where(leadership.c.role == SCHEDULER).with_for_update(read=True)
     _check(connection.execute(statement).one(), token)

@@ -32,7 +32,10 @@ RUNS_SEEN = 1000
 
 @dataclass(frozen=True)
 class LedgerSums:
-    """Sums over the sealed ledgers that are not trimmed."""
+    """Sums over the sealed ledgers of a topic that are not trimmed.
+
+    `first_offset` None: there are no ledgers; `max_publish_time`: in ms, 0 without ledgers.
+    """
 
     entries: int
     logical_bytes: int
@@ -53,9 +56,11 @@ class LedgerSummary:
 
 @dataclass(frozen=True)
 class CursorStatsRecord:
-    """A cursor, and its backlog in sealed ledgers: a ledger that straddles mark-delete counts by its share of messages.
+    """A cursor, and its backlog in sealed ledgers.
 
-    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and the number of ranges they form.
+    `sealed_bytes`: logical bytes after mark-delete; a ledger that straddles it counts by its share of messages.
+    `oldest_publish_time`: in ms, of these ledgers; 0: there are none. `acknowledged`, `ranges`: the messages above
+    mark-delete that are acknowledged, and the number of ranges they form.
     """
 
     record: CursorRecord
@@ -67,9 +72,10 @@ class CursorStatsRecord:
 
 @dataclass(frozen=True)
 class TopicStatsRecord:
-    """The statistics of a topic. `lines` and `properties` are empty unless `lines` are requested.
+    """The statistics of a topic. `segments`: open and rolled ones.
 
-    `succeeded`: the last run that ended as SUCCESS; `failed`: the last that ended as ERROR or CANCELLED.
+    `succeeded`: the last run that ended as SUCCESS; `failed`: the last that ended as ERROR or CANCELLED; None: none
+    among the newest RUNS_SEEN. `lines`, `properties`: empty unless `lines` were requested.
     """
 
     topic: TopicRecord
@@ -86,7 +92,7 @@ class TopicStatsRecord:
 def of(connection: Connection, name: TopicName, *, lines: bool = False) -> TopicStatsRecord:
     """Return the statistics of a topic. Raises TopicNotFound.
 
-    `lines`: with a line for each ledger, and properties.
+    `lines`: with a LedgerSummary of each ledger, and the topic's properties.
     """
     topic = topics.by_name(connection, name)
     records = cursors.of_topic(connection, topic.id)

@@ -34,9 +34,10 @@ class MetadataStore:
         policies: Mapping[str, object] = MappingProxyType({}),
         run_dead_ms: int = RUN_DEAD_MS,
     ) -> None:
-        """Keep the parts; does not connect. `policies`: the broker's defaults; `run_dead_ms`: see transactions.Context.
+        """Create the stores; does not connect. Raises Misconfigured for a URL that cannot be used.
 
-        Raises Misconfigured for a bad URL.
+        `policies`: the broker's default policies, by name. `run_dead_ms`: the age of a heartbeat from which its run is
+        dead.
         """
         self.database = database = Database(url)
         self._clock = clock
@@ -70,7 +71,7 @@ class MetadataStore:
         return self.database.shown_url
 
     def upgrade(self) -> None:
-        """Bring the database to the schema of this version, from nothing or from an older one.
+        """Bring the database to the schema of this version, from nothing or from an older one. Idempotent.
 
         Raises Unavailable if services of the older schema still run.
         """
@@ -81,7 +82,10 @@ class MetadataStore:
         schema.check(self.database)
 
     def keep_reserve(self) -> None:
-        """Keep some space for a full disk, if the database is a file here (disk_reserve.py). Quick; raises nothing."""
+        """Create the disk reserve if it is missing or too small, for a database that is a local file (disk_reserve.py).
+
+        Quick; raises nothing.
+        """
         if self.database.reserve is not None:
             self.database.reserve.keep()
 
@@ -90,9 +94,9 @@ class MetadataStore:
         self.database.close()
 
     def topic_snapshot(self, topic_id: int) -> TopicSnapshot:
-        """Return the topic with its ledgers, unsealed segments, `__compaction` cursor, compacted ledger and last run.
+        """Return a topic as of one moment. Raises TopicNotFound.
 
-        All of one moment.
+        The snapshot has its ledgers, unsealed segments, `__compaction` cursor, compacted ledger and last run.
         """
         with self.database.snapshot() as connection:
             return snapshots.of_topic(connection, topic_id)

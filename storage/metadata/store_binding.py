@@ -23,7 +23,10 @@ OBJECTS = "objects"
 
 @dataclass(frozen=True)
 class StoreBindingRecord:
-    """A binding. `uid`: of the store; `url`: its location then; `confirmed`: the store is known to hold the uid."""
+    """The binding of a store. `uid`: the store's; `url`: its location when it was bound.
+
+    `confirmed`: the store is known to hold the uid.
+    """
 
     uid: str
     url: str
@@ -31,7 +34,7 @@ class StoreBindingRecord:
 
 
 def find(connection: Connection) -> StoreBindingRecord | None:
-    """Return the binding; None: no store was written to with this database."""
+    """Return the binding; None: this database has never written to a store."""
     row = connection.execute(select(store_bindings).where(store_bindings.c.role == OBJECTS)).one_or_none()
     return None if row is None else StoreBindingRecord(row.uid, row.url, row.bound_at is not None)
 
@@ -50,7 +53,10 @@ def bind(connection: Connection, context: Context, uid: str, url: str) -> None:
 
 
 def some_object(connection: Connection) -> str | None:
-    """Return the name of an object that the store must hold: of the newest ledger, or compacted ledger; None: none."""
+    """Return the name of an object that the store must hold; None: the database names none.
+
+    It is of the newest ledger or, without ledgers, of a compacted ledger that serves.
+    """
     ledger = select(ledgers.c.rows_name).where(ledgers.c.deleted_at.is_(None)).order_by(ledgers.c.ledger_id.desc())
     compacted = select(compacted_ledgers.c.manifest_name).where(compacted_ledgers.c.retired_at.is_(None))
     for statement in (ledger, compacted):
@@ -66,7 +72,10 @@ def knows_topic(connection: Connection, uid: str) -> bool:
 
 
 def has_passed_trial(connection: Connection, location: str) -> bool:
-    """Return whether the store at the location has passed its trial."""
+    """Return whether the store at `location` has passed its trial.
+
+    `location`: as `store_trial.location_text` returns it.
+    """
     return queries.exists(connection, store_trials, store_trials.c.location == location)
 
 

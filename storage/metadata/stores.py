@@ -123,10 +123,10 @@ class PolicyStore(Store):
     def change(
         self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
     ) -> None:
-        """Set and remove policies, all or none. `values`: texts or JSON values, by name; `removed` None: all.
+        """Set and remove policies in each of these scopes, all or none. `values`: texts or JSON values, by name.
 
-        Raises InvalidInput for a name or value that is not allowed, before it waits for the database; and the errors of
-        `policy_store.change`.
+        `removed`: names; None: all that a scope has. Raises InvalidInput for a name or value that is not allowed,
+        before it waits for the database; and the errors of `policy_store.change`.
         """
         new = policy_store.parsed(values)
         old = None if removed is None else {policies.policy(name).name for name in removed}
@@ -339,7 +339,7 @@ class ServiceStore(Store):
     leader = reads(services.leader)
 
     def of_owner(self, owner: str) -> ServiceRecord | None:
-        """Return the live service whose process an owner is (storage/owner.py); None: it is of no service."""
+        """Return the live service whose process is `owner` (storage/owner.py); None: it is no live service."""
         return next((service for service in self.live() if same_process(service.name, owner)), None)
 
 
@@ -386,7 +386,7 @@ class StoreBinding(Store):
 
     @cached_property
     def verified(self) -> set[str]:
-        """Locations of stores that this process has verified to be the bound one."""
+        """The locations of stores that this process has verified to be the bound one; callers add to it."""
         return set()
 
     find = reads(store_binding.find)

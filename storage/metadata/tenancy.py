@@ -44,7 +44,7 @@ from storage.metadata.transactions import Context
 from storage.model import TopicName
 
 Granted = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Actions by scope and role."""
+"""Permitted actions by scope and role."""
 _TOPIC = "persistent://"
 """The beginning of a scope that is a topic: its full name."""
 
@@ -82,7 +82,7 @@ def create_tenant(
 def update_tenant(
     connection: Connection, name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]
 ) -> None:
-    """Replace both lists of a tenant. Raises NotFound."""
+    """Replace the administrators' roles and the clusters of a tenant. Raises NotFound."""
     values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters)}
     if not queries.change(connection, tenants_table, name, **values):
         raise _missing("tenant", name)
@@ -119,7 +119,10 @@ def namespace(connection: Connection, name: str) -> NamespaceRecord:
 
 
 def administered(connection: Connection, role: str | None) -> list[str]:
-    """Return the full names of the namespaces that a role may administer, in order; None: of all namespaces."""
+    """Return the full names of the namespaces that `role` may administer, in order; None: of all namespaces.
+
+    A role administers a namespace by the tenant's `admin_roles`, or by the action `admin` in either scope.
+    """
     rows = connection.execute(select(namespaces_table.c.name, namespaces_table.c.tenant)).all()
     if role is None:
         return sorted(name for name, _ in rows)
@@ -136,7 +139,7 @@ def administered(connection: Connection, role: str | None) -> list[str]:
 def create_namespace(
     connection: Connection, context: Context, name: str, policies: Mapping[str, object] | None = None
 ) -> None:
-    """Insert a namespace with these policies, texts or JSON values by name.
+    """Insert a namespace. `policies`: texts or JSON values by name; None: no policies.
 
     Raises NotFound for its tenant, Conflict if it exists, InvalidInput for an invalid name or policy.
     """
@@ -151,7 +154,7 @@ def create_namespace(
 
 
 def ensure_namespace(connection: Connection, context: Context, topic: TopicName) -> None:
-    """Insert the topic's tenant and namespace if they do not exist, and lock the namespace."""
+    """Insert the tenant and namespace of a topic's name if they do not exist, and lock the namespace."""
     full = f"{topic.tenant}/{topic.namespace}"
     if not queries.exists(connection, namespaces_table, namespaces_table.c.name == full):
         if not queries.exists(connection, tenants_table, tenants_table.c.name == topic.tenant):
@@ -180,28 +183,29 @@ def delete_namespace(connection: Connection, name: str) -> None:
 
 
 def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
-    """Let a role do exactly these actions in a tenant, in `tenant/namespace`, or with a topic, by its full name.
+    """Let a role do exactly `actions` in `scope`: a tenant, `tenant/namespace`, or a topic's full name.
 
-    A partitioned topic's count for its partitions. Raises NotFound.
+    This replaces its actions there. The permissions of a partitioned topic count for its partitions, too. Raises
+    NotFound.
     """
     _lock_scope(connection, scope)
     queries.put(connection, permissions, {"scope": scope, "role": role, "actions": list(actions)})
 
 
 def revoke(connection: Connection, scope: str, role: str) -> bool:
-    """Delete all permissions of a role in a scope. Returns False if it had none. Raises NotFound for the scope."""
+    """Delete all permissions of a role in a scope. Returns False if there were none. Raises NotFound for the scope."""
     _lock_scope(connection, scope)
     granted = (permissions.c.scope == scope) & (permissions.c.role == role)
     return connection.execute(delete(permissions).where(granted)).rowcount > 0
 
 
 def topic_permissions(connection: Connection, names: Sequence[TopicName]) -> Granted:
-    """Return the permissions for these topics themselves, by full name and role."""
+    """Return the permissions with these topics as their scope, by the topic's full name and role."""
     return _granted_by_scope(connection, permissions.c.scope.in_(map(str, names)))
 
 
 def topic_permissions_in(connection: Connection, namespace: str) -> Granted:
-    """Return the permissions for single topics of `tenant/namespace`, by full name and role."""
+    """Return the permissions for single topics of `tenant/namespace`, by the topic's full name and role."""
     prefix = f"{_TOPIC}{namespace}/"
     by_scope = _granted_by_scope(connection, permissions.c.scope.startswith(prefix, autoescape=True))
     # SQLite's LIKE folds case.
@@ -220,7 +224,7 @@ def topic_permissions_of(connection: Connection, role: str) -> Mapping[str, tupl
 def ensure_topic(connection: Connection, context: Context, name: TopicName) -> TopicRecord:
     """Return the topic of that name, created with tenant and namespace if it does not exist.
 
-    Raises Conflict if that is a partitioned topic.
+    Raises Conflict if a partitioned topic has the name, InvalidTopicName.
     """
     existing = topics.find(connection, name)
     if existing is not None:
@@ -233,9 +237,10 @@ def ensure_topic(connection: Connection, context: Context, name: TopicName) -> T
 def create_topic(
     connection: Connection, context: Context, name: TopicName, properties: Mapping[str, str]
 ) -> TopicRecord:
-    """Insert a new topic. Raises NotFound for its namespace, InvalidInput for the properties.
+    """Insert a new topic with these properties, and return it.
 
-    Raises Conflict if it, or a partitioned topic of its name, exists.
+    Raises Conflict if the topic, or a partitioned topic of its name, exists; NotFound for its namespace; InvalidInput
+    for a name or property that is not allowed.
     """
     lock_namespace(connection, f"{name.tenant}/{name.namespace}")
     _check_not_partitioned(connection, name)
@@ -248,9 +253,9 @@ def create_topic(
 
 
 def delete_topic(connection: Connection, context: Context, topic_id: int, *, force: bool = True) -> DeletedTopic:
-    """Delete the topic (S8): its rows are deleted, its writers and runs are fenced, its files are garbage.
+    """Delete the topic (S8): its rows are deleted, its writers and runs are fenced, its files become garbage.
 
-    Raises TopicNotFound; LeaseHeld, unless forced, if it has a writer.
+    Raises TopicNotFound; LeaseHeld, unless `force`, if it has a writer.
     """
     deleted = topic_deletion.delete_topic(connection, context, topic_id, force=force)
     failpoint(Failpoint.TOPIC_DELETE_INSIDE_COMMIT)
@@ -268,14 +273,17 @@ def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *,
 
 
 def lock_namespace(connection: Connection, name: str) -> None:
-    """Lock a namespace: no other transaction deletes it, or creates or deletes in it. Raises NotFound."""
+    """Lock a namespace until this transaction ends. Raises NotFound.
+
+    No other transaction deletes it meanwhile, or creates or deletes something in it.
+    """
     _row(connection, namespaces_table, "namespace", name, locked=True)
 
 
 def create_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
-    """Return topics of one namespace, which is locked, created if they do not exist.
+    """Return the topics of these names, created if they do not exist. All are of one namespace, which must be locked.
 
-    They get a cursor `__compaction` if compaction is enabled in the namespace (S9).
+    They get a cursor `__compaction` if compaction is enabled in the namespace (S9). Raises InvalidTopicName.
     """
     around = policy_store.resolved_around(connection, context, policy_store.scope_around(names[0]))
     created = topics.create(connection, names, context.now)

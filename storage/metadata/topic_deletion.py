@@ -35,9 +35,9 @@ from storage.metadata.transactions import Context
 
 
 def delete_topic(connection: Connection, context: Context, topic_id: int, *, force: bool) -> DeletedTopic:
-    """Delete the topic and all rows that refer to it.
+    """Delete the topic and all rows that refer to it; return what is stored of it.
 
-    Raises TopicNotFound; without `force` LeaseHeld if it has a writer.
+    Raises TopicNotFound; without `force`, LeaseHeld if it has a writer.
     """
     deleted = delete_topics(connection, context, [topic_id], force=force)
     if not deleted:
@@ -48,9 +48,10 @@ def delete_topic(connection: Connection, context: Context, topic_id: int, *, for
 def delete_topics(
     connection: Connection, context: Context, topic_ids: Collection[int], *, force: bool
 ) -> list[DeletedTopic]:
-    """Delete those of the topics that exist, and all rows that refer to them, in as many statements as for one topic.
+    """Delete those of the topics that exist, and all rows that refer to them; return them.
 
-    Raises LeaseHeld without `force` if one of them has a writer.
+    It takes as many statements as for one topic. Raises LeaseHeld, without `force`, if one of them has a writer; then
+    none is deleted.
     """
     now = context.now
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
@@ -82,7 +83,7 @@ def delete_topics(
 
 
 def check_unwritten(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
-    """Raise LeaseHeld if one of the topics has a writer, which prevents a deletion that is not forced."""
+    """Raise LeaseHeld if one of the topics has a writer: a deletion without `force` is refused then."""
     for lease in connection.execute(_leases_of(topic_ids)).mappings().all():
         if is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now):
             through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
@@ -90,7 +91,7 @@ def check_unwritten(connection: Connection, context: Context, topic_ids: Collect
 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
-    """Return the deleted topic of that uid, however long ago; None: it was not deleted, or never existed."""
+    """Return the deleted topic of that uid, however old; None: it was not deleted, or never existed."""
     statement = select(deleted_topics).where(deleted_topics.c.uid == uid)
     return queries.find(connection, statement, row_mapping.deleted_topic)
 

@@ -38,7 +38,7 @@ _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 
 def named(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
-    """Return those of the topics that exist, by name."""
+    """Return those of the topics that exist, by name. A name without a topic is left out."""
     return {topic.name: topic for topic in _with_any(connection, topics.c.name, [str(name) for name in names])}
 
 
@@ -54,7 +54,7 @@ def page_of(connection: Connection, after: int, count: int) -> list[TopicRecord]
 
 
 def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
-    """Return the topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
+    """Return the topics of `tenant/namespace`, by name; empty: there are none. Raises InvalidInput for another form."""
     tenant, local = parse_namespace(namespace)
     like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
     records = of_statement(connection, select(topics).where(like))
@@ -65,8 +65,8 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
 def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
     """Return topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
 
-    `topic_ids`: at most `queries.AT_ONCE`; None: all topics. One statement. The contents of open segments are known to
-    their files only.
+    `topic_ids`: of at most `queries.AT_ONCE` topics; None: of all. One statement. The contents of open segments are
+    known to their files only, and not added.
     """
 
     def chosen(column: ColumnElement[int]) -> ColumnElement[bool]:
@@ -123,7 +123,7 @@ def producer_epoch(connection: Connection, topic_id: int) -> int | None:
 
 
 def raise_producer_epoch(connection: Connection, topic_id: int, epoch: int) -> None:
-    """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a later one is stored."""
+    """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a larger one is stored."""
     topic = locked(connection, topic_id)
     stored = producer_epoch(connection, topic_id)
     if stored is not None and stored > epoch:
@@ -136,14 +136,17 @@ def raise_producer_epoch(connection: Connection, topic_id: int, epoch: int) -> N
 
 
 def properties(connection: Connection, topic_id: int) -> dict[str, str]:
-    """Return the topic's properties. Raises TopicNotFound."""
+    """Return the properties of the topic with that id, which users have set. Raises TopicNotFound."""
     return dict(value_of(connection, topic_id, topics.c.properties))
 
 
 def set_properties(
     connection: Connection, topic_id: int, updates: Mapping[str, str], removed: Collection[str] = ()
 ) -> None:
-    """Add or replace properties, and remove those of `removed`; the others stay. Raises TopicNotFound, InvalidInput."""
+    """Add or replace the properties `updates`, and remove those named in `removed`; the others stay.
+
+    Raises TopicNotFound, InvalidInput for a property that cannot be stored.
+    """
     locked(connection, topic_id)
     kept_properties = {key: value for key, value in properties(connection, topic_id).items() if key not in removed}
     store_properties(connection, topic_id, {**kept_properties, **updates})
@@ -194,7 +197,7 @@ def by_id(connection: Connection, topic_id: int) -> TopicRecord:
 
 
 def by_ids(connection: Connection, topic_ids: Collection[int]) -> dict[int, TopicRecord]:
-    """Return those of the topics that exist, by id."""
+    """Return those of the topics that exist, by id. An id without a topic is left out."""
     return {topic.id: topic for topic in _with_any(connection, topics.c.id, topic_ids)}
 
 
@@ -212,7 +215,10 @@ def of_statement(connection: Connection, statement: Select[Any]) -> list[TopicRe
 
 
 def locked(connection: Connection, topic_id: int) -> TopicRecord:
-    """Lock and return the topic: no other transaction changes its row until this one ends. Raises TopicNotFound."""
+    """Lock and return the topic: no other transaction changes its row until this one ends.
+
+    Raises TopicNotFound.
+    """
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
     return _one(connection, _LOCKED, topic_id)
 
@@ -226,7 +232,10 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
 
 
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Lock and return those of the topics that exist, by id, as `locked` does: to change several together."""
+    """Lock, as `locked` does, those of the topics that exist, in the order of ids; return them.
+
+    For a transaction that changes several topics.
+    """
     return [
         topic
         for batch in queries.batches(sorted(topic_ids))
@@ -235,12 +244,18 @@ def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[Topic
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Lock and return those of the topics that exist, by id, for deletion: no other transaction adds rows to them."""
+    """Lock those of the topics that exist, in the order of ids, for deletion; return them.
+
+    No other transaction adds rows that refer to them until this one ends.
+    """
     return queries.fetch(connection, _of_ids(topic_ids).with_for_update(), row_mapping.topic)
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
-    """Return tenant and local name of `tenant/namespace`, with any characters. Raises InvalidInput."""
+    """Return tenant and local name of `tenant/namespace`. Raises InvalidInput for any other form.
+
+    The characters of the two are not checked.
+    """
     tenant, separator, local = namespace.partition("/")
     if not (tenant and separator and local) or "/" in local:
         raise InvalidInput(f"{namespace!r} is not a namespace", "use tenant/namespace, public/default for example")
@@ -253,7 +268,10 @@ def store_properties(connection: Connection, topic_id: int, new: Mapping[str, st
 
 
 def check_properties(new: Mapping[str, str]) -> dict[str, str]:
-    """Return properties that every database can store: texts by name. Raises InvalidInput."""
+    """Return a copy of properties if every database can store them. Raises InvalidInput.
+
+    Names and values must be texts without NUL and without half surrogates.
+    """
     for key, value in new.items():
         if not isinstance(key, str) or not isinstance(value, str) or not _storable(key + value):
             raise InvalidInput(f"the property {key!r} is no text", "properties are texts of Unicode, without NUL")

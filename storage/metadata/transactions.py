@@ -37,8 +37,8 @@ Answer = TypeVar("Answer")
 class Context:
     """The time and the settings of one transaction.
 
-    `broker_defaults`: the broker's policies by name (policy_store.py). `run_dead_ms`: a run is dead after this time
-    without a heartbeat.
+    `broker_defaults`: the broker's default policies by name (policy_store.py). `run_dead_ms`: the age of a heartbeat
+    from which its run is dead.
     """
 
     clock: Clock
@@ -61,7 +61,7 @@ class Store:
     def __init__(
         self, database: Database, clock: Clock, broker_defaults: Mapping[str, object], run_dead_ms: int
     ) -> None:
-        """Keep the parts; for the settings see Context."""
+        """Create a store of one noun. `broker_defaults`, `run_dead_ms`: see Context."""
         self._database = database
         self._clock = clock
         self.broker_defaults = broker_defaults
@@ -73,7 +73,10 @@ class Store:
 
 
 class Binding:
-    """A kind of transaction: makes methods of stores out of functions of a connection."""
+    """A kind of transaction, as a decorator: it makes methods of stores out of functions of a connection.
+
+    `begin`: opens a transaction of this kind.
+    """
 
     def __init__(self, begin: Callable[[Database], AbstractContextManager[Connection]]) -> None:
         self._begin = begin
@@ -113,8 +116,8 @@ def writes_once(
 ) -> Callable[Concatenate[Store, Arguments], Answer]:
     """Return a method that finds out by itself whether a COMMIT whose answer was lost has happened.
 
-    `happened(connection, answer, …)`: see Database.write_once; `question(…)`: how an error names what is not known;
-    `committed`: a failpoint after the COMMIT.
+    `happened(connection, answer, ...)`: see Database.write_once. `question(...)`: the text for what is not known, as
+    "whether ...". Both get the arguments of the method. `committed`: a failpoint after the COMMIT.
     """
 
     @wraps(change)

@@ -38,13 +38,13 @@ def trim(
     force: bool,
     keep_start: bool = False,
 ) -> None:
-    """Begin reads at `start_offset` and mark ledgers as deleted, which are wholly below it (C1, C3).
+    """Begin reads at `start_offset` and mark ledgers, which are wholly below it, as deleted (C1, C3).
 
     A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all its messages (S9). The
-    start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and are at or below
-    the horizon, and their survivors are in the compacted ledger (C2). `force`: no cursor holds anything back. Raises
-    InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs the messages (it is named), if a
-    ledger was trimmed already, or if deduplication needs it (producer_sequences.py).
+    start never goes back. `keep_start`: the start stays; the ledgers are the topic's oldest and are at or below the
+    horizon, and their survivors are in the compacted ledger (C2). `force`: no cursor holds anything back. Raises
+    TopicNotFound; InvalidInput for an offset beyond the topic's end; Conflict if a cursor, which it names, needs the
+    messages, if a ledger was trimmed already, or if deduplication needs it (producer_sequences.py).
     """
     topic = topics.locked(connection, topic_id)
     present = ledgers.of_topic(connection, topic_id)
@@ -105,7 +105,7 @@ def trimmed(connection: Connection, topic_id: int) -> list[LedgerRecord]:
 
 
 def purge(connection: Connection, topic_id: int, before_ms: int) -> int:
-    """Delete the rows of ledgers that were marked at that time (ms) or before; return their number.
+    """Delete the rows of ledgers that were marked as deleted at `before_ms` (ms) or before; return their number.
 
     Afterwards nothing refers to their objects, and garbage collection may delete them. Raises TopicNotFound.
     """
@@ -115,7 +115,7 @@ def purge(connection: Connection, topic_id: int, before_ms: int) -> int:
 
 
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
-    """Clear one topic (see `truncate_all`) and return it as it is afterwards."""
+    """Clear one topic, as `truncate_all` does, and return it as it is afterwards. Raises TopicNotFound, Conflict."""
     topic = topics.locked(connection, topic_id)
     check_stored(connection, topic, topic.next_offset)
     _mark(connection, ledgers.of_topic(connection, topic_id), now)

@@ -52,7 +52,7 @@ class CapabilityReport:
     capabilities: tuple[Capability, ...]
 
     def require(self) -> CapabilityReport:
-        """Return the report if every capability held. Raises Misconfigured, which names those that did not."""
+        """Return this report if every capability held. Raises Misconfigured, which names those that did not."""
         broken = [
             f"{capability.name} ({capability.finding})" for capability in self.capabilities if not capability.held
         ]
@@ -67,7 +67,11 @@ class CapabilityReport:
 def check_capabilities(
     store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, racers: int = RACERS
 ) -> CapabilityReport:
-    """Check the store. `streamed`: the same place, where writers take the path of large objects even for 4 MiB."""
+    """Check the promises of a store with temporary objects; return the report, also of broken promises.
+
+    `streamed`: the same store, whose writers take the path of large objects even for 4 MiB. `rounds`: the races for
+    each kind of write; `racers`: the writers in each. Raises any store error, except those that show a broken promise.
+    """
     base = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
     body = bytes(range(256)) * (BODY_BYTES // 256)
 

@@ -59,9 +59,10 @@ class ObjectInfo:
 
 
 def check_object_name(name: str) -> str:
-    """Return the name, or raise InvalidInput: relative, printable, `/` between segments, none of which is hidden.
+    """Return the name if a store may hold it; raise InvalidInput otherwise.
 
-    No segment may be empty or begin with a dot: `..` would leave the store, and dot names are the stores' own.
+    It must be relative and printable, with `/` between segments. No segment may be empty or begin with a dot: `..`
+    would leave the store, and dot names are the stores' own.
     """
     if not name or not name.isprintable():
         _refuse_name(name, "it is empty or holds unprintable characters")
@@ -102,7 +103,10 @@ class ObjectWriter(ABC):
         self._closed = True
 
     def write(self, data: Buffer, /) -> int:
-        """Add all of `data`; return the number of its bytes."""
+        """Add all of `data`; return the number of its bytes.
+
+        Raises ValueError outside the `with` block or after `close`.
+        """
         if self._closed:
             raise ValueError(f"object {self.name}: write outside of its with block, or after close")
         view = memoryview(data).cast("B")
@@ -183,7 +187,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put(self, name: str, data: Buffer) -> None:
-        """Create an object of `data`, durable at return; `ObjectExists` if there is one of that name."""
+        """Create an object with the bytes of `data`, durable at return. Raises `ObjectExists` if the name is taken."""
 
     @abstractmethod
     def create(self, name: str) -> ObjectWriter:
@@ -193,16 +197,16 @@ class ObjectStore(ABC):
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from `start`, or all bytes from there; never fewer.
 
-        `ObjectMissing` if there is no such object, `ObjectDamaged` if it ends before the range does.
+        Raises `ObjectMissing` if there is no such object, `ObjectDamaged` if it ends before the range does.
         """
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
-        """Read as `get` does, into memory that the caller reuses: fills all of `target`."""
+        """Fill all of `target` with the bytes from `start` on; the caller may reuse that memory. Raises as `get`."""
         target[:] = self.get(name, start, len(target))
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Return the size in bytes; `ObjectMissing` if there is no such object."""
+        """Return the size of an object in bytes. Raises `ObjectMissing` if there is no such object."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -210,20 +214,23 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete an object, which need not exist."""
+        """Delete an object, which need not exist: idempotent."""
 
     @abstractmethod
     def check_capabilities(self) -> CapabilityReport:
-        """Check every promise above with temporary objects; `Misconfigured` names a broken one."""
+        """Check every promise of the module docstring with temporary objects; return the report.
+
+        Raises `Misconfigured`, which names the broken promises, and other store errors.
+        """
 
     def within(self, seconds: float) -> ObjectStore:
-        """Return the same objects for a caller that cannot wait: a call raises Unavailable after about `seconds` of
-        silence.
+        """Return a store of the same objects for a caller that cannot wait.
 
-        It is closed by itself. A store that waits for no other machine returns itself.
+        Its calls raise Unavailable after about `seconds` without an answer. The caller closes it separately, unless it
+        is this store itself. A store that waits for no other machine, or that throttles, returns itself.
         """
         return self
 
     def close(self) -> None:
-        """Close connections; the store opens new ones if it is used again."""
+        """Close connections; the store opens new ones if it is used again. Idempotent."""
         return

@@ -70,7 +70,7 @@ _REMEDIES: tuple[tuple[set[int], type[CompactorError], str], ...] = (
 
 
 class LocalStore(ObjectStore):
-    """The objects below `root`, an absolute path that is created with the first object."""
+    """The objects below the folder `root`, an absolute path, which is created with the first object."""
 
     preferred_read_bytes = 0
 
@@ -84,7 +84,7 @@ class LocalStore(ObjectStore):
 
     @classmethod
     def at(cls, location: StoreLocation) -> LocalStore:
-        """Return the store of a `file:///folder` URL."""
+        """Return the store of a `file:///folder` URL. Raises Misconfigured for another URL."""
         parts = urlsplit(location.url)
         path = unquote(parts.path)
         if parts.netloc not in ("", "localhost") or not path.startswith("/") or parts.query or parts.fragment:
@@ -223,7 +223,7 @@ class LocalStore(ObjectStore):
         self._durable_folders.add(folder)
 
     def publish(self, temporary: Path, name: str) -> None:
-        """Give a durable temporary file its name, durably, unless the name is taken."""
+        """Give a durable temporary file the name `name`, durably. Raises ObjectExists if the name is taken; OSError."""
         path = self._path(name)
         self._make_folder(path.parent)
         try:

@@ -16,7 +16,7 @@ from storage.objects.interface import ObjectStore
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes of an object."""
+    """`length` bytes of the object `name`, from the byte `start` on."""
 
     name: str
     start: int
@@ -28,7 +28,10 @@ class ByteRange:
 
 
 def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryview]:
-    """Return the bytes of each range, in the order of `ranges`; all of them are in memory at once."""
+    """Return the bytes of each range, in the order of `ranges`; all of them are in memory at once.
+
+    They are views of shared buffers. Raises as `ObjectStore.get`.
+    """
     blocks = [memoryview(b"")] * len(ranges)
     run: list[int] = []
     for number in sorted(range(len(ranges)), key=lambda item: (ranges[item].name, ranges[item].start)):

@@ -35,7 +35,10 @@ OPENERS: Mapping[str, Opener] = MappingProxyType({"file": _open_file, "s3": _ope
 
 
 def open_store(location: StoreLocation | str) -> ObjectStore:
-    """Return the store at a location, or at a URL without settings of S3."""
+    """Return the store at a location, or at a URL without settings of S3. Makes no request.
+
+    Raises Misconfigured for a URL that is malformed or has an unknown scheme.
+    """
     if isinstance(location, str):
         location = StoreLocation(location)
     scheme = urlsplit(location.url).scheme

@@ -65,7 +65,7 @@ class S3Requests:
     """The form of requests. Writers use a multipart upload from `multipart_threshold` bytes on.
 
     `part_bytes`: the size of all parts but the last (R2 requires equal ones). S3 allows 10 000: objects up to 312 GiB.
-    `silence_seconds`: the time that a request waits for the next byte, in each of `attempts`.
+    `attempts`: the most tries of a request; `silence_seconds`: the longest wait for the next byte in each.
     """
 
     multipart_threshold: int = 64 << 20
@@ -100,7 +100,10 @@ class S3Store(ObjectStore):
 
     @property
     def client(self) -> Any:
-        """This process's boto3 client. Two threads may both create a first one; the loser's holds no connection."""
+        """This process's boto3 client, created at first use. Two threads may both create one; only one stays.
+
+        Raises Misconfigured.
+        """
         connected = self._connected
         if connected is None or connected[0] != os.getpid():
             connected = self._connected = (os.getpid(), self._connect())
@@ -193,14 +196,14 @@ class S3Store(ObjectStore):
         self._connected = None
 
     def key(self, name: str) -> str:
-        """Return the bucket's key of an object: the prefix and the object's name."""
+        """Return the bucket's key of an object: the store's prefix and the object's name. Raises InvalidInput."""
         return self._prefix + check_object_name(name)
 
     def conditionally(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
         """Send a request that creates the object unless it exists; return once it exists with the mark in `metadata`.
 
-        Raises `ObjectExists` if it has another mark. After 409 ConditionalRequestConflict (a racing write in flight)
-        `send` is called again.
+        `send`: sends the request. After 409 ConditionalRequestConflict (a racing write in flight) it is called again.
+        Raises `ObjectExists` if the object has another mark, and other store errors.
         """
         for attempt in range(1, self._requests.attempts + 1):
             with self.naming(name, "write"):
@@ -216,7 +219,10 @@ class S3Store(ObjectStore):
             self.back_off(attempt)
 
     def back_off(self, attempt: int) -> None:
-        """Wait before another try, longer each time, and for a random time, so that refused callers spread out."""
+        """Wait before the next try; `attempt`: the number of the last one.
+
+        The time grows with it up to 5 s, and is random, so that refused callers spread out.
+        """
         self._clock.wait(random.uniform(0.0, min(5.0, 0.05 * 2**attempt)))  # noqa: S311
 
     def _is_marked(self, name: str, mark: str) -> bool:
@@ -234,7 +240,10 @@ class S3Store(ObjectStore):
 
     @contextmanager
     def naming(self, name: str, verb: str) -> Iterator[None]:
-        """Turn botocore's errors into the project's."""
+        """Turn botocore's errors inside the context into the project's.
+
+        `name`, `verb`: the object, and what is done with it, for the error's text.
+        """
         try:
             yield
         except (BotoCoreError, ClientError) as error:

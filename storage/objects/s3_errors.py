@@ -50,24 +50,27 @@ _FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", 
 
 
 def code_of(error: Exception) -> str:
-    """Return the server's error code, `404` and the like if a HEAD has no more to say, or an empty text."""
+    """Return the server's error code, `404` and the like for a HEAD without a body; empty: there was no answer."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status, or 0 if there was no answer."""
+    """Return the HTTP status of the server's answer; 0: there was none."""
     if isinstance(error, ClientError):
         return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return 0
 
 
 def is_ambiguous(error: Exception) -> bool:
-    """Return whether the failed request may have taken effect: it has no answer, or failed in the server."""
+    """Return whether the failed request may have taken effect: it got no answer, or the server failed."""
     return isinstance(error, (HTTPClientError, ConnectionError)) or status_of(error) >= 500
 
 
 def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
-    """Return the error for a call that `verb`s an object (or a prefix) of the store at `url`."""
+    """Return the project's error for an error of S3 or botocore.
+
+    `verb`, `name`: what was done with which object or prefix; `url`: of the store. All are for the text.
+    """
     if isinstance(error, ClientError):
         return _answered(error, verb, name, url, bucket)
     what = f"cannot {verb} object {name} in {url}, {type(error).__name__}: {error}"

@@ -37,7 +37,10 @@ MAX_PARTS = 10_000
 
 
 class S3Writer(ObjectWriter):
-    """A writer of one object of `store`; `metadata` holds its mark, which differs from other writers' (see s3.py)."""
+    """A writer of one object of `store`. `metadata` holds its mark, which differs from other writers' (see s3.py).
+
+    `threshold`: the bytes from which on it is sent in parts, of `part_bytes` each.
+    """
 
     def __init__(self, store: S3Store, name: str, metadata: dict[str, str], threshold: int, part_bytes: int) -> None:
         super().__init__(name)

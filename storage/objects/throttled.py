@@ -38,12 +38,15 @@ class RateLimits:
     write: int | None = None
 
     def shared_by(self, tasks: int) -> RateLimits:
-        """Return the share of one of the concurrent tasks."""
+        """Return the share of one of `tasks` concurrent tasks, at least 1 byte per second."""
         return RateLimits(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
 
 
 class RateLimiter:
-    """A limiter of one direction; for one thread. Once `stop` is set, no more bytes may be spent."""
+    """A limiter of one direction, for one thread. `bytes_per_second` None: no limit.
+
+    Once `stop` is set, no more bytes may be spent.
+    """
 
     def __init__(self, clock: Clock, bytes_per_second: int | None, stop: threading.Event | None = None) -> None:
         self._clock = clock
@@ -52,7 +55,7 @@ class RateLimiter:
         self._free_at = 0.0
 
     def spend(self, size: int) -> None:
-        """Wait until these bytes are within the rate. Raises Fenced if it is stopped before that."""
+        """Wait until `size` more bytes are within the rate. Raises Fenced once `stop` is set."""
         if self._stop is not None and self._stop.is_set():
             raise stopped_error()
         if self._rate is None:
@@ -69,17 +72,20 @@ class RateLimiter:
 
 
 def stopped_error() -> Fenced:
-    """Return the error of a cancelled task."""
+    """Return the error of a task of a cancelled compaction."""
     return Fenced("the compaction was cancelled", "start it again if it is still wanted")
 
 
 def throttled(store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None) -> ObjectStore:
-    """Return `store` within `rates`, until `stop`; the store itself if there is no limit and nothing stops it."""
+    """Return `store` with the limits `rates`, until `stop` is set; `store` itself without limits and without `stop`."""
     return store if rates == RateLimits() and stop is None else ThrottledStore(store, rates, clock, stop)
 
 
 class ThrottledStore(ObjectStore):
-    """An object store that waits as its rates require; for one thread."""
+    """An object store that waits as its rates require, for one thread.
+
+    Reads and writes raise Fenced once `stop` is set, besides the errors of the wrapped store.
+    """
 
     def __init__(
         self, store: ObjectStore, rates: RateLimits, clock: Clock, stop: threading.Event | None = None

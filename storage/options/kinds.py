@@ -27,7 +27,7 @@ _CLEANUP = ("compact", "delete")
 
 
 class ValueKind(Protocol):
-    """A kind of values."""
+    """A kind of values of options: what is allowed, and how texts and JSON values become values."""
 
     @property
     def allowed(self) -> str:
@@ -35,16 +35,19 @@ class ValueKind(Protocol):
         ...
 
     def parse(self, name: str, raw: object) -> object:
-        """Return the value of option `name`. Raises InvalidInput."""
+        """Return the value that `raw`, a text or a JSON or TOML value, means. `name`: of the option.
+
+        Raises InvalidInput.
+        """
         ...
 
     def to_json(self, value: object) -> object:
-        """Return the value as JSON has it."""
+        """Return a value as JSON has it; `parse` of that is equal to it."""
         ...
 
 
 def refused_value(name: str, raw: object, allowed: str) -> InvalidInput:
-    """Return the error for a value that is not allowed; it names the allowed values."""
+    """Return the error for `raw`, which is no allowed value of the option `name`. `allowed`: the allowed values."""
     text = repr(raw) if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False, default=repr)
     return InvalidInput(f"{text} is not a value of {name}", f"give {allowed}")
 
@@ -58,7 +61,7 @@ class _Plain:
 
 @dataclass(frozen=True)
 class WholeNumber(_Plain):
-    """A whole number of `what`."""
+    """A whole number of `what` (a unit, for texts) from `least` to `greatest`. `least` NO_LIMIT: -1 means no limit."""
 
     what: str = ""
     least: int = 0
@@ -94,9 +97,9 @@ class WholeNumber(_Plain):
 
 @dataclass(frozen=True)
 class Duration(WholeNumber):
-    """Milliseconds; as text also 500ms, 90s, 10m, 4h, 7d. `needs_unit`: a number without a unit may only be 0.
+    """Milliseconds; as text also 500ms, 90s, 10m, 4h, 7d.
 
-    A unit is needed where Pulsar counts seconds and Kafka milliseconds.
+    `needs_unit`: a number without a unit may only be 0, because Pulsar counts seconds there and Kafka milliseconds.
     """
 
     needs_unit: bool = False
@@ -137,7 +140,7 @@ class Size(WholeNumber):
 
 @dataclass(frozen=True)
 class Decimal(_Plain):
-    """A number that may have a fraction."""
+    """A number that may have a fraction, from `least` to `greatest`; neither NaN nor infinity."""
 
     least: float = 0.0
     greatest: float = float("inf")
@@ -172,7 +175,7 @@ class Boolean(_Plain):
 
 @dataclass(frozen=True)
 class Choice(_Plain):
-    """One of some words, in any capitals."""
+    """One of `words`, in upper or lower case; the value is as in `words`."""
 
     words: tuple[str, ...]
 
@@ -190,7 +193,10 @@ class Choice(_Plain):
 
 @dataclass(frozen=True)
 class Text(_Plain):
-    """Any text in one line. A refused text is not repeated: it may be a secret."""
+    """A text in one line.
+
+    `allowed`: its description for errors, which do not repeat a refused text: it may be a secret.
+    """
 
     allowed: str = "a text"
 
@@ -202,7 +208,10 @@ class Text(_Plain):
 
 @dataclass(frozen=True)
 class TextList:
-    """Texts, separated by commas; in JSON and TOML also a list of texts."""
+    """A tuple of texts without duplicates; as text separated by commas, in JSON and TOML also a list.
+
+    `what`: the plural.
+    """
 
     what: str
 

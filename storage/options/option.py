@@ -18,7 +18,7 @@ _OPTION = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a table. `attribute`: the field that holds it."""
+    """An option of a table. `doc`: its meaning, in sentences; `attribute`: the dataclass field that holds it."""
 
     name: str
     kind: ValueKind
@@ -31,16 +31,16 @@ OptionT = TypeVar("OptionT", bound=Option)
 
 
 def option(declared: Option) -> Any:
-    """Declare a field of a dataclass that is an option."""
+    """Return a dataclass field, with the option's default, that declares an option."""
     return field(default=declared.default, metadata={_OPTION: declared})
 
 
 def table(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
-    """Return the options that dataclass `of` declares, by name, in the order in which they are listed."""
+    """Return the options that dataclass `of` declares, by name, in order. `kind`: the class of these options."""
     declared = ((item.name, item.metadata[_OPTION]) for item in fields(of) if _OPTION in item.metadata)
     return MappingProxyType({item.name: replace(item, attribute=attribute) for attribute, item in declared})
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the one of `names` that `name` may be a misspelling of, or an empty text."""
+    """Return the one of `names` that `name` may be a misspelling of; empty: none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")

@@ -42,7 +42,7 @@ from storage.options.option import Option, option, table
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
-"""The actions when a backlog exceeds its quota, in Pulsar's words."""
+"""The actions above a backlog quota: producers wait, get an error, or the oldest messages count as acknowledged."""
 _OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
 _INT = (1 << 31) - 1
 _MIB = 1 << 20
@@ -52,7 +52,7 @@ MAX_MESSAGE_BYTES = "max.message.bytes"
 
 
 class FallbackValue(Enum):
-    """The substitute of a stored value that cannot be read, where it is not a value of its own."""
+    """The substitute of a stored value that cannot be read, if it is no value itself (see the module docstring)."""
 
     WIDER = "wider"
     NO_RUN = "no run"
@@ -63,7 +63,7 @@ WIDER, NO_RUN = FallbackValue.WIDER, FallbackValue.NO_RUN
 
 @dataclass(frozen=True)
 class UnreadableStoredValue:
-    """A stored value, as JSON has it, that this version cannot read, and the reason."""
+    """A stored JSON value that this version cannot read, and the reason, a text."""
 
     value: object
     reason: str
@@ -71,7 +71,10 @@ class UnreadableStoredValue:
 
 @dataclass(frozen=True)
 class Policy(Option):
-    """A policy. `unreadable`: the substitute of a stored value that cannot be read."""
+    """A policy. `aliases`: its other names. `unreadable`: the substitute of a stored value that cannot be read.
+
+    `unreadable` is a value of the policy or a FallbackValue.
+    """
 
     aliases: tuple[str, ...] = ()
     unreadable: object = WIDER
@@ -82,7 +85,7 @@ def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str
 
 
 class SchemaCompatibilityStrategy(StrEnum):
-    """The rule for a schema that follows those of a topic."""
+    """The rule for a new version of a topic's schema, in Pulsar's words."""
 
     UNDEFINED = "UNDEFINED"
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
@@ -373,7 +376,7 @@ RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
 
 
 def policy(name: str) -> Policy:
-    """Return a policy by name or alias, in any capitals. Raises InvalidInput."""
+    """Return a policy by its name or an alias, in upper or lower case. Raises InvalidInput for an unknown name."""
     known = _BY_ANY_NAME.get(name.strip().lower())
     if known is None:
         matches = difflib.get_close_matches(name.strip().lower(), _BY_ANY_NAME, n=5)
@@ -384,13 +387,16 @@ def policy(name: str) -> Policy:
 
 
 def parse(name: str, raw: object) -> tuple[str, object]:
-    """Return the policy's own name, and the value, from a text or a JSON value. Raises InvalidInput."""
+    """Return the policy's own name, and the value that `raw`, a text or a JSON value, means. `name`: also an alias.
+
+    Raises InvalidInput.
+    """
     known = policy(name)
     return known.name, known.kind.parse(known.name, raw)
 
 
 def read(name: str, stored: object) -> object:
-    """Return the stored value of a policy, or UnreadableStoredValue."""
+    """Return the value of the policy `name` from its stored JSON value; UnreadableStoredValue if it cannot be read."""
     try:
         return policy(name).kind.parse(name, stored)
     except InvalidInput as error:
@@ -403,7 +409,10 @@ def to_json(name: str, value: object) -> object:
 
 
 def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) -> None:
-    """Raise InvalidInput if clients cannot receive messages that a namespace or topic allows."""
+    """Raise InvalidInput if `settings` of a namespace or topic exceed a limit of the broker.
+
+    Clients could not receive messages above the broker's `max.message.bytes`. `settings`: values by name.
+    """
     size = settings.get(MAX_MESSAGE_BYTES)
     if isinstance(size, int) and size > broker.max_message_bytes:
         raise InvalidInput(
@@ -414,7 +423,10 @@ def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) ->
 
 
 def check(settings: Mapping[str, object]) -> None:
-    """Raise InvalidInput if settings of one scope contradict each other; UnreadableStoredValue ones contradict none."""
+    """Raise InvalidInput if the settings of one scope contradict each other. `settings`: values by name.
+
+    An UnreadableStoredValue contradicts none.
+    """
     lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
     readable = {name: value for name, value in lags.items() if not isinstance(value, UnreadableStoredValue)}
     lags_by_field: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}

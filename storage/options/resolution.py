@@ -40,7 +40,7 @@ _RATIO, _LAG = "min.cleanable.dirty.ratio", MAX_COMPACTION_LAG
 
 
 class PolicyOrigin(StrEnum):
-    """The origin of a policy of a topic, the nearest first."""
+    """The scope from which the value of a topic's policy comes, the nearest first."""
 
     TOPIC = "topic"
     NAMESPACE = "namespace"
@@ -51,7 +51,7 @@ class PolicyOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class UnreadableSetting:
-    """A setting that would count if it could be read, and its origin."""
+    """A setting that cannot be read but would count otherwise, and the scope in which it is set."""
 
     origin: PolicyOrigin
     stored: UnreadableStoredValue
@@ -79,7 +79,7 @@ class CompactionTriggers:
 
 @dataclass(frozen=True)
 class PolicyResolution:
-    """The policies of a topic, their origins, and the settings among them that cannot be read; by name."""
+    """The policies of a topic; their origins, and the settings among them that cannot be read, by policy name."""
 
     policies: TopicPolicies
     origins: Mapping[str, PolicyOrigin]
@@ -123,9 +123,10 @@ def resolve(
     topic: Mapping[str, object],
     configured: Mapping[str, object] = _NONE,
 ) -> PolicyResolution:
-    """Return the policies of a topic from settings: values by name, as `policies.parse` returns them.
+    """Return the policies of a topic from the settings of its scopes, the nearest last but for `configured`.
 
-    A value may be an UnreadableStoredValue.
+    Settings are values by name, as `policies.parse` returns them, or UnreadableStoredValue. `configured`: the settings
+    file's, below the broker's.
     """
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
     origins = dict.fromkeys(POLICIES, PolicyOrigin.DEFAULT)

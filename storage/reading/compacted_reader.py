@@ -51,7 +51,7 @@ _REMEDY = "read again from earliest, into an empty state"
 
 
 class CompactedReader:
-    """A read with the flag on, from `state`, of the topic as it is when the first message is requested."""
+    """A read with the flag `readCompacted` on, of the topic as it is when the first message is requested."""
 
     def __init__(
         self,
@@ -65,7 +65,8 @@ class CompactedReader:
     ) -> None:
         """Create a reader. `state`: a start, or the state of another read, in this process or another.
 
-        `retention`: returns the filter of a compacted ledger's messages (C2).
+        `owner`: of the pins. `unsealed`: reads segments. `reset`: the behaviour of a raw read whose start was trimmed.
+        `retention`: returns the filter of a compacted ledger's messages (C2); None: they are all visible.
         """
         self._environment = environment
         self._topic_id = topic_id
@@ -108,7 +109,7 @@ class CompactedReader:
         """Yield all messages up to the topic's present end, as tables of rows.SCHEMA, none empty.
 
         A later call yields the messages that were appended since, and continues after an error. Raises StateMayBeStale
-        besides the errors of `RawReader.tables`.
+        besides the errors of `RawReader.tables`. Close the iterator, or read it to its end, to release the pin.
         """
         snapshot: TopicSnapshot | None = None
         while True:

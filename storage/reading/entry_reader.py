@@ -29,7 +29,7 @@ Source = RawReader | CompactedReader
 
 
 class EntryReader:
-    """One read of entries. Close it: it may hold a pin."""
+    """One read of entries, which may continue as they arrive. Close it: it may hold a pin."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class EntryReader:
         self._first = -1
 
     def read(self) -> list[DeliverableEntry]:
-        """Return the next entries, in order; an empty list at the topic's present end. Raises as the source does."""
+        """Return the next entries, in order, of one table of the source; an empty list at the topic's present end.
+
+        Raises as the source does.
+        """
         entries: list[DeliverableEntry] = []
         before = self._current
         is_new = False
@@ -92,7 +95,7 @@ class EntryReader:
 
     @property
     def next_offset(self) -> int | None:
-        """The offset at which the next read begins; None: it is not known yet. For a reader at the topic's end."""
+        """The offset at which the next read begins, for a reader at the topic's end; None: it is not known yet."""
         start = self._current.start
         return start.offset if isinstance(start, StartOffset) else None
 
@@ -101,7 +104,7 @@ class EntryReader:
         return self._source.state or self._state
 
     def pass_to(self, offset: int) -> None:
-        """Continue at an offset, before which everything was delivered. For a reader at the topic's end."""
+        """Continue at `offset`, for a reader at the topic's end whose caller has delivered all entries before it."""
         state = self._current
         compacted = state.compacted
         if isinstance(self._source, CompactedReader):
@@ -109,10 +112,10 @@ class EntryReader:
         self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
 
     def return_to(self, offset: int) -> None:
-        """Continue at an entry of the last read, or at its end.
+        """Continue at an entry of the last read, or at its end, so that the entries from `offset` on are read again.
 
         Entries before `offset` were delivered, the others were not. If a compacted read delivered some entries of the
-        last read, its state is that after the last read, except for the offset: what it knows of its keys ends there
+        last read, its state is that after the last read, except for the offset: its knowledge of its keys ends there
         (R7). If it delivered none of them, its state is that before the last read.
         """
         is_untouched = offset <= self._first
@@ -132,7 +135,7 @@ class EntryReader:
             self._source = self._open_source(state)
 
     def close(self) -> None:
-        """Release the pin, if there is one."""
+        """Release the pin, if there is one, and drop what was read ahead. Idempotent."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None

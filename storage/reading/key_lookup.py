@@ -60,8 +60,9 @@ def point_read(
 ) -> Message | None:
     """Return the newest message of `key`, which may be a tombstone; None: the topic has no message of the key.
 
-    `now`: the time against which lateness is checked in event-time order (P9). `retention`: hides rows of a compacted
-    ledger (C2).
+    `snapshot`: returns the topic as it is now. `now`: the time (ms) against which lateness is checked in event-time
+    order (P9). `unsealed`: reads segments. `retention`: returns the filter of a compacted ledger's rows (C2); None: all
+    are visible.
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """

@@ -34,11 +34,11 @@ from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_co
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]
 _EVERY = 2**63 - 1
-"""An offset after all."""
+"""An offset after all others."""
 
 
 class LastMessageFinder:
-    """A search in one snapshot, through its reader."""
+    """A search for the last message of one snapshot, through its reader."""
 
     def __init__(self, store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher) -> None:
         self._store = store
@@ -47,7 +47,10 @@ class LastMessageFinder:
         self._manifest: Manifest | None = None
 
     def message_id(self, read_compacted: bool) -> MessageId:
-        """Return the id of the last message that such a reader gets; EARLIEST (-1:-1) if there is none."""
+        """Return the id of the last message that a reader with this flag gets; EARLIEST (-1:-1) if there is none.
+
+        Raises ObjectMissing, ObjectDamaged.
+        """
         compacted = self._reader.snapshot.compacted if read_compacted else None
         first = max(compacted.horizon.offset + 1 if compacted else 0, self._reader.snapshot.topic.start_offset)
         last = self._last_raw(first, compacted)

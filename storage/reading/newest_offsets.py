@@ -42,7 +42,7 @@ _COLUMNS = ["key", "offset", "event_time"]
 
 @dataclass(frozen=True)
 class NewestOffset:
-    """The newest message of a key, which compaction may have removed already. `is_tombstone`: it deletes the key."""
+    """The newest message of a key; compaction may have removed its row. `is_tombstone`: it deletes the key."""
 
     offset: int
     is_tombstone: bool
@@ -57,9 +57,11 @@ def newest_offsets(
     now: int,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Mapping[bytes, NewestOffset | None]:
-    """Return the newest message of each distinct key; None: the topic knows none, from `first` on.
+    """Return the newest message of each of `keys`, which are distinct.
 
-    `now`: the time against which lateness is checked in event-time order. `is_over`: called before each read.
+    None: the topic has no message of the key, from the offset `first` on. `now`: the time (ms) against which lateness
+    is checked in event-time order. `is_over`: called before each read; once it returns True the search ends, and keys
+    whose newest message is not known then are missing. Raises ObjectMissing, ObjectDamaged, SegmentNotLocal.
     """
     return KeySearch(store, reader, hasher, keys, first, now, is_over).newest() if keys else {}
 
@@ -69,7 +71,10 @@ class _Over(Exception):
 
 
 class KeySearch:
-    """A search for some keys in one snapshot. The arrays have an element for each key, in the order of hashes."""
+    """A search for the newest messages of some keys in one snapshot.
+
+    `newest` searches, once; `row_of` then returns rows. For the other arguments see `newest_offsets`.
+    """
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class KeySearch:
         """The chunked messages that end after the horizon, for keys that have chunks there."""
 
     def newest(self) -> Mapping[bytes, NewestOffset | None]:
-        """Search; return the newest message of each key, but for keys whose newest message is not known."""
+        """Search; return the newest message of each key. Keys whose newest message is not known are missing."""
         unknown = np.zeros(len(self._keys), dtype=np.bool_)
         try:
             self._search_raw()
@@ -117,7 +122,7 @@ class KeySearch:
         return {key: self._answer(place) for key, place in self._place.items() if not unknown[place]}
 
     def row_of(self, key: bytes) -> int | None:
-        """Return the offset of the last row of the key's newest message, after the search; None: it has no row."""
+        """Return the offset of the last row of the key's newest message, after `newest`; None: there is no such row."""
         place = self._place[key]
         return int(self._offset[place]) if self._offset[place] >= 0 and not self._removed[place] else None
 

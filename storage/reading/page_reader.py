@@ -45,7 +45,7 @@ class ReadLimits:
 
 
 class PageBudget:
-    """A count of the rows of a page, up to its limits."""
+    """The room that a page has left. `is_full`: no more rows fit."""
 
     def __init__(self, limits: ReadLimits) -> None:
         self.is_full = limits.messages == 0
@@ -53,7 +53,10 @@ class PageBudget:
         self._is_empty = True
 
     def take(self, table: pa.Table) -> int:
-        """Return how many of the first rows of `table` (not empty) fit; they count as delivered."""
+        """Return how many of the first rows of `table` (not empty) fit into the page, and take their room.
+
+        The first row of a page fits, however large it is, unless the limit of messages is 0.
+        """
         taken = len(table) if self._messages is None else min(len(table), self._messages)
         if self._bytes is not None:
             filled = np.cumsum(rows.logical_sizes(table))
@@ -86,12 +89,15 @@ class MessagesPage:
 
 
 class PageReader:
-    """The pages of one read. Close it, or read it to its end, so that its pin is released."""
+    """The pages of one read, by `poll`, `rows`, or once `messages`, `stream` or `stream_rows`.
+
+    Close it, or read it to its end, so that its pin is released.
+    """
 
     def __init__(
         self, clock: Clock, source: RawReader | CompactedReader, state: ContinuationToken, partition: int
     ) -> None:
-        """Create a reader whose `source` begins at `state`."""
+        """Create a reader. `state`: the state at which `source` begins; `partition`: of the topic, for message ids."""
         self._clock = clock
         self._source = source
         self._state = state
@@ -106,7 +112,10 @@ class PageReader:
         """The tables with chunks of incomplete messages: first offset, and the state after the table."""
 
     def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:
-        """Return the rows of the next page; an empty list if no message arrives within `wait_ms`. Raises as `rows`."""
+        """Return the rows of the next page; an empty list if no message arrives within `wait_ms`.
+
+        Raises as `rows`.
+        """
         deadline = self._clock.now_ms() + wait_ms
         was_begun = self._tables is not None
         page = self.rows(limits).batches
@@ -118,7 +127,11 @@ class PageReader:
         return page
 
     def rows(self, limits: ReadLimits) -> RowsPage:
-        """Return the next page as rows. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange."""
+        """Return the next page as rows; at the topic's end its list is empty.
+
+        Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange. An error after the first rows is left to the next
+        page.
+        """
         budget = PageBudget(limits)
         batches: list[pa.RecordBatch] = []
         token: ContinuationToken | None = None
@@ -141,7 +154,10 @@ class PageReader:
         return RowsPage(batches, token or self._source_state())
 
     def messages(self, limits: ReadLimits) -> MessagesPage:
-        """Return a page as messages. A reader returns only one such page that is not empty. Raises as `rows`."""
+        """Return a page as messages. A reader returns only one such page that is not empty.
+
+        Raises as `rows`, if there is no message before the error.
+        """
         page: list[Message] = []
         try:
             page.extend(self.stream(limits))  # messages before an error stay in the page
@@ -151,9 +167,9 @@ class PageReader:
         return MessagesPage(page, self.next)
 
     def stream(self, limits: ReadLimits = ReadLimits()) -> Generator[Message, None, None]:
-        """Yield the messages up to the topic's present end; `next` is the token after the last one. Call it once.
+        """Yield messages up to the limits or the topic's present end. Call it once.
 
-        Raises as `rows`.
+        `next` is the token after the last message that was yielded. Raises as `rows`.
         """
         yielded = 0
         remaining_bytes = limits.bytes
@@ -180,7 +196,10 @@ class PageReader:
         self.next = self._source_state() if token is None or self._chunks.oldest is None else token
 
     def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:
-        """Yield rows as `stream` yields messages, with each chunk by itself."""
+        """Yield rows as `stream` yields messages, but each chunk as a row of its own. Call it once.
+
+        Raises as `rows`.
+        """
         budget = PageBudget(limits)
         for batch in limited(self._source.tables(), budget):
             self.next = self._after_offset(last_offset(batch))
@@ -189,7 +208,7 @@ class PageReader:
             self.next = self._source_state()
 
     def close(self) -> None:
-        """Release the pin, if there is one."""
+        """Release the pin, if there is one. Idempotent."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
@@ -250,9 +269,10 @@ def limited(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Gene
 def rows_before(
     reader: SnapshotReader, end: int, read_compacted: bool, limits: ReadLimits
 ) -> tuple[list[pa.RecordBatch], bool]:
-    """Return the last rows before an offset, in ascending order, and whether the limits left out earlier ones.
+    """Return the last rows before the offset `end`, in ascending order, and whether the limits left out earlier ones.
 
-    Tables come newest first, and no more are read than the page needs.
+    Tables come newest first, and no more are read than the page needs. Raises ObjectMissing, ObjectDamaged,
+    SegmentNotLocal.
     """
     budget, batches = PageBudget(limits), list[pa.RecordBatch]()
     for table in _tables_before(reader, end, read_compacted):

@@ -47,8 +47,9 @@ class RawReader:
     ) -> None:
         """Create a reader that begins at `start`.
 
-        `or_compacted`: this is the raw part of a compacted read. If its next messages are trimmed, it leaves the rest
-        to its caller. `columns`: the columns that are read of sealed ledgers (SnapshotReader).
+        `unsealed`: reads segments. `reset`: the behaviour if the start is trimmed. `or_compacted`: this is the raw part
+        of a compacted read. If its next messages are trimmed, it sets `is_gone` and leaves the rest to its caller.
+        `columns`: the columns that are read of sealed ledgers; None: all (SnapshotReader).
         """
         self._store = store
         self._unsealed = unsealed
@@ -62,7 +63,7 @@ class RawReader:
         self._delivered_to = -1
         """The last offset that was delivered, or that is never delivered."""
         self.is_gone = False
-        """The tables of a compacted read ended because the next messages are trimmed."""
+        """True if the tables of a compacted read ended because the next messages are trimmed."""
 
     @property
     def state(self) -> ContinuationToken | None:
@@ -70,15 +71,15 @@ class RawReader:
         return None if self.next is None else ContinuationToken(start_position_of(self.next))
 
     def begin(self, bound: SeekPosition, delivered_to: int) -> None:
-        """Continue from `bound`, after the offset `delivered_to`."""
+        """Continue from `bound`; messages up to the offset `delivered_to` are not delivered again."""
         self.next, self._delivered_to = bound, delivered_to
 
     def tables(self, snapshot: TopicSnapshot | None = None) -> Generator[pa.Table, None, None]:
-        """Yield all messages up to the topic's present end, or that of `snapshot`, as tables of rows.SCHEMA, none
-        empty.
+        """Yield all messages up to the topic's present end, as tables of rows.SCHEMA, none empty.
 
-        A later call yields the messages that were appended since. Raises OffsetOutOfRange (only with
-        `OffsetReset.FAIL`), ObjectMissing, ObjectDamaged.
+        `snapshot`: the topic as it is now, if the caller has it; None: it is taken. A later call yields the messages
+        that were appended since. Raises OffsetOutOfRange (only with `OffsetReset.FAIL`), ObjectMissing, ObjectDamaged,
+        SegmentNotLocal.
         """
         self.is_gone = False
         snapshot = self._take_snapshot() if snapshot is None else snapshot
@@ -134,5 +135,5 @@ class RawReader:
 
 
 def last_offset(table: pa.Table | pa.RecordBatch) -> int:
-    """Return the offset of the last row."""
+    """Return the offset of the last row of a table, which must not be empty."""
     return int(table.column("offset")[-1].as_py())

@@ -57,8 +57,10 @@ WINDOW = 1024
 
 @dataclass(frozen=True)
 class RetentionFilter:
-    """A filter that hides messages below `start_offset`, and those published before `not_before_ms` (None: none by
-    time)."""
+    """A filter that hides compacted messages below `start_offset`, and those published before `not_before_ms`.
+
+    `not_before_ms` None: no message is hidden for its age.
+    """
 
     start_offset: int = 0
     not_before_ms: int | None = None
@@ -68,8 +70,10 @@ class RetentionFilter:
         return offset >= self.start_offset and (self.not_before_ms is None or publish_time >= self.not_before_ms)
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Return the visible rows of a table (with `offset`, ascending, and `publish_time`); the result may
-        be empty."""
+        """Return the visible rows of a table; the result may be empty.
+
+        The table needs the columns `offset`, ascending, and `publish_time`.
+        """
         if len(table) and table.column("offset")[0].as_py() < self.start_offset:
             offsets = table.column("offset").to_numpy()
             table = table.slice(int(np.searchsorted(offsets, self.start_offset, "left")))
@@ -86,7 +90,7 @@ class RetentionFilter:
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
     def may_hide_after(self, offset: int, parts: Sequence[Part]) -> bool:
-        """Return whether a row of `parts` after `offset` may be hidden."""
+        """Return whether a live row of `parts` with an offset after `offset` may be hidden."""
         later = [part for part in parts if part.last.offset > offset]
         if not later or self.start_offset > offset + 1:
             return bool(later)
@@ -95,7 +99,10 @@ class RetentionFilter:
 
 
 def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
-    """Return the filter of a topic with these policies; None: everything is visible."""
+    """Return the filter of a topic with these policies at the time `now` (ms); None: everything is visible.
+
+    `start_offset`: the topic's.
+    """
     if not policies.cleanup_policy >= BOTH:
         return None
     kept = policies.retention_ms_effective
@@ -118,13 +125,15 @@ class SnapshotReader:
         retention: RetentionFilter | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """Create a reader. `columns`: of sealed ledgers and parts, those to read, with `offset` and `slot`;
-        None: all."""
+        """Create a reader. `unsealed`: reads segments.
+
+        `columns`: those to read of sealed ledgers and parts, with `offset` and `slot` among them; None: all.
+        """
         self.snapshot = snapshot
         self._columns = None if columns is None else list(columns)
         self._store = store
         self.unsealed = unsealed
-        """The reader of its segments."""
+        """The reader of the snapshot's segments."""
         self.retention = retention
         self.extents = snapshot.extents
         self.read_to = -1
@@ -132,7 +141,7 @@ class SnapshotReader:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first raw message; without one, that of the next message."""
+        """The offset of the first raw message; of the next message, if there is none."""
         first = self.extents[0].first_offset if self.extents else self.snapshot.topic.next_offset
         return max(first, self.snapshot.topic.start_offset)
 
@@ -159,7 +168,10 @@ class SnapshotReader:
         return None
 
     def is_below(self, bound: SeekPosition) -> bool:
-        """Return whether the message that a bound names is before the topic's first message. Earliest never is."""
+        """Return whether the message that a bound by offset or id names is before the topic's first message.
+
+        EARLIEST and LATEST never are.
+        """
         if isinstance(bound, OffsetBound):
             return bound.offset < self.first_offset
         assert isinstance(bound, IdBound)
@@ -174,7 +186,7 @@ class SnapshotReader:
         return 0 <= start.batch_index < first.batch_index
 
     def is_after_end(self, start: StartPosition) -> bool:
-        """Return whether a start is after the position of the next message; a publish time never is.
+        """Return whether a start is after the position of the next message. A publish time never is.
 
         No segment is read for a start within sealed ledgers and rolled segments. Raises SegmentNotLocal.
         """
@@ -201,7 +213,11 @@ class SnapshotReader:
         return self.end == 0  # of what was truncated no id is known any more
 
     def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
-        """Return the bound of `start`; for a time, that of this view's first message published then or later."""
+        """Return the bound of `start`; for a time, that of the first message published then or later.
+
+        NOWHERE: there is no such message. `read_compacted`: search the compacted ledger first. Raises ObjectMissing,
+        ObjectDamaged, SegmentNotLocal.
+        """
         if not isinstance(start, StartTime):
             return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
@@ -218,21 +234,27 @@ class SnapshotReader:
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
-        """Return the offset of the first message of an extent, from `offset` on, that was published at a time or later.
+        """Return the offset of the first message of an extent that was published at `publish_time` (ms) or later.
 
-        None: there is no such message. Raises SegmentNotLocal.
+        Messages before `offset` do not count. None: there is no such message. Raises SegmentNotLocal.
         """
         for table in self._raw((extent,), TimeBound(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
-        """Return the manifest of the snapshot's compacted ledger."""
+        """Read the manifest of the compacted ledger from the store, at each call.
+
+        `compacted`: the snapshot's record of it. Raises DataLoss, naming the compacted ledger.
+        """
         with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
     def compacted(self, bound: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
-        """Yield the messages of the compacted ledger from `bound` on; no table is empty."""
+        """Yield the visible messages of the compacted ledger from `bound` on; no table is empty.
+
+        Raises DataLoss, naming the compacted ledger.
+        """
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
                 if bound.is_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
@@ -242,7 +264,10 @@ class SnapshotReader:
                         yield table
 
     def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
-        """Yield the raw messages from `bound` on and after an offset; no table is empty."""
+        """Yield the raw messages from `bound` on whose offsets are after `after_offset`; no table is empty.
+
+        Raises ObjectMissing, ObjectDamaged, SegmentNotLocal.
+        """
         return self._raw(self.extents, bound, after_offset)
 
     def _raw(
@@ -267,7 +292,10 @@ class SnapshotReader:
                 self.read_to = last.offset
 
     def raw_before(self, end: int, after_offset: int = -1) -> Iterator[pa.Table]:
-        """Yield the raw messages before the offset `end` and after another, the newest table first; none is empty."""
+        """Yield the raw messages before the offset `end`, the newest table first; no table is empty.
+
+        Messages up to the offset `after_offset` are left out. The rows of a table ascend.
+        """
         first = max(after_offset + 1, self.snapshot.topic.start_offset)
         for extent in reversed(self.extents):
             last = last_of(extent)
@@ -299,7 +327,10 @@ class SnapshotReader:
     def segment_windows(
         self, segment: SegmentRecord, first: int, end: int, length: int = 1
     ) -> Iterator[list[pa.Table]]:
-        """Yield the rows of a segment in windows of offsets, from `end` down to `first`. They grow from `length` on."""
+        """Yield the rows of a segment in windows of offsets, from `end` down to `first`: a list of tables each.
+
+        The first window has `length` offsets; they grow up to `WINDOW`.
+        """
         last = self.unsealed.last(self.snapshot.topic, segment)
         first = max(first, segment.first_offset)
         end = min(end, first if last is None else last.offset + 1)
@@ -309,19 +340,22 @@ class SnapshotReader:
             end, length = start, min(8 * length, WINDOW)
 
     def segment_window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
-        """Yield the rows of a segment from the offset `start` to before `stop`."""
+        """Yield the rows of a segment from the offset `start` to before `stop`, also those that no reader gets."""
         for table in self.segment(segment, start):
             if table.column("offset")[0].as_py() >= stop:
                 return
             yield between(table, start, stop)
 
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
-        """Yield all rows of one of the snapshot's segments, from an offset and the topic's start on."""
+        """Yield all rows of one of the snapshot's segments, from `first_offset` on, also those that no reader gets.
+
+        No row is before the topic's start.
+        """
         start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
         return self.unsealed.tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
-        """Yield the messages of one of the snapshot's ledgers from an offset on."""
+        """Yield the messages of one of the snapshot's ledgers from `first_offset` on; no table is empty."""
         bound = OffsetBound(first_offset)
         for table in self._rows(ledger.rows_object, bound):
             if len(table := _from(bound, table)):
@@ -377,7 +411,7 @@ def between(table: pa.Table, first: int, end: int) -> pa.Table:
 
 
 def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
-    """Return the position of the last message of an extent, as its row records it; None: an open segment."""
+    """Return the position of the last message of an extent, as its row in SQL records it; None: the segment is open."""
     return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
@@ -387,7 +421,7 @@ def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
 
 
 def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
-    """Return whether a raw read from `start` may read a ledger or segment, as its row records it."""
+    """Return whether a raw read from `start` may read messages of an extent, by what its row in SQL records."""
     if isinstance(start, StartTime):
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
@@ -401,7 +435,11 @@ def read_snapshot(
     retention: Callable[[TopicSnapshot], RetentionFilter | None],
     read: Callable[[SnapshotReader], Value],
 ) -> Value:
-    """Read the topic as it is now; read it again if an object is lost and other ledgers or segments are there now."""
+    """Return what `read` returns for a reader of the topic as it is now.
+
+    If it raises DataLoss, and the topic has other ledgers or segments now, read again: the object was replaced or
+    trimmed. `take_snapshot`: returns the topic as it is now; `retention`: returns the filter of a snapshot.
+    """
     snapshot = take_snapshot()
     while True:
         try:
@@ -415,7 +453,7 @@ def read_snapshot(
 
 @contextmanager
 def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Make a loss of data inside the context name the snapshot's compacted ledger, and the remedy (R8)."""
+    """Make a DataLoss inside the context name the snapshot's compacted ledger, which must exist, and the remedy."""
     try:
         yield
     except DataLoss as error:
@@ -425,7 +463,7 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
 
 
 def delivered(table: pa.Table) -> pa.Table:
-    """Return a table without the rows that no reader gets (W2)."""
+    """Return the rows of a table that readers get: without compacted-out slots and markers (W2)."""
     slot = table.column("slot")
     hidden = pc.or_(pc.equal(slot, int(rows.RowType.COMPACTED_OUT)), pc.equal(slot, int(rows.RowType.MARKER)))
     return table.filter(pc.invert(hidden)) if pc.any(hidden).as_py() else table
