@@ -197,8 +197,11 @@ def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> s
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
-    """Log the full text of an error whose answer contains only the public text: repeatedly, but throttled by its
-    cause."""
+    """Log the full text of an error whose answer contains only the public text: Misconfigured, Unavailable and
+    DataLoss.
+
+    Repetitions for the same route, and for DataLoss the same topic, are throttled.
+    """
     if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss) and not isinstance(
         error, _FOR_CALLERS
     ):

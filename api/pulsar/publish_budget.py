@@ -74,6 +74,6 @@ class PendingPublishes:
             self.resume()
 
     def resume(self) -> None:
-        """Let the connection go on if at most half of the entries that may wait do."""
+        """Let the connection go on if at most half of `max_entries` entries wait."""
         if self._entries <= self._max_entries // 2:
             self._connection.go_on(_REASON)

@@ -53,8 +53,8 @@ class ClientConfig:
 def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> ClientConfig:
     """Return the service that flags, environment or file name, with token and timeout. Raises Misconfigured.
 
-    `flags`: values by the names of `VARIABLES`; None: not given. `config`: the path of the file; None: the default
-    file, which need not exist.
+    `flags`: values by the names of `VARIABLES`; None: not given. `config`: the path of the file; None: the file that
+    COMPACTOR_ADMIN_CONFIG names, or else the default file, which need not exist.
     """
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
     places = [_non_empty(flags), _non_empty(variables), _read(config, environment)]

@@ -115,8 +115,11 @@ def _producer_success(
 
 
 def send(session: Session, request: requests.Send) -> None:
-    """Queue an entry to be appended; its receipt or error follows. An entry of a producer that does not exist is
-    ignored."""
+    """Queue an entry to be appended; its receipt or error follows.
+
+    An entry of a producer that the session does not have, or that waits for its turn, is ignored. Raise MalformedFrame
+    for a SEND without an entry.
+    """
     producer_id, sequence_id, highest_sequence_id, messages, is_transactional, entry = request
     connected = session.producers.get(producer_id)
     if connected is None:
@@ -134,7 +137,10 @@ def send(session: Session, request: requests.Send) -> None:
 
 
 def close(session: Session, request: requests.CloseProducer) -> responses.Success | None:
-    """Remove a producer after its queued entries are appended. None: the response follows then."""
+    """Remove a producer after its queued entries are appended; the response follows then, and the call returns None.
+
+    Return Success for a producer that the session does not have, and cancel its creation.
+    """
     connected = session.producers.get(request.producer_id)
     if connected is None:
         session.cancel_creation("producer", request.producer_id)
