@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_counts import UnsealedCounter
+from storage.log.unsealed_counts import UnsealedCounter, unsealed_count
 from storage.metadata.policy_store import PolicyResolver
 from storage.metadata.records import CompactionBacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
@@ -31,7 +32,8 @@ class Backlog:
 
     `oldest`: earliest publish time in milliseconds; None: the backlog is empty. `soonest`: latest publish time of its
     first ledger or segment. Runs take whole ledgers in order. So while `soonest` is younger than the minimum lag (S3),
-    a run would compact nothing and only roll the tail. `open_messages`: those of the open segment.
+    a run would compact nothing and only roll the tail. `open_messages`: those of the open segment, whose times count
+    only if the triggers have a lag: entries are read for them.
     """
 
     topic: TopicRecord
@@ -75,14 +77,13 @@ class UnsealedBacklog:
 
 
 def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
-    """Return the part of a topic's backlog that is in segments, without an open segment in another log directory."""
-    opened = UnsealedCounter(log)
+    """Return the backlog of a topic in segments, without an open segment in another log directory."""
     messages = size = 0
     for segment in snapshot.segments:
         if segment.content is not None:
             messages, size = messages + segment.content.messages, size + segment.content.logical_bytes
         else:
-            counted = opened.count(snapshot.topic, segment)
+            counted = unsealed_count(log, snapshot.topic, segment)
             messages, size = messages + counted.messages, size + counted.logical_bytes
     return UnsealedBacklog(messages, size)
 
@@ -93,6 +94,7 @@ class BacklogReader:
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
         self._open = UnsealedCounter(log)
+        self._sizes = partial(unsealed_count, log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
@@ -131,7 +133,8 @@ class BacklogReader:
         size, messages = record.closed_bytes, record.closed_messages
         oldest, soonest, open_messages = record.oldest, record.soonest, 0
         if record.open_segment is not None:
-            counted = self._open.count(record.topic, record.open_segment)
+            has_lag = triggers.min_lag_ms or triggers.max_lag_ms  # only these need times, which entries have
+            counted = (self._open.count if has_lag else self._sizes)(record.topic, record.open_segment)
             open_messages = counted.messages
             size, messages = size + counted.logical_bytes, messages + open_messages
             oldest = _earlier(oldest, counted.oldest)

@@ -2,6 +2,7 @@
 
     unsealed_end        the end of a segment: one small file is read, and no frame unless that file is damaged
     last_publish_time   the time of its last entry: a few frames are read
+    unsealed_count      its messages and logical bytes up to that end, without times
     UnsealedCounter     its messages and logical bytes, as its row will have them: reads only what is new since the last
                         count
     with_open_segments  the counts of topics in lists, with those of their open segments
@@ -74,13 +75,25 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
 
 @dataclass(frozen=True)
 class UnsealedCount:
-    """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times (ms); None: it is empty."""
+    """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times (ms); None: it is empty, or
+    they were not read."""
 
     next_offset: int
     messages: int = 0
     logical_bytes: int = 0
     oldest: int | None = None
     newest: int | None = None
+
+
+def unsealed_count(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
+    """Return the present count of a segment without times: one small file is read, and no entry."""
+    try:
+        end = unsealed_end(log, topic, segment)
+    except (CompactorError, OSError):
+        end = None
+    if end is None:
+        return UnsealedCount(segment.first_offset)
+    return UnsealedCount(end.next_offset, end.next_offset - segment.first_offset, end.logical_bytes)
 
 
 class UnsealedCounter:

@@ -95,6 +95,7 @@ def test_a_threshold_fires_when_it_is_exceeded_not_when_it_is_reached(
 
 def test_of_an_open_segment_the_row_says_the_same_once_it_is_rolled(bench: Workbench) -> None:
     topic = bench.topic()
+    set_at(bench, topic, "min.compaction.lag.ms", 1)
     in_an_open_segment(bench, topic)
     opened = backlog(bench, topic)
     topic.log_manager().roll(topic.record)
@@ -104,6 +105,7 @@ def test_of_an_open_segment_the_row_says_the_same_once_it_is_rolled(bench: Workb
 
 
 def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries are read only where a lag needs their times."""
     topic = bench.topic()
     starts: list[int] = []
     entries = SegmentReader.entries
@@ -117,6 +119,11 @@ def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monke
     with topic.append_log(0) as log:
         for number in range(5):
             log.append(single(b"k", b"%d" % number))
+            set_at(bench, topic, "min.compaction.lag.ms", None)
+            current = backlog(bench, topic, backlogs)
+            assert (current.messages, current.bytes) == (number + 1, 2 * (number + 1))
+            assert len(starts) == number
+            set_at(bench, topic, "min.compaction.lag.ms", 1)
             current = backlog(bench, topic, backlogs)
             assert (current.messages, current.bytes) == (number + 1, 2 * (number + 1))
             assert backlog(bench, topic, backlogs) == current
