@@ -64,7 +64,7 @@ def test_a_check_that_takes_too_long_ends_its_process() -> None:
 def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a busy machine, or comparisons of other tenants, make a schema too complex."""
     monkeypatch.setattr(schema_processes, "time", SlowStart)
-    monkeypatch.setattr(schema_processes, "Child", SlowStart)
+    monkeypatch.setattr(schema_processes, "ComparisonProcess", SlowStart)
     pool = SchemaProcesses(seconds=10)
     with pool.check("t") as check:
         assert check.explain(Comparison(large(), large())) == ""
@@ -72,7 +72,7 @@ def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.M
         assert check.seconds_left == 8
 
 
-class SlowStart(schema_processes.Child):
+class SlowStart(schema_processes.ComparisonProcess):
     """A child without a process, and its clock: it takes 50 s to start, and 1 s to compare."""
 
     now = 0.0
@@ -112,7 +112,7 @@ def test_the_death_of_a_process_is_a_refusal(processes: SchemaProcesses) -> None
 
 
 def test_small_definitions_need_no_process(processes: SchemaProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_processes, "Child", None)
+    monkeypatch.setattr(schema_processes, "ComparisonProcess", None)
     with processes.check("t") as check:
         assert check.explain(Comparison(Definition("AVRO", b'"int"'), Definition("AVRO", b'"int"'))) == ""
 

@@ -10,7 +10,7 @@ import pytest
 
 from api.broker import partitions, topics
 from api.broker.broker import Broker
-from api.broker.names import find_or_create, owner, partitioned_or_new
+from api.broker.names import find_or_create, other_owner, partitioned_or_new
 from api.pulsar.errors import ServerError, refusal
 from storage.errors import CompactorError
 from storage.metadata.policy_store import topic_scope
@@ -46,7 +46,7 @@ def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
 ) -> None:
     for ask in (
         lambda: partitioned_or_new(broker.environment, topic, create),
-        lambda: owner(broker, topic, create),
+        lambda: other_owner(broker, topic, create),
         lambda: find_or_create(broker.environment, topic, create),
     ):
         with pytest.raises(CompactorError) as refused:
@@ -80,8 +80,8 @@ def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
     assert number(name("other-partition-0"), create=True) is None
     assert number(name("whole"), create=False) == 2
     assert number(name("whole-partition-1"), create=False) is None
-    assert owner(broker, name("whole"), create=False) is None
-    assert owner(broker, name("new"), create=True) is None
+    assert other_owner(broker, name("whole"), create=False) is None
+    assert other_owner(broker, name("new"), create=True) is None
 
 
 def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(broker: Broker) -> None:
