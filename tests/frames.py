@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from api.pulsar.frames import framed
+from api.pulsar.frames import build_frame
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 
 
 def encoded(command: BaseCommand, entry: bytes = b"") -> tuple[bytes, bytes]:
     """Return a frame, in two pieces if its entry is large."""
-    return framed(command.SerializeToString(), entry)
+    return build_frame(command.SerializeToString(), entry)
 
 
 class Frame(NamedTuple):

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from api.pulsar.codec.decoding import REQUESTS, decoded
-from api.pulsar.codec.encoding import encoded, encoded_message
+from api.pulsar.codec.decoding import REQUESTS, decode_request
+from api.pulsar.codec.encoding import encode_delivery, encode_response
 from api.pulsar.codec.limits import CONNECT, CONNECT_BYTES, OverLimit
 from api.pulsar.codec.requests import Ping
 from api.pulsar.codec.responses import Failure, Response
 from api.pulsar.context import ServerContext
 from api.pulsar.frames import PADDING_BYTES, Frame, MalformedFrame
-from api.pulsar.incoming import Incoming
+from api.pulsar.incoming import IncomingFrames
 from api.pulsar.session import Handlers, Session
 from storage.entries.rebuild import DeliverableEntry
 
@@ -30,16 +30,16 @@ _WRITE_BYTES = 1 << 20
 _TLS_HANDSHAKE = b"\x16\x03"
 
 
-class Owner(Protocol):
+class Server(Protocol):
     """The server, as a connection uses it."""
 
-    def take(self, connection: Connection) -> bool:
+    def add_connection(self, connection: Connection) -> bool:
         """Note a new connection. Return False if the service ends; the connection must close then."""
 
-    def connected(self, connection: Connection) -> None:
+    def mark_connected(self, connection: Connection) -> None:
         """Note that a connection's CONNECT was accepted."""
 
-    def drop(self, connection: Connection) -> None:
+    def remove_connection(self, connection: Connection) -> None:
         """Note that a connection has ended."""
 
 
@@ -49,12 +49,12 @@ class Connection(asyncio.Protocol):
     session: Session
     transport: asyncio.Transport
 
-    def __init__(self, owner: Owner, context: ServerContext, handlers: Handlers) -> None:
-        self._owner = owner
+    def __init__(self, server: Server, context: ServerContext, handlers: Handlers) -> None:
+        self._server = server
         self._context = context
         self._handlers = handlers
         self._clock = context.clock
-        self._incoming = Incoming(self, context.turns, context.receive_buffers, CONNECT_BYTES, (CONNECT,))
+        self._incoming = IncomingFrames(self, context.turns, context.receive_buffers, CONNECT_BYTES, (CONNECT,))
         self.address = "unknown"
         self.is_writable = True
         self.is_closed = False
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
         self.session = Session(self._context, self, self._handlers)
-        if not self._owner.take(self):
+        if not self._server.add_connection(self):
             self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._end()
 
-    # Calls of Incoming
+    # Calls of IncomingFrames
 
     @property
     def role(self) -> str:
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
     def handle(self, frame: Frame) -> None:
         """Handle a frame. Raise MalformedFrame for one that ends the connection."""
         try:
-            request = decoded(frame)
+            request = decode_request(frame)
         except OverLimit as error:
             if error.request_id is None:
                 raise MalformedFrame(error.message) from error
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         """Send a response; nothing if the connection has ended."""
         # A transport that is closing has lost its client, and would log each write.
         if not self.is_closed and not self.transport.is_closing():
-            self.transport.write(encoded(response))
+            self.transport.write(encode_response(response))
             if not self.is_writable:
                 self._check_unread()
 
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
         consumer_epoch: int | None,
     ) -> None:
         if not self.is_closed and not self.transport.is_closing():
-            head, rest = encoded_message(consumer_id, entry, live, redelivery_count, partition, consumer_epoch)
+            head, rest = encode_delivery(consumer_id, entry, live, redelivery_count, partition, consumer_epoch)
             self.transport.write(head)
             if rest:
                 self.transport.write(rest)
@@ -153,22 +153,22 @@ class Connection(asyncio.Protocol):
         if unread > MAX_UNREAD_BYTES + self.session.max_message_size:
             self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
 
-    def connected(self) -> None:
-        self._owner.connected(self)
-        self._incoming.allow(self.session.max_message_size + PADDING_BYTES, REQUESTS)
+    def accept_requests(self) -> None:
+        self._server.mark_connected(self)
+        self._incoming.accept_commands(self.session.max_message_size + PADDING_BYTES, REQUESTS)
 
-    def hold(self, reason: str) -> None:
-        self._incoming.hold(reason)
+    def hold_requests(self, reason: str) -> None:
+        self._incoming.hold_requests(reason)
 
-    def go_on(self, reason: str) -> None:
-        self._incoming.go_on(reason)
+    def resume_requests(self, reason: str) -> None:
+        self._incoming.resume_requests(reason)
 
     def charge(self, seconds: float) -> None:
         self._incoming.charge(seconds)
 
     # Ending
 
-    def is_late(self) -> bool:
+    def is_connect_overdue(self) -> bool:
         """Return whether the time in which a client must send CONNECT is over, also if CONNECT was sent."""
         return self._clock.now_ms() - self._opened_at >= self.session.settings.limits_header_timeout_ms
 
@@ -207,5 +207,5 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         self.is_writable = False
         self._incoming.end()
-        self._owner.drop(self)
+        self._server.remove_connection(self)
         self.session.end()

@@ -16,7 +16,7 @@ from api.observability.logs import LogThrottle
 from api.pulsar.admission import Admission
 from api.pulsar.publish_budget import PublishBudget
 from api.pulsar.receive_buffers import ReceiveBuffers
-from api.pulsar.turns import Turns
+from api.pulsar.turns import TurnQueue
 from storage.options.policies import TopicPolicies
 
 _RECEIVE_BYTES = 64 << 20
@@ -35,7 +35,7 @@ class ServerContext:
         self.clock = broker.environment.clock
         self.server_version = f"Compactor {version()}"
         self.log_throttle = LogThrottle(self.clock, logging.getLogger(__name__))
-        self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
+        self.turns = TurnQueue(lambda work: asyncio.get_running_loop().call_soon(work))
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)
         self.publish_budget = PublishBudget(settings.broker_publish_buffer_bytes)
         self.admission = Admission(

@@ -45,7 +45,7 @@ class FrameParser:
         self._kinds = kinds
         self._unexpected = "before CONNECT"
 
-    def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
+    def accept_commands(self, max_frame_bytes: int, kinds: Container[int]) -> None:
         """Accept frames up to that size with commands of these types: the client is connected."""
         self._max_bytes = max_frame_bytes
         self._kinds = kinds
@@ -107,7 +107,7 @@ class FrameParser:
             raise MalformedFrame(f"a command of type {kind} {self._unexpected}")
 
 
-def framed(command: bytes, entry: bytes = b"") -> tuple[bytes, bytes]:
+def build_frame(command: bytes, entry: bytes = b"") -> tuple[bytes, bytes]:
     """Return a frame in two pieces; the second is empty unless the entry is large: then the entry is not copied."""
     head = _SIZES.pack(_SIZE.size + len(command) + len(entry), len(command)) + command
     return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

@@ -81,7 +81,7 @@ class Identity:
                 "the command names another original principal than CONNECT: a connection serves one client",
             )
 
-    async def topic(self, text: str, *actions: AuthAction) -> TopicName:
+    async def permitted_topic(self, text: str, *actions: AuthAction) -> TopicName:
         """Return the topic that a command names, on which the client may do any of the actions.
 
         Raise RestException (401, 403), Refused for a topic that is not persistent, InvalidTopicName.
@@ -94,14 +94,14 @@ class Identity:
                 "compacted",
             )
         name = TopicName.parse(text)
-        await self.allow(name, *actions)
+        await self.require_topic_permission(name, *actions)
         return name
 
-    async def allow(self, name: TopicName, *actions: AuthAction) -> None:
+    async def require_topic_permission(self, name: TopicName, *actions: AuthAction) -> None:
         """Raise RestException (401, 403) unless the client may do any of the actions on a topic."""
         await self._require(actions, name.tenant, name.namespace, name.topic)
 
-    async def allow_namespace(self, namespace: str, *actions: AuthAction) -> None:
+    async def require_namespace_permission(self, namespace: str, *actions: AuthAction) -> None:
         """Raise RestException (401, 403) unless the client may do any of the actions on a namespace,
         `tenant/namespace`."""
         tenant, _, name = namespace.partition("/")

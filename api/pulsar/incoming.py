@@ -14,7 +14,7 @@ from typing import Protocol
 
 from api.pulsar.frames import Frame, FrameParser, MalformedFrame
 from api.pulsar.receive_buffers import SMALL_BYTES, ReceiveBuffers
-from api.pulsar.turns import Turns
+from api.pulsar.turns import TurnQueue
 
 LOG = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-class Incoming:
+class IncomingFrames:
     """The received bytes of one connection, and the worker that handles their frames (turns.py)."""
 
     def __init__(
-        self, client: Client, turns: Turns, buffers: ReceiveBuffers, max_frame_bytes: int, kinds: Container[int]
+        self, client: Client, turns: TurnQueue, buffers: ReceiveBuffers, max_frame_bytes: int, kinds: Container[int]
     ) -> None:
         """`kinds`: the types of commands that are expected."""
         self._client = client
@@ -61,9 +61,9 @@ class Incoming:
         self._charged = 0.0
         self.is_paused = False
 
-    def allow(self, max_frame_bytes: int, kinds: Container[int]) -> None:
+    def accept_commands(self, max_frame_bytes: int, kinds: Container[int]) -> None:
         """Accept frames up to that size, with commands of these types, from now on."""
-        self._frames.allow(max_frame_bytes, kinds)
+        self._frames.accept_commands(max_frame_bytes, kinds)
 
     def put(self, data: bytes) -> None:
         """Add received bytes, and handle their frames at once or in turn."""
@@ -75,18 +75,18 @@ class Incoming:
         later."""
         self._charged += seconds
 
-    def hold(self, reason: str) -> None:
-        """Handle no frame until `go_on` with the same reason."""
+    def hold_requests(self, reason: str) -> None:
+        """Handle no frame until `resume_requests` with the same reason."""
         self._holds.add(reason)
         self._update()
 
-    def go_on(self, reason: str) -> None:
+    def resume_requests(self, reason: str) -> None:
         """Handle frames again, unless there is another reason to hold them."""
         if reason in self._holds:
             self._holds.discard(reason)
             self._continue()
 
-    def granted(self) -> None:
+    def continue_reading(self) -> None:
         """Continue to read: the memory for the frame is reserved."""
         self._waits_for_memory = False
         self._update()
@@ -101,17 +101,17 @@ class Incoming:
         self._buffers.release(self)
         self._frames.clear()
 
-    # Calls of Turns
+    # Calls of TurnQueue
 
     @property
     def role(self) -> str:
         return self._client.role
 
     @property
-    def has_work(self) -> bool:
+    def has_frames(self) -> bool:
         return not self._holds and not self._client.is_closed and self._frames.is_complete
 
-    def work(self, seconds: float) -> float:
+    def handle_frames(self, seconds: float) -> float:
         started = self._turns.now()
         self._is_working, self._charged = True, 0.0
         used = 0.0
@@ -148,7 +148,7 @@ class Incoming:
         expected = self._frames.incomplete_bytes
         if expected != self._expects:
             self._expect(expected)
-        pauses = bool(self._holds) or self._waits_for_memory or self.has_work
+        pauses = bool(self._holds) or self._waits_for_memory or self.has_frames
         if pauses != self.is_paused:
             self.is_paused = pauses
             (self._client.pause_reading if pauses else self._client.resume_reading)()

@@ -66,13 +66,13 @@ class PendingRequests:
         size = self.command_bytes
         self._bytes += size
         if self._bytes >= MAX_REQUEST_BYTES:
-            self._channel.hold(_REASON)
+            self._channel.hold_requests(_REASON)
 
         def ended(_: object) -> None:
             self._tasks.discard(task)
             self._bytes -= size
             if self._bytes <= MAX_REQUEST_BYTES // 2:
-                self._channel.go_on(_REASON)
+                self._channel.resume_requests(_REASON)
             self._admission.leave(role, is_lookup)
 
         task.add_done_callback(ended)

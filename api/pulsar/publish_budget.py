@@ -14,10 +14,10 @@ _REASON = "publishing"
 class Holdable(Protocol):
     """A connection whose requests can be held back."""
 
-    def hold(self, reason: str) -> None:
-        """Handle no request until `go_on` with the same reason."""
+    def hold_requests(self, reason: str) -> None:
+        """Handle no request until `resume_requests` with the same reason."""
 
-    def go_on(self, reason: str) -> None:
+    def resume_requests(self, reason: str) -> None:
         """Handle requests again, unless there is another reason to hold them."""
 
 
@@ -69,11 +69,11 @@ class PendingPublishes:
         self._bytes += size
         is_full = self._budget.add(self, size)
         if self._entries >= self._max_entries or is_full or self._bytes >= self._max_bytes:
-            self._connection.hold(_REASON)
+            self._connection.hold_requests(_REASON)
         else:
             self.resume()
 
     def resume(self) -> None:
         """Let the connection go on if at most half of `max_entries` entries wait."""
         if self._entries <= self._max_entries // 2:
-            self._connection.go_on(_REASON)
+            self._connection.resume_requests(_REASON)

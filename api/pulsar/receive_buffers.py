@@ -23,7 +23,7 @@ STALLED_MS = 30_000
 class Receiver(Protocol):
     """A connection on which a frame arrives."""
 
-    def granted(self) -> None:
+    def continue_reading(self) -> None:
         """Continue to read: the memory for the frame is reserved."""
 
     def cut_off(self, reason: str) -> None:
@@ -60,8 +60,8 @@ class ReceiveBuffers:
         """Those of roles that have to release some first."""
 
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
-        """Grant memory for a frame of `size` bytes. Return False if the receiver has to wait; its `granted` is called
-        later."""
+        """Grant memory for a frame of `size` bytes. Return False if the receiver has to wait; its
+        `continue_reading` is called later."""
         may_have_more = role not in self._full and self._may_have(role, size)
         if not self._ready and may_have_more and self._fits(size):
             self._grant(receiver, role, size)
@@ -111,7 +111,7 @@ class ReceiveBuffers:
                 self._ready.move_to_end(role)
                 self._remove_waiting(receiver)
                 self._grant(receiver, role, size)
-                receiver.granted()
+                receiver.continue_reading()
             else:
                 return
 

@@ -110,20 +110,20 @@ class PulsarServer:
 
     # Calls of connections
 
-    def take(self, connection: Connection) -> bool:
+    def add_connection(self, connection: Connection) -> bool:
         """Note a new connection. Return False if the service ends; the connection must close then."""
         if not self._ends:
             self._connections.add(connection)
             self._unconnected[connection] = None
         return not self._ends
 
-    def connected(self, connection: Connection) -> None:
+    def mark_connected(self, connection: Connection) -> None:
         """Note that a connection's CONNECT was accepted."""
         self._unconnected.pop(connection, None)
         for listener in self._listeners:
             listener.mark_busy(connection.transport)
 
-    def drop(self, connection: Connection) -> None:
+    def remove_connection(self, connection: Connection) -> None:
         """Note that a connection has ended."""
         self._connections.discard(connection)
         self._unconnected.pop(connection, None)
@@ -142,7 +142,7 @@ class PulsarServer:
                 LOG.exception("the job %s of the Pulsar server failed", work.__name__)
 
     async def _notify_watchers(self) -> None:
-        await self._watch.notify([connection.session for connection in self._connections])
+        await self._watch.send_changes([connection.session for connection in self._connections])
 
     async def _read_limits(self) -> None:
         """Read the broker's limit of messages from its policies, for connections to come."""
@@ -153,7 +153,7 @@ class PulsarServer:
     async def _end_slow(self) -> None:
         """End connections that do not send CONNECT, and those whose large frame stalls."""
         for connection in list(self._unconnected):
-            if not connection.is_late():
+            if not connection.is_connect_overdue():
                 break
             connection.close()
         self.context.receive_buffers.end_stalled()

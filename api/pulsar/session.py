@@ -77,7 +77,7 @@ class Channel(pending_requests.Channel, Protocol):
     ) -> None:
         """Send an entry to a consumer; see codec/encoding.py."""
 
-    def connected(self) -> None:
+    def accept_requests(self) -> None:
         """Accept all requests: the client is connected."""
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Session:
             self.channel.close()
             return
         self.is_connected = True
-        self.channel.connected()
+        self.channel.accept_requests()
         flags = {"supports_topic_watchers": True, "supports_auth_refresh": False, "supports_partial_producer": True}
         self.send(
             responses.Connected(
@@ -174,7 +174,7 @@ class Session:
             )
         )
 
-    async def is_alive(self) -> bool:
+    async def check_liveness(self) -> bool:
         """Return whether the client still sends bytes: ping it, and end its session after `LIVENESS_SECONDS` of
         silence.
 
@@ -206,7 +206,7 @@ class Session:
     # Producers and consumers
 
     @contextmanager
-    def creating(self, kind: str, number: int, request_id: int) -> Iterator[Callable[[], bool]]:
+    def reserve_number(self, kind: str, number: int, request_id: int) -> Iterator[Callable[[], bool]]:
         """Reserve the number of a producer or consumer while it is created.
 
         Yield a function that returns whether the reservation holds: False after the client has closed the producer or

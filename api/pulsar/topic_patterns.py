@@ -60,11 +60,11 @@ class Matches:
     @classmethod
     def of(cls, pattern: str, names: Iterable[str]) -> Matches:
         """Return those of the full names `names` that match a pattern. Raise Refused if it is too long or not RE2."""
-        topics = matching(pattern_of(pattern), names)
+        topics = matching_names(pattern_of(pattern), names)
         return cls(tuple(topics), hash_of(topics))
 
 
-def matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
+def matching_names(pattern: Pattern, names: Iterable[str]) -> list[str]:
     """Return the names that match a pattern, sorted; a partition matches by the name of its partitioned topic."""
     prefix = f"{DOMAIN}://"
     return sorted(name for name in names if pattern.fullmatch(_OF_PARTITION.sub("", name.removeprefix(prefix))))

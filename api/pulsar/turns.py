@@ -26,15 +26,15 @@ class Worker(Protocol):
     def role(self) -> str:
         """The client's role, or its address if it has none."""
 
-    def work(self, seconds: float) -> float:
+    def handle_frames(self, seconds: float) -> float:
         """Handle frames for about `seconds`. Return the seconds that were used."""
 
     @property
-    def has_work(self) -> bool:
+    def has_frames(self) -> bool:
         """Return whether there are frames to handle now."""
 
 
-class Turns:
+class TurnQueue:
     """The queue of workers, role by role. For one event loop."""
 
     def __init__(
@@ -54,8 +54,8 @@ class Turns:
         if worker in self._queued:
             return
         if not self._roles and self._may_work_at_once():
-            self._used += worker.work(QUANTUM_SECONDS)
-        if worker.has_work:
+            self._used += worker.handle_frames(QUANTUM_SECONDS)
+        if worker.has_frames:
             self._enqueue(worker)
 
     def remove(self, worker: Worker) -> None:
@@ -88,8 +88,8 @@ class Turns:
             del self._queued[worker]
             if queue:
                 self._roles[role] = queue
-            used += worker.work(QUANTUM_SECONDS)
-            if worker.has_work:
+            used += worker.handle_frames(QUANTUM_SECONDS)
+            if worker.has_frames:
                 self._enqueue(worker)
         if self._roles and not self._is_scheduled:
             self._is_scheduled = True

@@ -59,7 +59,7 @@ class Watchers:
             )
         self._by_id[number] = None
 
-    def set(self, number: int, topics: WatchedTopics) -> None:
+    def store_topics(self, number: int, topics: WatchedTopics) -> None:
         """Store the topics that a watcher was sent. Ignore a watcher that was closed meanwhile."""
         if number in self._by_id:
             self._by_id[number] = topics
@@ -87,7 +87,8 @@ class WatchingClient(Protocol):
 
 
 class NamespaceWatch:
-    """The lists of topics of all watched namespaces. For one event loop."""
+    """Sends clients that watch namespaces the changes of their topics. Keeps the last list of each namespace. For one
+    event loop."""
 
     def __init__(
         self, topics_of: Callable[[str], Awaitable[list[str]]], threads: Workers, now: Callable[[], float]
@@ -99,7 +100,7 @@ class NamespaceWatch:
         self._lists: dict[str, tuple[str, ...]] = {}
         self._next = 0.0
 
-    async def notify(self, clients: Iterable[WatchingClient]) -> None:
+    async def send_changes(self, clients: Iterable[WatchingClient]) -> None:
         """Send each client the changes since its last update. Do nothing after a long pass until the next one is
         due."""
         started = self._now()
@@ -142,7 +143,7 @@ class NamespaceWatch:
                 change = await self._threads.run(_change, topics.matches, current.matches)
             if not client.watchers.is_current(number, topics):
                 continue
-            client.watchers.set(number, current)
+            client.watchers.store_topics(number, current)
             if change.size:
                 client.send(WatchTopicUpdate(number, change.new, change.deleted, current.matches.hash))
             sent += 1 + change.size

@@ -22,7 +22,7 @@ class Connection(Protocol):
     address: str
     client_version: str
 
-    async def is_alive(self) -> bool:
+    async def check_liveness(self) -> bool:
         """Return whether the client still answers. Close the connection of a client that does not."""
 
 

@@ -37,7 +37,7 @@ _SIGN = 1 << 63
 _SCHEMA_VERSION_BYTES = 8
 
 
-def decoded(frame: Frame) -> Any:
+def decode_request(frame: Frame) -> Any:
     """Return the request of a frame, an instance of a class of requests.py. Raise MalformedFrame and OverLimit."""
     kind, data, entry = frame
     field = limits.FIELDS[kind]

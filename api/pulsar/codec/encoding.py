@@ -1,6 +1,6 @@
 """Responses become frames.
 
-encoded(response)      one frame, in two pieces if its entry is large: it is not copied then
+encode_response(response)      one frame, in two pieces if its entry is large: it is not copied then
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from api.pulsar.codec import limits, requests
 from api.pulsar.codec.responses import Failure, Response, SendReceipt
-from api.pulsar.frames import framed
+from api.pulsar.frames import build_frame
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
     CommandLookupTopicResponse,
@@ -25,16 +25,16 @@ from storage.model import MessageId
 _UINT64 = (1 << 64) - 1
 
 
-def encoded(response: Response) -> bytes:
+def encode_response(response: Response) -> bytes:
     """Return the frame of a response."""
     if isinstance(response, SendReceipt):
         command = _send_receipt(response)
     else:
         command = _failure(response) if isinstance(response, Failure) else _by_name(response)
-    return framed(command.SerializeToString())[0]
+    return build_frame(command.SerializeToString())[0]
 
 
-def encoded_message(
+def encode_delivery(
     consumer_id: int,
     entry: DeliverableEntry,
     live: int,
@@ -60,7 +60,7 @@ def encoded_message(
         message.ack_set.extend(_ack_set(live, entry.messages))
     if consumer_epoch is not None:
         message.consumer_epoch = consumer_epoch
-    return framed(command.SerializeToString(), entry.data)
+    return build_frame(command.SerializeToString(), entry.data)
 
 
 def _ack_set(live: int, messages: int) -> list[int]:

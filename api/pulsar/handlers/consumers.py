@@ -34,14 +34,14 @@ async def subscribe(session: Session, request: requests.Subscribe) -> responses.
     """
     if request.consumer_id in session.consumers:
         return responses.Success(request.request_id)
-    with session.creating("consumer", request.consumer_id, request.request_id) as is_reserved:
+    with session.reserve_number("consumer", request.consumer_id, request.request_id) as is_reserved:
         await _create(session, request, is_reserved)
     return None
 
 
 async def _create(session: Session, request: requests.Subscribe, is_reserved: Callable[[], bool]) -> None:
     context, identity = session.context, session.identity
-    name = await identity.topic(request.topic, AuthAction.CONSUME)
+    name = await identity.permitted_topic(request.topic, AuthAction.CONSUME)
     if has_schema(request.schema):
         await ensure_readable(session, name, request.schema)
     may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
@@ -52,7 +52,7 @@ async def _create(session: Session, request: requests.Subscribe, is_reserved: Ca
     if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
         for other in list(present.consumers):  # its client may have lost the connection without our knowing
             if other.channel.connection is not session:
-                await other.channel.connection.is_alive()
+                await other.channel.connection.check_liveness()
     options = _subscribe_request(request, context.clock.now_ms())
     connected.subscription = subscription = await topic.subscribe(consumer, options)
     if subscription.position.is_new:
@@ -123,7 +123,7 @@ def ack(session: Session, request: requests.Ack) -> None:
     if error is None and len(first) < count:
         # All of it or nothing: a request that is refused because too many are under way has no effect.
         if session.begin(request, _finish_ack(session, connected, request, chain([first], parts), unknown, None)):
-            session.channel.hold(_ACKNOWLEDGING)  # later requests must not overtake the entries
+            session.channel.hold_requests(_ACKNOWLEDGING)  # later requests must not overtake the entries
         return
     if error is None:
         error = _acknowledge(connected, request, first, unknown)
@@ -176,7 +176,7 @@ async def _finish_ack(
                 if error is not None:
                     break
         finally:
-            session.channel.go_on(_ACKNOWLEDGING)
+            session.channel.resume_requests(_ACKNOWLEDGING)
     try:
         if unknown:
             await subscription.acks.look_up(consumer, unknown, cumulative=request.is_cumulative)

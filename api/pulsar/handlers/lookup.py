@@ -53,13 +53,13 @@ async def partitioned_metadata(
 async def _topic(session: Session, request: requests.Lookup | requests.PartitionedMetadata) -> TopicName:
     """Return the name of the topic, on which the client may produce or consume. Raise Refused and RestException."""
     session.identity.check_original_principal(request.original_principal)
-    return await session.identity.topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
+    return await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
 
 
 async def list_topics(
     session: Session, request: requests.GetTopicsOfNamespace
 ) -> responses.GetTopicsOfNamespaceResponse:
-    await session.identity.allow_namespace(request.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
+    await session.identity.require_namespace_permission(request.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
     topics: list[str] = []
     if request.mode != requests.ONLY_NON_PERSISTENT:
         topics = await session.context.topics_of(request.namespace, session.identity.threads)
@@ -69,7 +69,7 @@ async def list_topics(
 async def watch(session: Session, request: requests.WatchTopicList) -> responses.WatchTopicListSuccess:
     """Watch the topics that match a pattern, and return the present ones; NamespaceWatch sends the changes."""
     namespace, pattern, watcher_id = request.namespace, request.topics_pattern, request.watcher_id
-    await session.identity.allow_namespace(namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
+    await session.identity.require_namespace_permission(namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
     session.watchers.reserve(watcher_id)
     try:
         topics = tuple(await session.context.topics_of(namespace, session.identity.threads))
@@ -77,7 +77,7 @@ async def watch(session: Session, request: requests.WatchTopicList) -> responses
     except BaseException:
         session.watchers.remove(watcher_id)
         raise
-    session.watchers.set(watcher_id, WatchedTopics(namespace, pattern, topics, matches))
+    session.watchers.store_topics(watcher_id, WatchedTopics(namespace, pattern, topics, matches))
     return responses.WatchTopicListSuccess(request.request_id, watcher_id, matches.topics, matches.hash)
 
 

@@ -23,7 +23,7 @@ async def create(session: Session, request: requests.Producer) -> responses.Prod
     Return None if the client has closed the producer meanwhile. An exclusive producer that has to wait for its turn
     gets a first response with `producer_ready` false.
     """
-    with session.creating("producer", request.producer_id, request.request_id) as is_reserved:
+    with session.reserve_number("producer", request.producer_id, request.request_id) as is_reserved:
         return await _create(session, request, is_reserved)
 
 
@@ -31,7 +31,7 @@ async def _create(
     session: Session, request: requests.Producer, is_reserved: Callable[[], bool]
 ) -> responses.ProducerSuccess | None:
     context = session.context
-    name = await session.identity.topic(request.topic, AuthAction.PRODUCE)
+    name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE)
     if request.txn_enabled:
         raise Refused(ServerError.NotAllowedError, "transactions are not offered")
     if request.producer_name.startswith(REPLICATOR_PREFIX):
@@ -51,14 +51,14 @@ async def _create(
     if has_schema(request.schema):
         version = version_bytes(await ensure_stored(session, name, request.schema))
     if request.initial_subscription_name:
-        await session.identity.allow(name, AuthAction.CONSUME)
+        await session.identity.require_topic_permission(name, AuthAction.CONSUME)
         await topic.ensure_subscription(request.initial_subscription_name)
     connected = ConnectedProducer(session, topic, request, request.producer_name or context.new_producer_name())
     producer = connected.producer
     other = topic.producers.named(producer.name)
     if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
-        await other.channel.connection.is_alive()
+        await other.channel.connection.check_liveness()
     await _settle_predecessor(connected)
     if not is_reserved():
         return None

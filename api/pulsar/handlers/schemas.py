@@ -17,7 +17,7 @@ _NO_SCHEMA, _AUTO_CONSUME = 0, 21
 
 
 async def get(session: Session, request: requests.GetSchema) -> responses.GetSchemaResponse:
-    name = await session.identity.topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
+    name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
     find = session.context.broker.schemas.find
     schema = await session.identity.threads[WaitsFor.DATABASE].run(find, name, request.schema_version)
     if schema is None:
@@ -26,7 +26,7 @@ async def get(session: Session, request: requests.GetSchema) -> responses.GetSch
 
 
 async def get_or_create(session: Session, request: requests.GetOrCreateSchema) -> responses.GetOrCreateSchemaResponse:
-    name = await session.identity.topic(request.topic, AuthAction.PRODUCE)
+    name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE)
     schema = await ensure_stored(session, name, request.schema)
     return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
 

@@ -9,7 +9,7 @@ from typing import Any
 from api.pulsar.admission import Admission
 from api.pulsar.publish_budget import PublishBudget
 from api.pulsar.receive_buffers import ReceiveBuffers
-from api.pulsar.turns import Turns
+from api.pulsar.turns import TurnQueue
 from storage.clock import Clock
 
 
@@ -24,7 +24,7 @@ def shared_state(
     `now`: by default commands take no time, so that they are handled at once.
     """
     return {
-        "turns": Turns(call_soon or (lambda work: asyncio.get_running_loop().call_soon(work)), now),
+        "turns": TurnQueue(call_soon or (lambda work: asyncio.get_running_loop().call_soon(work)), now),
         "receive_buffers": ReceiveBuffers(64 << 20, clock),
         "admission": Admission(pools or {}, 1_000, max_lookups=2),
         "publish_budget": PublishBudget(1 << 30),
@@ -34,11 +34,11 @@ def shared_state(
 class Owner:
     """A server that takes any connection."""
 
-    def take(self, _: object) -> bool:
+    def add_connection(self, _: object) -> bool:
         return True
 
-    def connected(self, _: object) -> None:
+    def mark_connected(self, _: object) -> None:
         pass
 
-    def drop(self, _: object) -> None:
+    def remove_connection(self, _: object) -> None:
         pass

@@ -121,9 +121,9 @@ def test_before_connect_frames_are_small() -> None:
 def test_a_client_that_never_connects_is_given_its_time_and_not_more() -> None:
     peer = Peer()
     peer.clock.advance(CONNECT_TIMEOUT_MS - 1)
-    assert not peer.connection.is_late()
+    assert not peer.connection.is_connect_overdue()
     peer.clock.advance(1)
-    assert peer.connection.is_late()
+    assert peer.connection.is_connect_overdue()
 
 
 def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:
@@ -223,8 +223,8 @@ async def test_a_client_is_alive_while_it_sends_or_its_bytes_are_not_read(
     monkeypatch.setattr(session, "LIVENESS_SECONDS", 60 if sends else 0)
     peer = Peer().says(CONNECT)
     if is_held:
-        peer.connection.hold("publishing")
-    asking = asyncio.ensure_future(peer.connection.session.is_alive())
+        peer.connection.hold_requests("publishing")
+    asking = asyncio.ensure_future(peer.connection.session.check_liveness())
     await asyncio.sleep(0)
     if sends:
         peer.says(frame(type=BaseCommand.PING, ping={}))

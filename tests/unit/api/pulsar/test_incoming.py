@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from api.pulsar.frames import Frame, framed
-from api.pulsar.incoming import Incoming
+from api.pulsar.frames import Frame, build_frame
+from api.pulsar.incoming import IncomingFrames
 from api.pulsar.receive_buffers import STALLED_MS, ReceiveBuffers
-from api.pulsar.turns import Turns
+from api.pulsar.turns import TurnQueue
 from tests.clocks import ManualClock
 
 SIZE = 700_000
@@ -23,8 +23,8 @@ class Client:
         self.frames = 0
         self.reads = True
         self.ended = ""
-        turns = Turns(lambda _: None, float)
-        self.incoming = Incoming(self, turns, buffers, 2 * SIZE, range(100))
+        turns = TurnQueue(lambda _: None, float)
+        self.incoming = IncomingFrames(self, turns, buffers, 2 * SIZE, range(100))
 
     def handle(self, _: Frame) -> None:
         self.frames += 1
@@ -46,7 +46,7 @@ def test_a_stream_of_frames_of_one_size_keeps_no_other_client_waiting() -> None:
     clock = ManualClock()
     buffers = ReceiveBuffers(1_000_000, clock)
     busy, other = Client("busy", buffers), Client("other", buffers)
-    frame = b"".join(framed(b"\x08\x06" + bytes(SIZE)))
+    frame = b"".join(build_frame(b"\x08\x06" + bytes(SIZE)))
     busy.incoming.put(frame[:HEAD])
     other.incoming.put(frame[:HEAD])
     assert (busy.reads, other.reads) == (True, False)

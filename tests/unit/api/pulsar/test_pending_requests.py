@@ -24,10 +24,10 @@ class Channel(RecordingChannel):
         super().__init__()
         self.holds: set[str] = set()
 
-    def hold(self, reason: str) -> None:
+    def hold_requests(self, reason: str) -> None:
         self.holds.add(reason)
 
-    def go_on(self, reason: str) -> None:
+    def resume_requests(self, reason: str) -> None:
         self.holds.discard(reason)
 
 

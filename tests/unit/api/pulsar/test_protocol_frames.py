@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 
-from api.pulsar.codec.decoding import REQUESTS, decoded
+from api.pulsar.codec.decoding import REQUESTS, decode_request
 from api.pulsar.codec.limits import OverLimit
 from api.pulsar.codec.requests import Flow, Ping
 from api.pulsar.frames import Frame, FrameParser, MalformedFrame
@@ -26,7 +26,7 @@ def parser() -> FrameParser:
 def frames(source: FrameParser, data: bytes) -> list[tuple[Any, bytes]]:
     """Return the requests and entries that are complete."""
     source.put(data)
-    return [(decoded(frame), frame.entry) for frame in iter(source.take, None)]
+    return [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
 
 
 def ping() -> BaseCommand:
@@ -104,4 +104,4 @@ def test_a_second_type_does_not_replace_the_first_one() -> None:
     """Bounds are those of the first; protobuf takes the last."""
     data = ping().SerializeToString() + bytes((8, BaseCommand.PONG))
     with pytest.raises(MalformedFrame):
-        decoded(Frame(BaseCommand.PING, data, b""))
+        decode_request(Frame(BaseCommand.PING, data, b""))

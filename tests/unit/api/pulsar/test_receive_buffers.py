@@ -1,4 +1,4 @@
-"""Memory for frames that arrive: bounded in all and for a role, granted in order, taken from what stalls."""
+"""Memory for frames that arrive: bounded in all and for a role, continue_reading in order, taken from what stalls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Receiving:
         self.ended = ""
         self.may_read = buffers.reserve(self, role, size)
 
-    def granted(self) -> None:
+    def continue_reading(self) -> None:
         self.may_read = True
 
     def cut_off(self, reason: str) -> None:
@@ -102,9 +102,9 @@ class CountedRole(str):
 def test_a_release_looks_at_no_frame_that_it_cannot_grant(size: int) -> None:
     """The frames are of a role that has its half, or of others and do not fit."""
     buffers = ReceiveBuffers(MOST, ManualClock())
-    granted = [Receiving(buffers, CountedRole("a"), 20) for _ in range(2)]
+    continue_reading = [Receiving(buffers, CountedRole("a"), 20) for _ in range(2)]
     for number in range(1_000):
         assert not Receiving(buffers, CountedRole("a" if size == 20 else number), size).may_read
     CountedRole.lookups = 0
-    buffers.release(granted[0])
+    buffers.release(continue_reading[0])
     assert 0 < CountedRole.lookups < 50

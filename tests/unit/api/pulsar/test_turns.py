@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.pulsar.turns import QUANTUM_SECONDS, TURN_SECONDS, Turns
+from api.pulsar.turns import QUANTUM_SECONDS, TURN_SECONDS, TurnQueue
 
 FRAME_SECONDS = QUANTUM_SECONDS / 2
 
@@ -17,7 +17,7 @@ class Flood:
         self.frames = frames
         self.log = log
 
-    def work(self, seconds: float) -> float:
+    def handle_frames(self, seconds: float) -> float:
         used = 0.0
         while self.frames and used < seconds:
             self.frames -= 1
@@ -26,7 +26,7 @@ class Flood:
         return used
 
     @property
-    def has_work(self) -> bool:
+    def has_frames(self) -> bool:
         return self.frames > 0
 
 
@@ -37,7 +37,7 @@ class Loop:
         self.scheduled: list[Callable[[], None]] = []
         self.log: list[str] = []
         self.now = 1.0
-        self.turns = Turns(self.scheduled.append, lambda: self.now)
+        self.turns = TurnQueue(self.scheduled.append, lambda: self.now)
 
     def turn(self) -> list[str]:
         """One turn of the loop: the roles whose frames were handled."""

@@ -40,7 +40,7 @@ class Client:
         matches = Matches.of("a/b/x.*", TOPICS)
         for number in range(count):
             self.watchers.reserve(number)
-            self.watchers.set(number, WatchedTopics("a/b", "a/b/x.*", TOPICS, matches))
+            self.watchers.store_topics(number, WatchedTopics("a/b", "a/b/x.*", TOPICS, matches))
 
     def send(self, response: WatchTopicUpdate) -> None:
         self.sent.append(response)
@@ -81,22 +81,22 @@ def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:
     watchers = Watchers()
     watchers.reserve(1)
     watchers.remove(1)
-    watchers.set(1, WatchedTopics("a/b", "x", (), Matches((), "")))
+    watchers.store_topics(1, WatchedTopics("a/b", "x", (), Matches((), "")))
     assert not watchers.all
 
 
 @in_event_loop
 async def test_a_change_is_matched_once_for_all_watchers_of_a_pattern() -> None:
     namespace, clients = Namespace(), [Client(100), Client(100)]
-    await namespace.watch.notify(clients)
+    await namespace.watch.send_changes(clients)
     namespace.threads.runs = 0
     for _ in range(5):
-        await namespace.watch.notify(clients)
+        await namespace.watch.send_changes(clients)
     assert namespace.threads.runs == 0
     namespace.topics.append("persistent://a/b/x2")
     namespace.topics.remove("persistent://a/b/x1")
-    await namespace.watch.notify(clients)
-    await namespace.watch.notify(clients)
+    await namespace.watch.send_changes(clients)
+    await namespace.watch.send_changes(clients)
     assert namespace.threads.runs == 2, "matched once, compared once"
     updates = clients[0].sent
     assert len(updates) == 100
@@ -108,9 +108,9 @@ async def test_a_change_is_matched_once_for_all_watchers_of_a_pattern() -> None:
 async def test_updates_leave_other_tasks_their_turns() -> None:
     """100 watchers of one connection and one new topic of 10,000 occupied the loop for 0.4 s."""
     namespace, client = Namespace(), Client(100)
-    await namespace.watch.notify([client])
+    await namespace.watch.send_changes([client])
     namespace.topics += [f"persistent://a/b/x-{number}" for number in range(NAMES_AT_ONCE // 2)]
-    notifying = asyncio.create_task(namespace.watch.notify([client]))
+    notifying = asyncio.create_task(namespace.watch.send_changes([client]))
     in_turns = []
     while not notifying.done():
         before = len(client.sent)
@@ -125,7 +125,7 @@ async def test_a_pass_that_takes_long_is_rare() -> None:
     namespace, clients = Namespace(), [Client(1)]
     namespace.listing_seconds = 1.0
     for _ in range(40):
-        await namespace.watch.notify(clients)
+        await namespace.watch.send_changes(clients)
         namespace.now += 0.5
     assert namespace.listings <= 3
 
@@ -135,8 +135,8 @@ async def test_a_pass_without_changes_leaves_other_tasks_their_turns(monkeypatch
     """10,000 connections with 100 watchers each were visited in one step."""
     monkeypatch.setattr(watching, "WATCHERS_AT_ONCE", 200)
     namespace, clients = Namespace(), [Client(100) for _ in range(20)]
-    await namespace.watch.notify(clients)
-    work, turns = asyncio.create_task(namespace.watch.notify(clients)), 0
+    await namespace.watch.send_changes(clients)
+    work, turns = asyncio.create_task(namespace.watch.send_changes(clients)), 0
     while not work.done():
         await asyncio.sleep(0)
         turns += 1

@@ -50,7 +50,7 @@ class NotingChannel:
     def disconnect(self) -> None:
         self.is_closed = True
 
-    async def is_alive(self) -> bool:
+    async def check_liveness(self) -> bool:
         return True
 
 

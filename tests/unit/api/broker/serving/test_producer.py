@@ -54,7 +54,7 @@ class NotingChannel:
     def disconnect(self) -> None:
         self.is_disconnected = True
 
-    async def is_alive(self) -> bool:
+    async def check_liveness(self) -> bool:
         return True
 
 

@@ -36,7 +36,7 @@ class Sender:
     def connection(self) -> Sender:
         return self
 
-    async def is_alive(self) -> bool:
+    async def check_liveness(self) -> bool:
         return True
 
     def _remove(self, producer: Producer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from api.pulsar.codec import limits
-from api.pulsar.codec.decoding import REQUESTS, decoded
+from api.pulsar.codec.decoding import REQUESTS, decode_request
 from api.pulsar.codec.limits import LIMITS, Bound, Data, Fields, Items, OverLimit, Pairs, Text
 from api.pulsar.frames import Frame, MalformedFrame
 from api.pulsar.handlers.table import HANDLERS
@@ -63,7 +63,7 @@ def command(name: str, **fields: Any) -> BaseCommand:
 
 
 def decode(sent: BaseCommand) -> Any:
-    return decoded(Frame(sent.type, sent.SerializeToString(), b""))
+    return decode_request(Frame(sent.type, sent.SerializeToString(), b""))
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_large_command_is_refused_without_being_parsed(monkeypatch: pytest.Mon
         data = b"\x08\x04\x22" + _length(len(inner)) + inner
         fields = 0
         with pytest.raises(OverLimit):
-            decoded(Frame(BaseCommand.SUBSCRIBE, data, b""))
+            decode_request(Frame(BaseCommand.SUBSCRIBE, data, b""))
         assert fields <= limits.MAX_FIELDS + 10
     for data in (b"\x08\x04" * (1 << 20), b"\x08\x04" + b"\x22\x00" * (1 << 20)):
         fields = 0
         with pytest.raises(OverLimit):
-            decoded(Frame(BaseCommand.SUBSCRIBE, data, b""))
+            decode_request(Frame(BaseCommand.SUBSCRIBE, data, b""))
         assert fields <= limits.MAX_FIELDS + 10
 
 
@@ -160,10 +160,10 @@ def test_what_clients_send_passes() -> None:
 def test_a_text_that_is_not_utf_8_is_refused() -> None:
     data = b"\x08\x17\xba\x01\x06\x0a\x02\xff\xfe\x10\x05"
     with pytest.raises(OverLimit, match="LOOKUP: topic is not UTF-8"):
-        decoded(Frame(BaseCommand.LOOKUP, data, b""))
+        decode_request(Frame(BaseCommand.LOOKUP, data, b""))
 
 
 @pytest.mark.parametrize("data", [b"\x08\x04\x22" + b"\xff" * (1 << 20), b"\x08\x04" + b"\x80" * (1 << 20)])
 def test_what_is_no_protobuf_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedFrame):
-        decoded(Frame(BaseCommand.SUBSCRIBE, data, b""))
+        decode_request(Frame(BaseCommand.SUBSCRIBE, data, b""))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.pulsar.codec import requests, responses
-from api.pulsar.codec.encoding import encoded, encoded_message
+from api.pulsar.codec.encoding import encode_delivery, encode_response
 from api.pulsar.codec.responses import Failure, Reply
 from api.pulsar.errors import ServerError
 from api.pulsar.pulsar_api_pb2 import BaseCommand
@@ -41,7 +41,7 @@ BY_NAME = [
 
 def wire(response: Any) -> Any:
     """Return the message of a response as a client reads it."""
-    ((command, _),) = FrameParser().feed(encoded(response))
+    ((command, _),) = FrameParser().feed(encode_response(response))
     return getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[command.type].name)
 
 
@@ -65,7 +65,7 @@ def test_a_message_id_is_written_as_java_reads_it() -> None:
 )
 def test_a_message_names_the_slots_to_deliver_unless_all_are(live: int, ack_set: list[int]) -> None:
     entry = DeliverableEntry(1, 2, 0, 70, b"data", live, True)
-    ((command, sent),) = FrameParser().feed(b"".join(encoded_message(1, entry, live, 0, -1, None)))
+    ((command, sent),) = FrameParser().feed(b"".join(encode_delivery(1, entry, live, 0, -1, None)))
     message = command.message
     assert (list(message.ack_set), sent) == (ack_set, b"data")
     assert not message.message_id.HasField("partition")
@@ -88,7 +88,7 @@ def test_a_message_names_the_slots_to_deliver_unless_all_are(live: int, ack_set:
 )
 def test_a_refusal_has_the_type_that_its_request_expects(request_type: type | None, field: str) -> None:
     failure = responses.Failure(9, ServerError.MetadataError, "no", request_type)
-    ((command, _),) = FrameParser().feed(encoded(failure))
+    ((command, _),) = FrameParser().feed(encode_response(failure))
     assert command.HasField(field)
     message = getattr(command, field)
     assert message.request_id == 9

@@ -43,10 +43,10 @@ class NotingSession:
     def deliver(self, *_: object) -> None:
         pass
 
-    def hold(self, reason: str) -> None:
+    def hold_requests(self, reason: str) -> None:
         self.holds.add(reason)
 
-    def go_on(self, reason: str) -> None:
+    def resume_requests(self, reason: str) -> None:
         self.holds.discard(reason)
 
     def cancel_creation(self, *_: object) -> None:

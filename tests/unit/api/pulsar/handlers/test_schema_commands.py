@@ -37,7 +37,7 @@ class Registry:
     def __init__(self, *, is_stored: bool) -> None:
         self._is_stored = is_stored
 
-    def same(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
+    def find_equal(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
         return STORED if self._is_stored else None
 
     def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
