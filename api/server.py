@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from api.http.certificate_reloader import CertificateReloader
-from api.http.connections import deadline_protocol, refusals, without_repeats
-from api.http.listener import Listener, Refusals, most_connections
+from api.http.connections import deadline_protocol, http_refusal_bytes, keep_uvicorn_record
+from api.http.listener import Listener, RefusalBytes, most_connections
 from api.observability import logs
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
@@ -103,14 +103,14 @@ def serve_app(
     import uvicorn
 
     log_throttle = LogThrottle(SystemClock(), LOG)
-    logging.getLogger("uvicorn.error").addFilter(without_repeats)
+    logging.getLogger("uvicorn.error").addFilter(keep_uvicorn_record)
     listener = Listener(
         listening,
         most_connections(settings.limits_connections),
         "limits.connections",
         settings.limits_header_timeout_ms / 1000,
         log_throttle,
-        Refusals() if settings.tls_certificate else refusals(settings),
+        RefusalBytes() if settings.tls_certificate else http_refusal_bytes(settings),
     )
 
     async def create_server(protocol_factory: Callable[[], asyncio.Protocol], **_: object) -> Listener:

@@ -18,7 +18,7 @@ _SECONDS = 4.0
 _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
-def check(settings: Settings) -> str | None:
+def liveness_fault(settings: Settings) -> str | None:
     """Return the reason why the service is not alive; None: it is alive."""
     host = _ANY_ADDRESS.get(settings.host, settings.host)
     connection = _connection(host, settings.port, encrypted=bool(settings.tls_certificate))
@@ -44,7 +44,7 @@ def _connection(host: str, port: int, *, encrypted: bool) -> http.client.HTTPCon
 def main() -> int:
     """Check the service of the process's settings, and return the exit code."""
     try:
-        reason = check(Settings.load())
+        reason = liveness_fault(Settings.load())
     except CompactorError as error:
         reason = str(error)
     if reason is None:

@@ -27,7 +27,7 @@ from api.http.access import AuthAction, bearer_of_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED, stated_reason
-from api.http.paths import Topic, segment
+from api.http.paths import Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.observability.redaction import excerpt
 from storage.errors import CompactorError
@@ -79,7 +79,7 @@ class Button:
     over_rest: OverRest | None = None
 
 
-def offer(router: PageRoutes, button: Button) -> None:
+def add_button_routes(router: PageRoutes, button: Button) -> None:
     """Register the routes of a button: GET for its page, if it has one, and POST."""
     path = f"{TOPIC_PAGE}/{button.path}"
 
@@ -102,7 +102,7 @@ def offer(router: PageRoutes, button: Button) -> None:
             if button.over_rest is None or other.topic.name.whole != topic or FORWARDED in request.headers:
                 raise
         call = button.over_rest(request, topic, form)
-        path = "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
+        path = "/".join(map(encode_path_segment, (topic.tenant, topic.namespace, topic.topic)))
         response = await context_of(request).proxy.send_here(
             request,
             f"/admin/v2/persistent/{path}/{call.path}",
@@ -142,6 +142,6 @@ def redirect(path: str, **query: object) -> Response:
     return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303, HEADERS)
 
 
-def to_topic(topic: TopicName, place: str = "", **query: object) -> Response:
+def redirect_to_topic(topic: TopicName, place: str = "", **query: object) -> Response:
     """Return the redirection to a page of a topic. `place`: the end of its path."""
     return redirect(topic_path(topic) + place, **query)

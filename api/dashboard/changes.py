@@ -12,10 +12,10 @@ from starlette.responses import Response
 from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
-from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, offer, to_topic
+from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, add_button_routes, redirect_to_topic
 from api.dashboard.policy_table import policies_of
-from api.dashboard.rendering import PageRoutes, rendered
-from api.formats.position_text import parse_trim_place
+from api.dashboard.rendering import PageRoutes, render_page
+from api.formats.position_text import parse_trim_position
 from api.http.access import AuthAction, caller_of
 from api.http.dependencies import Broker
 from api.http.problems import public_reason
@@ -37,16 +37,16 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
         else:
             policies.change(broker.environment, scope, {name: value})
     except InvalidInput as error:
-        return rendered(
+        return render_page(
             request, "policies.html", 400, name=topic, policies=policies_of(broker.environment, topic), changed=name,
             problem=public_reason(error), may_change=True,
         )  # fmt: skip
-    return to_topic(topic, "/policies", changed=name)
+    return redirect_to_topic(topic, "/policies", changed=name)
 
 
 def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = form.get("before", "").strip()
-    place = parse_trim_place(before) if before else None
+    place = parse_trim_position(before) if before else None
     trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry(form), force=False)
     return _trim_reports(request, topic, form, [trim_document(result, words=None) for result in trimmed])
 
@@ -63,14 +63,14 @@ def _trim_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
 
 def _trim_reports(request: Request, topic: TopicName, form: Form, reports: Sequence[Mapping[str, Any]]) -> Response:
     before = form.get("before", "").strip()
-    return rendered(
+    return render_page(
         request, "trim.html", name=topic, before=before, reports=reports, is_dry=_is_dry(form), problem="",
     )  # fmt: skip
 
 
 def _show_trim(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
     names.topics(broker.environment, topic)
-    return rendered(
+    return render_page(
         request, "trim.html", refusal.status, name=topic, before=form.get("before", ""), reports=None, is_dry=True,
         problem=refusal.reason,
     )  # fmt: skip
@@ -81,14 +81,14 @@ def _control(operate: Callable[[Environment, TopicName], object], result: str) -
 
     def press(broker: Broker, _request: Request, topic: TopicName, _: Form) -> Response:
         operate(broker.environment, topic)
-        return to_topic(topic, done=result)
+        return redirect_to_topic(topic, done=result)
 
     return press
 
 
 def _compact(broker: Broker, request: Request, topic: TopicName, _: Form) -> Response:
     compaction.trigger(broker, topic, caller_of(request).name)
-    return to_topic(topic, done="requested")
+    return redirect_to_topic(topic, done="requested")
 
 
 _EITHER = (AuthAction.COMPACT, AuthAction.ADMIN)
@@ -101,4 +101,4 @@ BUTTONS = (
     Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _show_trim, WaitsFor.WORK, _trim_over_rest),
 )
 for _button in BUTTONS:
-    offer(router, _button)
+    add_button_routes(router, _button)

@@ -28,7 +28,7 @@ class Failure:
     error: str = ""
 
 
-def failure(
+def topic_failure(
     last_error: str, ledger_id: int | None, problem: str, cause: CompactorError | None, *, is_raw_whole: bool
 ) -> Failure | None:
     """Return the failure of a topic, or None.

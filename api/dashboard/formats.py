@@ -45,7 +45,7 @@ def time(value: int | None) -> str:
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else NONE
 
 
-def milliseconds(value: str) -> int:
+def parse_pulsar_time(value: str) -> int:
     """Return the milliseconds since the Unix epoch of a time as Pulsar writes it; 0: there is none."""
     return round(datetime.fromisoformat(value).timestamp() * 1000) if value else 0
 
@@ -129,5 +129,5 @@ def chart_slice(index: int, height: int, text: str) -> Markup:
 
 FILTERS: Mapping[str, Callable[..., object]] = {
     function.__name__: function
-    for function in (size, count, share, time, milliseconds, ago, breakable, duration, rate, text)
+    for function in (size, count, share, time, parse_pulsar_time, ago, breakable, duration, rate, text)
 }

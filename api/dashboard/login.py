@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, PageRoutes, form_of, rendered, require_own_page, uses_tls
+from api.dashboard.rendering import HEADERS, PageRoutes, form_of, render_page, require_same_origin, uses_tls
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.context import Context
 
@@ -23,7 +23,7 @@ _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
 @router.get(LOGIN, is_page=False)
 async def show_login(request: Request, next: str = "/") -> Response:
     """Return the form for a token."""
-    return rendered(request, "login.html", next=next, reason="")
+    return render_page(request, "login.html", next=next, reason="")
 
 
 @router.post(LOGIN)
@@ -33,7 +33,7 @@ async def log_in(context: Context, request: Request) -> Response:
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = context.access.refusal_of(token)
     if reason:
-        return rendered(request, "login.html", 401, next=place, reason=reason)
+        return render_page(request, "login.html", 401, next=place, reason=reason)
     answer = RedirectResponse(_local_path(place), 303, HEADERS)
     secure = uses_tls(request)
     answer.set_cookie(_COOKIES[secure], token, httponly=True, samesite="strict", secure=secure, path="/")
@@ -43,7 +43,7 @@ async def log_in(context: Context, request: Request) -> Response:
 @router.post(LOGOUT)
 async def log_out(request: Request) -> Response:
     """Delete the cookie."""
-    require_own_page(request)
+    require_same_origin(request)
     answer = RedirectResponse(LOGIN, 303, HEADERS)
     for secure, cookie in _COOKIES.items():
         answer.delete_cookie(cookie, path="/", secure=secure, httponly=True, samesite="strict")

@@ -18,7 +18,7 @@ from enum import StrEnum
 from api.broker import names
 from api.broker.broker import Broker
 from api.formats.position_text import parse_start
-from api.http.problems import public_reason, reported_as
+from api.http.problems import public_reason, reword_errors
 from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError, SegmentNotLocal
@@ -48,7 +48,7 @@ class View(StrEnum):
     COMPACTED = "compacted"
 
     @property
-    def flags(self) -> tuple[bool, ...]:
+    def read_compacted_flags(self) -> tuple[bool, ...]:
         """The reads of the view: for each, whether it is compacted."""
         return {View.BOTH: (False, True), View.RAW: (False,), View.COMPACTED: (True,)}[self]
 
@@ -79,14 +79,14 @@ class MessageState:
 
     `superseded_by`: the newest message of its key; None: this is it, or it is not known. `is_current`: this is it, and
     a compacted read returns it. `is_left_out`: a compacted read does not return it. `is_trimmed`: raw does not have it
-    any more. `is_unsearched`: it is not known whether a newer message of its key exists.
+    any more. `may_be_superseded`: it is not known whether a newer message of its key exists.
     """
 
     superseded_by: NewestOffset | None = None
     is_current: bool = False
     is_left_out: bool = False
     is_trimmed: bool = False
-    is_unsearched: bool = False
+    may_be_superseded: bool = False
 
     @property
     def is_struck(self) -> bool:
@@ -110,23 +110,23 @@ class MessagePage:
     horizon: int | None = None
 
     @property
-    def unsearched(self) -> int:
+    def maybe_superseded_count(self) -> int:
         """The number of messages of which it is not known whether they are superseded."""
-        return sum(state.is_unsearched for _, state in self.messages)
+        return sum(state.may_be_superseded for _, state in self.messages)
 
     @property
-    def first(self) -> int | None:
+    def first_offset(self) -> int | None:
         """The lowest offset of the page."""
         return min((message.offset for message, _ in self.messages), default=None)
 
     @property
-    def last(self) -> int | None:
+    def last_offset(self) -> int | None:
         """The highest offset of the page."""
         return max((message.offset for message, _ in self.messages), default=None)
 
 
 @dataclass
-class Side:
+class ReadRows:
     """The rows of one read, ascending. `has_more`: it stopped at a limit; `problem`: the error that ended it."""
 
     rows: list[StoredMessage] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Side:
 
 def open_topic(broker: Broker, name: TopicName) -> Topic:
     """Return a topic that is not partitioned. Raise TopicNotFound, RestException (405)."""
-    with reported_as(partitioned=f"{name} is a partitioned topic: look at its partitions"):
+    with reword_errors(partitioned=f"{name} is a partitioned topic: look at its partitions"):
         names.check_not_partitioned(broker.environment, name)
     return Topic(broker.environment, names.topic(broker.environment, name))
 
@@ -179,16 +179,17 @@ def _page(
     broker: Broker, topic: Topic, query: PageQuery, start: int, end: int | None, problems: list[str]
 ) -> MessagePage:
     """Return the page that begins at `start`, or that ends before `end`."""
-    sides = {
-        flag: _forward(topic, start, flag) if end is None else _backward(topic, end, flag) for flag in query.view.flags
+    reads = {
+        flag: _forward(topic, start, flag) if end is None else _backward(topic, end, flag)
+        for flag in query.view.read_compacted_flags
     }
-    problems += [side.problem for side in sides.values() if side.problem]
-    offsets, has_more = page_offsets(sides.values(), is_forward=end is None)
+    problems += [read.problem for read in reads.values() if read.problem]
+    offsets, has_more = page_offsets(reads.values(), is_forward=end is None)
     first = offsets[0] if offsets else start if end is None else end
     after = offsets[-1] + 1 if offsets else first
     older = has_more if end is not None else first > 0 and _exists_before(topic, first, query.view)
     newer = has_more if end is None else end < OFFSETS and _exists_from(topic, after, query.view)
-    messages = _with_states(broker, topic, sides, offsets)
+    messages = _with_states(broker, topic, reads, offsets)
     if query.order is Order.NEWEST:
         messages.reverse()
     horizon = topic.snapshot().horizon
@@ -203,55 +204,55 @@ def _page(
     )
 
 
-def page_offsets(sides: Collection[Side], *, is_forward: bool) -> tuple[list[int], bool]:
+def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> tuple[list[int], bool]:
     """Return the offsets of a page, ascending, and whether more follow in its direction.
 
-    Where a side has stopped at a limit, a message beyond its last one may be on that side or not: it is left out.
+    Where a read has stopped at a limit, a message beyond its last one may be in that read or not: it is left out.
     """
-    offsets = sorted({row.offset for side in sides for row in side.rows})
-    ends = [side.rows[-1 if is_forward else 0].offset for side in sides if side.has_more]
+    offsets = sorted({row.offset for read in reads for row in read.rows})
+    ends = [read.rows[-1 if is_forward else 0].offset for read in reads if read.has_more]
     if ends:
         offsets = [offset for offset in offsets if (offset <= min(ends) if is_forward else offset >= max(ends))]
     has_more = bool(ends) or len(offsets) > PAGE_MESSAGES
     return (offsets[:PAGE_MESSAGES] if is_forward else offsets[-PAGE_MESSAGES:]), has_more
 
 
-def _forward(topic: Topic, start: int, read_compacted: bool) -> Side:
-    side, size = Side(), 0
+def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:
+    read, size = ReadRows(), 0
     batches = topic.read(StartOffset(start) if start else EARLIEST, read_compacted, PAGE_MESSAGES + 1)
     try:
         with closing(batches):
             for batch in batches:
                 for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES):
                     if size >= PAGE_BYTES:
-                        side.has_more = True
-                        return side
-                    side.rows.append(row)
+                        read.has_more = True
+                        return read
+                    read.rows.append(row)
                     size += row.payload_size
     except CompactorError as error:
-        side.problem = public_reason(error)
-    side.has_more = len(side.rows) > PAGE_MESSAGES
-    return side
+        read.problem = public_reason(error)
+    read.has_more = len(read.rows) > PAGE_MESSAGES
+    return read
 
 
-def _backward(topic: Topic, end: int, read_compacted: bool) -> Side:
+def _backward(topic: Topic, end: int, read_compacted: bool) -> ReadRows:
     try:
         batches, has_more = topic.read_before(end, read_compacted, PAGE_MESSAGES + 1, PAGE_BYTES)
     except SegmentNotLocal as error:  # the messages that are sealed
         segments = [extent for extent in topic.snapshot().extents if isinstance(extent, SegmentRecord)]
         sealed_end = min((segment.first_offset for segment in segments), default=end)
-        side = _backward(topic, sealed_end, read_compacted) if sealed_end < end else Side()
-        return replace(side, problem=side.problem or public_reason(error))
+        read = _backward(topic, sealed_end, read_compacted) if sealed_end < end else ReadRows()
+        return replace(read, problem=read.problem or public_reason(error))
     except CompactorError as error:
-        return Side(problem=public_reason(error))
+        return ReadRows(problem=public_reason(error))
     rows = [row for batch in batches for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES)]
-    return Side(rows, has_more)
+    return ReadRows(rows, has_more)
 
 
 def _first_since(topic: Topic, view: View, start: StartPosition, problems: list[str]) -> int:
     """Return the offset of the first message that was published at a time or later; without one, an end after all."""
     offsets = [OFFSETS]
-    for flag in view.flags:
+    for flag in view.read_compacted_flags:
         try:
             position = topic.first_at(start, read_compacted=flag)
         except CompactorError as error:
@@ -264,13 +265,13 @@ def _first_since(topic: Topic, view: View, start: StartPosition, problems: list[
 
 def _exists_before(topic: Topic, offset: int, view: View) -> bool:
     with suppress(CompactorError):
-        return any(topic.read_before(offset, flag, max_messages=1)[0] for flag in view.flags)
+        return any(topic.read_before(offset, flag, max_messages=1)[0] for flag in view.read_compacted_flags)
     return False
 
 
 def _exists_from(topic: Topic, offset: int, view: View) -> bool:
     with suppress(CompactorError):
-        for flag in view.flags:
+        for flag in view.read_compacted_flags:
             with closing(topic.read(StartOffset(offset), flag, max_messages=1)) as batches:
                 if next(batches, None) is not None:
                     return True
@@ -278,16 +279,19 @@ def _exists_from(topic: Topic, offset: int, view: View) -> bool:
 
 
 def _with_states(
-    broker: Broker, topic: Topic, sides: Mapping[bool, Side], offsets: Sequence[int]
+    broker: Broker, topic: Topic, reads: Mapping[bool, ReadRows], offsets: Sequence[int]
 ) -> list[tuple[StoredMessage, MessageState]]:
     """Return the messages of a page with their states, which are empty unless both reads succeeded."""
-    on_side = {flag: {row.offset: row for row in side.rows} for flag, side in sides.items()}
-    messages = [next(rows[offset] for rows in on_side.values() if offset in rows) for offset in offsets]
-    if len(sides) == 1 or any(side.problem for side in sides.values()):
+    rows_by_read = {flag: {row.offset: row for row in read.rows} for flag, read in reads.items()}
+    messages = [next(rows[offset] for rows in rows_by_read.values() if offset in rows) for offset in offsets]
+    if len(reads) == 1 or any(read.problem for read in reads.values()):
         return [(message, MessageState()) for message in messages]
-    newest = newest_of(broker, topic, messages)
+    newest = newest_by_key(broker, topic, messages)
     return [
-        (message, state_of(message, message.offset in on_side[False], message.offset in on_side[True], newest))
+        (
+            message,
+            state_of(message, message.offset in rows_by_read[False], message.offset in rows_by_read[True], newest),
+        )
         for message in messages
     ]
 
@@ -305,7 +309,9 @@ class _Deadline:
         return now > self.end_ms
 
 
-def newest_of(broker: Broker, topic: Topic, messages: Sequence[StoredMessage]) -> Mapping[bytes, NewestOffset | None]:
+def newest_by_key(
+    broker: Broker, topic: Topic, messages: Sequence[StoredMessage]
+) -> Mapping[bytes, NewestOffset | None]:
     """Return the newest message of each key of some messages, in ascending order, as far as it is known in time."""
     keys = [message.key for message in messages if message.key is not None]
     try:

@@ -14,7 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.message_browser import MessageState, newest_of, open_topic, state_of
+from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, state_of
 from api.dashboard.payload_views import PayloadView, views, visible
 from api.http.problems import RestException
 from storage.entries.stored_message import StoredMessage, stored_messages
@@ -68,7 +68,7 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
         raise RestException(404, f"{name} has no message at offset {offset}, raw or compacted")
     state = MessageState()
     if not errors:
-        newest = newest_of(broker, topic, [message])
+        newest = newest_by_key(broker, topic, [message])
         state = state_of(message, raw is not None, compacted is not None, newest)
     described, decoded, problem = _decoded(broker, name, message)
     payload = message.payload or b""

@@ -1,8 +1,8 @@
 """First page: totals, and the table of the topics that the caller may see.
 
 States are of the request's moment. The sizes of all topics are passed in, and those of many topics may be some seconds
-old (`TopicsPoller`); the rows of the page get present ones. While a compaction runs that the caller may watch, the page
-names the run, so that a script follows it.
+old (`TopicSizesPoller`); the rows of the page get present ones. While a compaction runs that the caller may watch, the
+page names the run, so that a script follows it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.dashboard.attention import REASONS, failing_topics, reasons
-from api.dashboard.rendering import ANY_ROLE, rendered
-from api.dashboard.topic_sizes import TopicSizes, poller_of
+from api.dashboard.rendering import ANY_ROLE, render_page
+from api.dashboard.topic_sizes import TopicSizes, sizes_poller_of
 from api.dashboard.topics_table import (
     COLUMNS,
     NAME,
@@ -25,7 +25,7 @@ from api.dashboard.topics_table import (
     CompactionStates,
     TableView,
     TopicRow,
-    named,
+    filter_by_name,
     topics_page,
     totals,
 )
@@ -36,25 +36,25 @@ POLL_MS = 5_000
 """The interval at which a script replaces the page while a compaction runs."""
 
 
-def overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
+def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Response:
     """Render the page. `sizes`: of all topics. Waits for the database."""
     context, caller = context_of(request), caller_of(request)
 
-    may_see = context.access.topic_check(caller, ANY_ROLE)
-    may_watch = context.access.topic_check(caller, (AuthAction.COMPACT,))
+    may_see = context.access.topic_filter(caller, ANY_ROLE)
+    may_watch = context.access.topic_filter(caller, (AuthAction.COMPACT,))
 
     def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
-        present = poller_of(request).of([row.summary.topic_id for row in rows])
-        by_id = {row.summary.topic_id: row for row in states.of(present.rows)}
+        present = sizes_poller_of(request).present_sizes([row.summary.topic_id for row in rows])
+        by_id = {row.summary.topic_id: row for row in states.rows_with_states(present.rows)}
         return [by_id[row.summary.topic_id] for row in rows if row.summary.topic_id in by_id]
 
     visible = [row for row in sizes.rows if may_see(row.name)]
     states = CompactionStates.read(context.broker.environment)
-    rows = named(states.of(visible), view.text)
+    rows = filter_by_name(states.rows_with_states(visible), view.text)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
     failing = failing_topics(rows, states.controls, may_watch)
-    return rendered(
+    return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
         failing=failing, reasons=reasons(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
         run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,

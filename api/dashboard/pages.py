@@ -24,13 +24,13 @@ from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
-from api.dashboard.overview import overview
+from api.dashboard.overview import render_overview
 from api.dashboard.policy_table import policies_of, settings_of
-from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, rendered, require
+from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require
 from api.dashboard.topic_page import look_up, topic_view
-from api.dashboard.topic_sizes import poller_of
+from api.dashboard.topic_sizes import sizes_poller_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
-from api.http.access import AuthAction, allowed_on, words_for
+from api.http.access import AuthAction, permission_check_on, superuser_words
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import Topic
@@ -58,8 +58,8 @@ async def show_topics(
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     view = TableView(q.strip(), state if state in STATES else "", sort, page)
-    sizes = await poller_of(request).of_all()
-    return await broker.pools[WaitsFor.DATABASE].run(overview, request, view, sizes)
+    sizes = await sizes_poller_of(request).all_sizes()
+    return await broker.pools[WaitsFor.DATABASE].run(render_overview, request, view, sizes)
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE)
@@ -71,7 +71,7 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is not None:
         rows = partition_rows(broker.environment, partitioned)
-        return rendered(
+        return render_page(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
             may_change=may_change,
         )  # fmt: skip
@@ -80,8 +80,8 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
         require(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    view = topic_view(broker, topic, words=words_for(request), with_subscriptions=may_consume)
-    return rendered(
+    view = topic_view(broker, topic, words=superuser_words(request), with_subscriptions=may_consume)
+    return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def show_messages(
         parameters = {"view": view.value, "order": order.value, **changes}
         return "?" + urlencode({name: value for name, value in parameters.items() if value is not None})
 
-    return rendered(
+    return render_page(
         request, "messages.html", name=topic, page=message_page(broker, topic, query), link=link, end=OFFSETS
     )
 
@@ -118,14 +118,14 @@ def show_message(
 ) -> Response:
     """Return the page of the message at an offset."""
     require(request, AuthAction.CONSUME, topic=topic)
-    return rendered(request, "message.html", name=topic, view=message_view(broker, topic, offset))
+    return render_page(request, "message.html", name=topic, view=message_view(broker, topic, offset))
 
 
 @router.get(f"{TOPIC_PAGE}/policies")
 def show_policies(broker: Broker, request: Request, topic: Topic, changed: str = "") -> Response:
     """Return the page of a topic's policies, each with a form."""
     require(request, *ANY_ROLE, topic=topic)
-    return rendered(
+    return render_page(
         request, "policies.html", name=topic, policies=policies_of(broker.environment, topic), problem="",
         changed=changed if changed in POLICIES else "",
         may_change=may(request, AuthAction.ADMIN, topic=topic),
@@ -134,10 +134,10 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
 
 @router.get(
     "/dashboard/runs/{run}/events",
-    allowed_on(topic_of_run, AuthAction.COMPACT),
+    permission_check_on(topic_of_run, AuthAction.COMPACT),
     is_page=False,
 )
-async def watch_run(context: Context, run: RunId) -> Response:
+async def stream_run_events(context: Context, run: RunId) -> Response:
     """Follow a run: the server-sent events of REST, to the same roles, for a browser with the dashboard's cookie."""
     return await run_events(context, run)
 
@@ -148,14 +148,14 @@ def show_service(broker: Broker, request: Request) -> Response:
     require(request, AuthAction.SUPERUSER)
     state = scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), HTTP_WORDS)
     unserved = broker.ownership.unserved_logs()
-    return rendered(request, "service.html", scheduler=state, unserved=unserved, parsed=TopicName.parse)
+    return render_page(request, "service.html", scheduler=state, unserved=unserved, parsed=TopicName.parse)
 
 
 @router.get("/dashboard/settings")
 def show_settings(broker: Broker, request: Request) -> Response:
     """Return the page of this service's settings and their origins, without secrets."""
     require(request, AuthAction.SUPERUSER)
-    return rendered(request, "settings.html", settings=settings_of(broker.settings))
+    return render_page(request, "settings.html", settings=settings_of(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", is_page=False)

@@ -63,21 +63,21 @@ def _row(option: Option, value: object, origin: str, default: object) -> PolicyR
     text, default_text = value_text(value), value_text(option.kind.to_json(default))
     return {
         "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
-        "differs": text != default_text, "meant": meant(option.kind, value),
+        "differs": text != default_text, "meant": value_in_larger_units(option.kind, value),
     }  # fmt: skip
 
 
 def _tables(rows: Sequence[PolicyRow]) -> OptionTables:
     """Divide rows, of which those that are set come first."""
     defaults = [row for row in rows if row["origin"] == PolicyOrigin.DEFAULT]
-    return OptionTables(rows[: len(rows) - len(defaults)], by_prefix(defaults))
+    return OptionTables(rows[: len(rows) - len(defaults)], group_by_prefix(defaults))
 
 
 def _sorted(rows: Any) -> Sequence[PolicyRow]:
     return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))
 
 
-def meant(kind: ValueKind, value: object) -> str:
+def value_in_larger_units(kind: ValueKind, value: object) -> str:
     """Return a duration in milliseconds or a size in bytes in larger units; empty: the value is as plain."""
     kind = kind.kind if isinstance(kind, Optional) else kind
     if not isinstance(value, int) or value < 1000:
@@ -90,7 +90,7 @@ def meant(kind: ValueKind, value: object) -> str:
     return ""
 
 
-def by_prefix(rows: Sequence[PolicyRow]) -> Sequence[tuple[str, Sequence[PolicyRow]]]:
+def group_by_prefix(rows: Sequence[PolicyRow]) -> Sequence[tuple[str, Sequence[PolicyRow]]]:
     """Return the rows by the first word of their names, those that are alone with it together at the end."""
     groups: dict[str, list[PolicyRow]] = {}
     for row in rows:

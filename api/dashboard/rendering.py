@@ -23,9 +23,9 @@ from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
 from api.http.access import ANY_USE, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
-from api.http.limits import hold_body_to
+from api.http.limits import limit_body
 from api.http.owner_proxy import FORWARDED
-from api.http.paths import segment
+from api.http.paths import encode_path_segment
 from api.http.problems import RestException
 from api.http.router import Endpoint, Routes
 from storage.errors import CompactorError
@@ -120,7 +120,7 @@ def _as_page(handler: Handler) -> Handler:
         if answer.status_code == 401:
             path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
             return RedirectResponse(f"{LOGIN}?{urlencode({'next': path})}", 303, HEADERS)
-        return problem(request, answer.status_code, json.loads(bytes(answer.body))["reason"])
+        return render_problem_page(request, answer.status_code, json.loads(bytes(answer.body))["reason"])
 
     return answered
 
@@ -140,7 +140,7 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
     return True
 
 
-def rendered(request: Request, template: str, status: int = 200, **values: Any) -> Response:
+def render_page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
     """Render a page from a template. Needs a thread if the template checks permissions: `may_create`, `tabs`."""
     context = context_of(request)
     broker = context.broker
@@ -150,23 +150,23 @@ def rendered(request: Request, template: str, status: int = 200, **values: Any) 
         role=caller_of(request).role,
         access_control=context.access.verifier is not None,
         path_of=topic_path,
-        segment=segment,
+        segment=encode_path_segment,
         current=request.url.path,
         done=RESULTS.get(request.query_params.get("done", ""), ""),
         is_operator=context.access.is_superuser(caller_of(request)),
-        may_create=lambda: context.access.may_administer(caller_of(request)),
+        may_create=lambda: context.access.may_create_topics(caller_of(request)),
         tabs=lambda name: _tabs(request, name),
         **values,
     )
     return Response(content, status, HEADERS, media_type="text/html")
 
 
-def problem(request: Request, status: int, reason: str) -> Response:
+def render_problem_page(request: Request, status: int, reason: str) -> Response:
     """Render the page of an error, with a link to the topic of its path if there is one."""
     path = request.scope["raw_path"].decode("latin-1").split("/")
     is_below = status != 404 and "topic" in request.path_params
     topic_page = "/".join(path[: TOPIC_PAGE.count("/") + 1]) if is_below else ""
-    return rendered(request, "problem.html", status, reason=reason, topic_page=topic_page)
+    return render_page(request, "problem.html", status, reason=reason, topic_page=topic_page)
 
 
 def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
@@ -183,10 +183,10 @@ def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
 
 def topic_path(topic: TopicName) -> str:
     """Return the path of a topic's page."""
-    return "/dashboard/topics/" + "/".join(map(segment, (topic.tenant, topic.namespace, topic.topic)))
+    return "/dashboard/topics/" + "/".join(map(encode_path_segment, (topic.tenant, topic.namespace, topic.topic)))
 
 
-def require_own_page(request: Request) -> None:
+def require_same_origin(request: Request) -> None:
     """Refuse a request that no browser sent from a page of this service. Raises RestException (403).
 
     The `Origin` of such a request is the request's host, with the request's scheme, or https if a proxy ends TLS. A
@@ -207,7 +207,7 @@ def uses_tls(request: Request) -> bool:
 
 async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
-    require_own_page(request)
-    hold_body_to(request.scope, _FORM_BYTES)
+    require_same_origin(request)
+    limit_body(request.scope, _FORM_BYTES)
     body = await request.body()
     return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}

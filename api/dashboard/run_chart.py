@@ -78,10 +78,10 @@ class RunChart:
 
 
 @dataclass(frozen=True)
-class EndedRuns:
-    """Runs that ended early for the same reason, except for numbers in it.
+class EarlyEndReason:
+    """A reason for which runs ended early; numbers in it may differ.
 
-    `run`: the newest of them; `last_at`: when it ended, in milliseconds; `error`: its reason.
+    `number`: of these runs; `run`: the newest of them; `last_at`: when it ended, in milliseconds; `error`: its reason.
     """
 
     state: str
@@ -95,20 +95,20 @@ def _sum_of(*names: str) -> Callable[[Run], int]:
     return lambda run: sum(int(run["statistics"].get(name) or 0) for name in names)
 
 
-def numbers_in_and_out(run: Run) -> tuple[int | None, int | None]:
+def messages_in_and_out(run: Run) -> tuple[int | None, int | None]:
     """Return the messages that a run read, compacted and new, and those that it left; None: it has not counted them."""
     if "messages_out" not in run["statistics"]:
         return None, None
     return BEFORE.of(run) + NEW.of(run), OUT.of(run)
 
 
-def took(run: Run) -> int | None:
+def run_duration(run: Run) -> int | None:
     """Return the duration of a run in milliseconds; None: it is active."""
     return None if run["finished_at"] is None else max(run["finished_at"] - run["started_at"], 0)
 
 
 def _took_in_vain(run: Run) -> int:
-    return (took(run) or 0) if run["state"] in ENDED_EARLY else 0
+    return (run_duration(run) or 0) if run["state"] in ENDED_EARLY else 0
 
 
 PHASES = (
@@ -130,18 +130,18 @@ PANELS = (
 )
 
 
-def chart(runs: Sequence[Run]) -> RunChart:
+def draw_chart(runs: Sequence[Run]) -> RunChart:
     """Draw runs. `runs`: the newest first."""
     oldest_first = list(reversed(runs))
-    texts = [described(run) for run in oldest_first]
+    texts = [run_text(run) for run in oldest_first]
     marks = [state for state in MARKED if any(run["state"] == state for run in runs)]
     panels = [panel for scheme in PANELS if (panel := _panel(scheme, oldest_first, texts)) is not None]
     return RunChart(panels, texts, marks)
 
 
-def described(run: Run) -> str:
+def run_text(run: Run) -> str:
     """Return the numbers of a run in words."""
-    ended = took(run)
+    ended = run_duration(run)
     words = [f"Run {run['run']}, {run['state'].lower()}, {time(run['started_at'])}"]
     if "messages_out" in run["statistics"]:
         words.append(
@@ -155,7 +155,7 @@ def described(run: Run) -> str:
     return "; ".join(words)
 
 
-def ended_early(runs: Sequence[Run]) -> list[EndedRuns]:
+def early_end_reasons(runs: Sequence[Run]) -> list[EarlyEndReason]:
     """Return the reasons why runs failed or were cancelled, each once, that of the newest run first.
 
     `runs`: the newest first.
@@ -165,7 +165,7 @@ def ended_early(runs: Sequence[Run]) -> list[EndedRuns]:
         if run["state"] in ENDED_EARLY:
             reasons.setdefault((run["state"], re.sub(r"\d+", "#", run["error"] or "")), []).append(run)
     return [
-        EndedRuns(state, each[0]["error"] or "", len(each), each[0]["run"], each[0]["finished_at"])
+        EarlyEndReason(state, each[0]["error"] or "", len(each), each[0]["run"], each[0]["finished_at"])
         for (state, _), each in reasons.items()
     ]
 

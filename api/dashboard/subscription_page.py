@@ -11,12 +11,12 @@ from api.broker import names, subscriptions
 from api.broker.positions import CursorPosition
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
-from api.dashboard.buttons import Button, Form, Refusal, RestCall, offer, to_topic
-from api.dashboard.rendering import PageRoutes, rendered
-from api.formats.position_text import parse_place, parse_start
+from api.dashboard.buttons import Button, Form, Refusal, RestCall, add_button_routes, redirect_to_topic
+from api.dashboard.rendering import PageRoutes, render_page
+from api.formats.position_text import parse_cursor_position, parse_start
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import decoded, segment
+from api.http.paths import decoded, encode_path_segment
 from storage.errors import CursorNotFound, InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.stats import CursorStatsRecord
@@ -33,14 +33,14 @@ def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Re
 
 
 def _moved(request: Request, topic: TopicName, _: object = None) -> Response:
-    return to_topic(topic, f"/subscriptions/{segment(_name(request))}", done="reset")
+    return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(_name(request))}", done="reset")
 
 
 def _reset_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
     """Return the call that resets all partitions to a time: any other position is one partition's, and was refused."""
     position = _position(form)
     assert isinstance(position, StartTime), "a partitioned topic has no other position"
-    path = f"subscription/{segment(_name(request))}/resetcursor/{position.publish_time}"
+    path = f"subscription/{encode_path_segment(_name(request))}/resetcursor/{position.publish_time}"
     return RestCall(path, None, partial(_moved, request, topic))
 
 
@@ -54,7 +54,7 @@ def _position(form: Form) -> CursorPosition:
         case "time":
             return parse_start("@" + form.get("time", "").strip())
         case "message":
-            return parse_place(form.get("message", "").strip())
+            return parse_cursor_position(form.get("message", "").strip())
     raise InvalidInput("no position is chosen", "choose one of those of the form")
 
 
@@ -64,7 +64,7 @@ def _show(broker: Broker, request: Request, topic: TopicName, form: Form, refusa
     cursors = [(snapshot, cursor) for snapshot in snapshots for cursor in [_cursor(snapshot, name)] if cursor]
     if not cursors:
         raise CursorNotFound(topic, name)
-    return rendered(
+    return render_page(
         request, "subscription.html", refusal.status, name=topic, subscription=name, cursors=cursors, form=form,
         problem=refusal.reason, is_partitioned=len(snapshots) > 1 or snapshots[0].stats.topic.name != topic,
         is_movable=name != COMPACTION_CURSOR,
@@ -85,7 +85,7 @@ def _name(request: Request) -> str:
     return decoded(request.path_params["subscription"])
 
 
-offer(
+add_button_routes(
     router,
     Button(
         "subscriptions/{subscription}",

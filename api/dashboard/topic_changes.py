@@ -12,8 +12,8 @@ from api.broker import messages, names, partitions, topics
 from api.broker.messages import NewMessage
 from api.broker.stats import stats_snapshot
 from api.broker.threads import WaitsFor
-from api.dashboard.buttons import Button, Form, Refusal, offer, redirect, refusal_of, to_topic
-from api.dashboard.rendering import NEW_TOPIC, PageRoutes, form_of, rendered, require
+from api.dashboard.buttons import Button, Form, Refusal, add_button_routes, redirect, redirect_to_topic, refusal_of
+from api.dashboard.rendering import NEW_TOPIC, PageRoutes, form_of, render_page, require
 from api.dashboard.topics_table import partition_rows
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
@@ -68,7 +68,7 @@ def _created(broker: Broker, request: Request, form: Form) -> Response:
             topics.create(broker.environment, name, {})
     except (CompactorError, RestException) as error:
         return _new_topic(request, form, refusal_of(request, error))
-    return to_topic(name, done="created")
+    return redirect_to_topic(name, done="created")
 
 
 def _number_of_partitions(text: str) -> int:
@@ -79,10 +79,10 @@ def _number_of_partitions(text: str) -> int:
 
 def _new_topic(request: Request, form: Form, refusal: Refusal) -> Response:
     caller = caller_of(request)
-    namespaces = context_of(request).access.administered(caller)
+    namespaces = context_of(request).access.administered_namespaces(caller)
     if not namespaces:
         raise RestException(403, f"role {caller.role!r} may administer no namespace: ask an administrator of one")
-    return rendered(
+    return render_page(
         request, "new_topic.html", refusal.status, namespaces=namespaces[:_MOST_NAMESPACES], form=form,
         problem=refusal.reason,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _delete(broker: Broker, _request: Request, topic: TopicName, form: Form) -> 
 
 
 def _show_delete(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
-    return rendered(
+    return render_page(
         request, "delete.html", refusal.status, name=topic, losses=_losses(broker, topic), form=form,
         problem=refusal.reason,
     )  # fmt: skip
@@ -144,7 +144,9 @@ def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) ->
     (answer,) = messages.append(broker, record, [message])
     if isinstance(answer, CompactorError):
         raise answer
-    return to_topic(topic, "/produce", done="produced", offset=answer.first.offset, partition=record.name.partition)
+    return redirect_to_topic(
+        topic, "/produce", done="produced", offset=answer.first.offset, partition=record.name.partition
+    )
 
 
 def _message(form: Form) -> NewMessage:
@@ -174,7 +176,7 @@ def _show_produce(broker: Broker, request: Request, topic: TopicName, form: Form
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is None:
         names.topic(broker.environment, topic)
-    return rendered(
+    return render_page(
         request, "produce.html", refusal.status, name=topic, is_partitioned=partitioned is not None, form=form,
         problem=refusal.reason, stored=_stored(request, topic),
     )  # fmt: skip
@@ -194,4 +196,4 @@ for _button in (
     Button("delete", "deleteTopicNow", (AuthAction.ADMIN,), _delete, _show_delete, WaitsFor.LOG),
     Button("produce", "produceNow", (AuthAction.PRODUCE,), _produce, _show_produce, WaitsFor.LOG),
 ):
-    offer(router, _button)
+    add_button_routes(router, _button)

@@ -16,10 +16,10 @@ from api.broker.broker import Broker
 from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
-from api.dashboard.failure import Failure, failure
+from api.dashboard.failure import Failure, topic_failure
 from api.dashboard.formats import shortened
 from api.dashboard.policy_table import PolicyRow, policy_rows
-from api.dashboard.run_chart import EndedRuns, RunChart, chart, ended_early, numbers_in_and_out
+from api.dashboard.run_chart import EarlyEndReason, RunChart, draw_chart, early_end_reasons, messages_in_and_out
 from api.dashboard.schema_versions import SchemaHistory, schema_history
 from api.dashboard.topic_clients import TopicClients, topic_clients
 from api.dashboard.topic_picture import (
@@ -77,7 +77,7 @@ class TopicView:
     control: Mapping[str, Any]
     runs: Sequence[dict[str, Any]]
     chart: RunChart
-    ended_early: Sequence[EndedRuns]
+    early_end_reasons: Sequence[EarlyEndReason]
     clients: TopicClients
     schemas: SchemaHistory
     policies: Sequence[PolicyRow]
@@ -91,14 +91,14 @@ class TopicView:
         return bool(self.control["state"] == "InProgress")
 
     @property
-    def running(self) -> dict[str, Any] | None:
+    def active_run(self) -> dict[str, Any] | None:
         """Return the active run, or None."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
     def newest_runs(self) -> Sequence[tuple[dict[str, Any], int | None, int | None]]:
         """Return the runs that the table lists, each with its messages in and out."""
-        return [(run, *numbers_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
+        return [(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     document = control_document(control, words=words)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
-    (row,) = states.of([TopicRow(_summary(snapshot), backlog)])
+    (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])
     return TopicView(
         name,
         topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),
@@ -165,12 +165,12 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
         backlog,
         document,
         runs,
-        chart(runs),
-        ended_early(runs),
+        draw_chart(runs),
+        early_end_reasons(runs),
         clients,
         schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
-        failure(
+        topic_failure(
             document["last_error"],
             None if compacted is None else compacted.ledger_id,
             problem,

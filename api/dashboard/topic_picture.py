@@ -126,7 +126,7 @@ class Picture:
     legend: Sequence[tuple[str, str]]
 
     @property
-    def slices(self) -> int:
+    def slice_count(self) -> int:
         """Return the number of slices."""
         return len(self.texts)
 
@@ -143,7 +143,7 @@ def draw(
     None: it was never compacted. `is_unreadable`: the compacted ledger cannot be read, so nothing is known of it."""
     first = min([item.first for item in extents] + [max(item.offset, 0) for item in marks], default=0)
     end = max([end, first + 1] + [item.offset for item in marks])
-    divided = slices(extents, marks, first, end)
+    divided = divide_into_slices(extents, marks, first, end)
     behind = max(first, horizon_end or 0)
     unread_end = behind if is_unreadable else first
     texts = [
@@ -263,7 +263,7 @@ def _in_rows(placed: Sequence[_Placed]) -> list[_Placed]:
     return ordered
 
 
-def slices(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int) -> list[Slice]:
+def divide_into_slices(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int) -> list[Slice]:
     """Divide the offsets from `first` to before `end` into slices with the messages of the extents."""
     number = min(SLICES, end - first)
     bounds = [first + (end - first) * index // number for index in range(number + 1)]

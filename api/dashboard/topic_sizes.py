@@ -35,7 +35,7 @@ class TopicSizes:
     at: int = 0
 
 
-class TopicsPoller:
+class TopicSizesPoller:
     """Reads the sizes of all topics; of more than `FEW_TOPICS`, requests share a recent read.
 
     A read that is older than `RENEW_AFTER_MS` is still shared while the next one runs, up to `MAX_SIZES_AGE_MS`.
@@ -50,7 +50,7 @@ class TopicsPoller:
         self._last = TopicSizes()
         self._renewal: asyncio.Task[TopicSizes] | None = None
 
-    async def of_all(self) -> TopicSizes:
+    async def all_sizes(self) -> TopicSizes:
         """Return the sizes of all topics, also of topics without a trigger."""
         last, age = self._last, self._clock.now_ms() - self._last.at
         if len(last.rows) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
@@ -60,7 +60,7 @@ class TopicsPoller:
             self._renewal.add_done_callback(_ignore_failure)
         return last
 
-    def of(self, topic_ids: Collection[int]) -> TopicSizes:
+    def present_sizes(self, topic_ids: Collection[int]) -> TopicSizes:
         """Return the present sizes of a page of topics, without deleted ones. Waits for the database."""
         now = self._clock.now_ms()
         return TopicSizes(topic_rows(self._metadata.topics.summaries(topic_ids), self._backlogs.of(topic_ids)), now)
@@ -78,6 +78,6 @@ def _ignore_failure(renewal: asyncio.Task[TopicSizes]) -> None:
         renewal.exception()
 
 
-def poller_of(request: Request) -> TopicsPoller:
+def sizes_poller_of(request: Request) -> TopicSizesPoller:
     """Return the poller of the application that received a request."""
-    return cast(TopicsPoller, request.app.state.topic_sizes)
+    return cast(TopicSizesPoller, request.app.state.topic_sizes)

@@ -267,7 +267,7 @@ def totals(rows: Sequence[TopicRow]) -> Totals:
     )
 
 
-def named(rows: Sequence[TopicRow], text: str) -> Sequence[TopicRow]:
+def filter_by_name(rows: Sequence[TopicRow], text: str) -> Sequence[TopicRow]:
     """Return the rows whose full name contains `text`."""
     return [row for row in rows if text in row.full_name] if text else rows
 
@@ -277,7 +277,7 @@ def topics_page(
     view: TableView,
     read_again: Callable[[Sequence[TopicRow]], Sequence[TopicRow]] = lambda rows: rows,
 ) -> TopicsPage:
-    """Return a page of the rows, which are sorted by name and have passed `named`.
+    """Return a page of the rows, which are sorted by name and have passed `filter_by_name`.
 
     `read_again` returns the rows of the page with their present sizes, without deleted topics.
     """
@@ -324,7 +324,7 @@ class CompactionStates:
         running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
         return cls(metadata.compaction_control.all(), running, environment.clock.now_ms())
 
-    def of(self, rows: Sequence[TopicRow]) -> list[TopicRow]:
+    def rows_with_states(self, rows: Sequence[TopicRow]) -> list[TopicRow]:
         """Return the rows with their states, in the same order. A topic without a state keeps its row."""
         active = {run.topic_id for _, run in self.running}
         due_topics = due([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
@@ -364,5 +364,5 @@ def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> l
     partitions = set(names.partition_names(partitioned))
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
     backlogs = BacklogReader(metadata, environment.log).of([item.topic_id for item in summaries])
-    rows = CompactionStates.read(environment).of(topic_rows(summaries, backlogs))
+    rows = CompactionStates.read(environment).rows_with_states(topic_rows(summaries, backlogs))
     return sorted(rows, key=lambda row: row.name.partition)

@@ -102,7 +102,7 @@ class BatchMessageContainer:
         )
 
 
-def lingering(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMessage | None]:
+def rows_and_pauses(rows: Iterator[InputMessage], seconds: float) -> Iterator[InputMessage | None]:
     """Yield the rows, and a None each time no row arrives for `seconds`. A daemon thread reads them; its error is
     raised here."""
     waiting: queue.Queue[InputMessage | BaseException] = queue.Queue(_WAITING_ROWS)

@@ -29,7 +29,7 @@ def parse_start(text: str) -> StartPosition:
     return _parse(text, "is not a start of a read", _STARTS)
 
 
-def parse_place(text: str) -> MessageId | StartOffset:
+def parse_cursor_position(text: str) -> MessageId | StartOffset:
     """Return the position of a cursor: `earliest`, `latest`, a message id, or an offset. Raise InvalidMessageId."""
     return _parse(text, "is no place in a topic", PLACES)
 
@@ -43,7 +43,7 @@ def _parse(text: str, problem: str, choices: str) -> MessageId | StartOffset:
     return named or MessageId.parse(text)
 
 
-def parse_trim_place(text: str) -> int | MessageId:
+def parse_trim_position(text: str) -> int | MessageId:
     """Return the position before which to trim: an offset, or a message id. Raise InvalidMessageId."""
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
         return int(text)

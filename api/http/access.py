@@ -1,7 +1,7 @@
 """Access control: the actions that routes require, and the one place that allows or refuses them.
 
-A route declares the actions of which its caller needs one, `dependencies=[allowed(AuthAction.COMPACT)]`; the scope is
-the path's tenant, namespace and topic. The first rule that fits decides:
+A route declares the actions of which its caller needs one, `dependencies=[permission_check(AuthAction.COMPACT)]`; the
+scope is the path's tenant, namespace and topic. The first rule that fits decides:
 
 - access control is off (only on loopback): everything is allowed;
 - no token, or an invalid one: 401;
@@ -220,7 +220,7 @@ class AuthorizationService:
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
             raise RestException(403, f"{_lacking(role, actions)} in {where}: ask its administrator")
 
-    def topic_check(self, caller: Caller, actions: tuple[AuthAction, ...]) -> Callable[[TopicName], bool]:
+    def topic_filter(self, caller: Caller, actions: tuple[AuthAction, ...]) -> Callable[[TopicName], bool]:
         """Return a function that returns whether the caller may do any of `actions` with a topic, for many topics.
 
         It decides as `require` does, and reads each tenant and namespace once. Reads SQL. Raise RestException (401).
@@ -256,11 +256,11 @@ class AuthorizationService:
         """Return whether the caller is a superuser; anyone is if access control is off."""
         return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
-    def may_administer(self, caller: Caller) -> bool:
+    def may_create_topics(self, caller: Caller) -> bool:
         """Return whether the caller may create topics in some namespace. Reads SQL unless the caller is a superuser."""
-        return self.is_superuser(caller) or bool(self.administered(caller))
+        return self.is_superuser(caller) or bool(self.administered_namespaces(caller))
 
-    def administered(self, caller: Caller) -> list[str]:
+    def administered_namespaces(self, caller: Caller) -> list[str]:
         """Return the full names of the namespaces in which the caller may create topics, sorted; for a superuser all.
         Reads SQL."""
         if self.verifier is not None and caller.role is None:
@@ -362,7 +362,7 @@ CallerName = Annotated[str, Depends(caller_name)]
 """A route's parameter: the caller's name, which is stored with the requests that it makes."""
 
 
-def words_for(request: Request) -> Words | None:
+def superuser_words(request: Request) -> Words | None:
     """Return the words of advice if the caller is a superuser, who may read the locations of database and store; else
     None."""
     access = cast(AuthorizationService, request.app.state.access)
@@ -370,21 +370,21 @@ def words_for(request: Request) -> Words | None:
 
 
 async def _words(request: Request) -> Words | None:
-    return words_for(request)
+    return superuser_words(request)
 
 
 CallerWords = Annotated[Words | None, Depends(_words)]
 """A route's parameter: the words in which the caller reads errors in full; None: it reads their public part."""
 
 
-def allowed(*actions: AuthAction) -> Any:
+def permission_check(*actions: AuthAction) -> Any:
     """Return a route's dependency that requires any of `actions` in the scope that the path names, or answers 401 or
     403."""
     return Depends(PermissionCheck(actions, _where))
 
 
-def allowed_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
-    """Return a dependency like that of `allowed` for a path that names no topic itself, for example that of a run.
+def permission_check_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
+    """Return a dependency like that of `permission_check` for a path that names no topic itself, such as that of a run.
 
     `where` returns the topic of the request; a thread calls it. None: there is no such topic, and only a superuser
     passes. A 403 has the same words in both cases, so that a caller does not learn what exists.

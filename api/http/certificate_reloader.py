@@ -39,7 +39,7 @@ class CertificateReloader:
         """End the thread; a check in progress is completed."""
         self._ends.set()
 
-    def check(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Load the files if one has changed. Return whether they were loaded; a fault is logged once, and raises
         nothing."""
         stamps = self._current()
@@ -64,7 +64,7 @@ class CertificateReloader:
 
     def _run(self) -> None:
         while not self._ends.wait(self._interval_seconds):
-            self.check()
+            self.reload_if_changed()
 
     def _current(self) -> tuple[Stamp, Stamp]:
         certificate, key = self._files

@@ -13,7 +13,7 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from api.http.listener import Listener, Refusals, warn_of_slow_clients
+from api.http.listener import Listener, RefusalBytes, warn_of_slow_clients
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 
@@ -24,10 +24,10 @@ _LEAST_TAKEN = 64 << 10
 """The bytes of a waiting answer that a client must receive in `limits.answer-timeout`."""
 
 
-def refusals(settings: Settings) -> Refusals:
+def http_refusal_bytes(settings: Settings) -> RefusalBytes:
     """Return the answers of a port without TLS on connections that are closed before they have a protocol."""
     seconds = settings.limits_header_timeout_ms / 1000
-    return Refusals(
+    return RefusalBytes(
         full=_answer(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
         silent=_answer(408, _too_slow("limits.header-timeout", seconds)),
     )
@@ -157,6 +157,6 @@ def deadline_protocol(
 _LOGGED_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
 
 
-def without_repeats(record: logging.LogRecord) -> bool:
+def keep_uvicorn_record(record: logging.LogRecord) -> bool:
     """Return False for a record of uvicorn's log that `DeadlineProtocol` or `audit.py` logs in its own words."""
     return record.msg not in _LOGGED_ELSEWHERE

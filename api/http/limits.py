@@ -88,7 +88,7 @@ class RequestLimiter:
         self._at_once = settings.limits_requests_at_once
         self._buckets = TokenBuckets(settings.limits_requests_per_second, clock)
         self._bodies = max(settings.limits_bodies_bytes, settings.limits_body_bytes)
-        self._logins = login_limits.LoginPlaces()
+        self._logins = login_limits.PendingLogins()
         self._held = 0
         self._of_role = Shares[str | None]()
 
@@ -106,7 +106,7 @@ class RequestLimiter:
             return
         caller: Caller = scope["state"]["caller"]
         if _logs_in(scope):
-            with self._logins.place(caller.address):
+            with self._logins.count_request(caller.address):
                 await self._app(scope, login_limits.bounded_body(receive), send)
             return
         counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
@@ -159,7 +159,7 @@ class RequestLimiter:
         )
 
 
-def hold_body_to(scope: Scope, limit: int) -> None:
+def limit_body(scope: Scope, limit: int) -> None:
     """Bound a request's body to `limit` bytes, never to more than before. Raise RestException (413) if its declared
     length is larger; a larger body without a length raises it while it is read."""
     counted: _Counted | None = scope["state"].get(_BODY)

@@ -45,7 +45,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
-class Refusals:
+class RefusalBytes:
     """The bytes that a client reads before its connection is closed, in its protocol. Empty: nothing."""
 
     full: bytes = b""
@@ -94,7 +94,7 @@ class Listener:
         setting: str,
         silent_seconds: float,
         log_throttle: LogThrottle,
-        refusals: Refusals = Refusals(),
+        refusals: RefusalBytes = RefusalBytes(),
     ) -> None:
         """`listening`: bound. `setting`: the name of the limit's setting. `silent_seconds`: the time until the first
         bytes of a connection, or until the end of TLS's handshake after them."""

@@ -27,7 +27,7 @@ _CLOSE = {"Connection": "close"}
 _LATER = {"Retry-After": "1", **_CLOSE}
 
 
-class LoginPlaces:
+class PendingLogins:
     """The requests to log in or out that are under way."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class LoginPlaces:
             return RestException(503, "too many requests log in at once: try again", _LATER)
         return None
 
-    def place(self, address: str) -> AbstractContextManager[None]:
+    def count_request(self, address: str) -> AbstractContextManager[None]:
         """Return a context that counts a request while it is under way."""
         return self._of_address.counting(address)
 

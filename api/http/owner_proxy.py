@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.broker.refusals import NotTheOwner
-from api.http.paths import segment, with_encoded_dots
+from api.http.paths import encode_path_segment, with_encoded_dots
 from api.http.problems import RestException, answer
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
@@ -127,7 +127,7 @@ class OwnerProxy:
         owner's reason.
         """
         name = owner.topic.name
-        path = "/".join(map(segment, (name.tenant, name.namespace, name.topic)))
+        path = "/".join(map(encode_path_segment, (name.tenant, name.namespace, name.topic)))
         response = await self.send(request, owner.service, method, f"/admin/v2/persistent/{path}/{operation}", b"")
         if response.status_code == 404:
             return b""

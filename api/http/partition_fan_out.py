@@ -25,7 +25,7 @@ from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.context import context_of
 from api.http.owner_proxy import FORWARDED
-from api.http.paths import segment
+from api.http.paths import encode_path_segment
 from api.http.problems import answer, answer_to_error
 from storage.errors import CompactorError
 from storage.model import TopicName
@@ -49,12 +49,12 @@ def install(app: FastAPI) -> None:
 async def _not_the_owner(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotTheOwner)
     try:
-        return await answer_by_owners(request, error)
+        return await forward_to_owners(request, error)
     except (CompactorError, HTTPException) as refusal:  # raised in a handler, it would reach no other one
         return await answer_to_error(request, refusal)
 
 
-async def answer_by_owners(request: Request, other: NotTheOwner) -> Response:
+async def forward_to_owners(request: Request, other: NotTheOwner) -> Response:
     """Return the answer to a request that another service must execute, wholly or for some partitions."""
     context = context_of(request)
     name = other.topic.name
@@ -72,7 +72,7 @@ async def answer_by_owners(request: Request, other: NotTheOwner) -> Response:
     body = await request.body()
     responses = []
     for item in partitions:
-        path[_TOPIC_AT] = segment(item.topic)
+        path[_TOPIC_AT] = encode_path_segment(item.topic)
         target = "/".join(path)
         responses.append(await context.proxy.send_here(request, f"{target}?{query}" if query else target, body))
     if not responses:

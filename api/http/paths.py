@@ -75,7 +75,7 @@ def path_parameter(request: Request, name: str) -> str:
     return decoded(request.path_params[name])
 
 
-def segment(name: str) -> str:
+def encode_path_segment(name: str) -> str:
     """Return a name, percent-encoded, as one segment of a path. The dots of `.` and `..` are encoded, too: clients and
     proxies would resolve them."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")

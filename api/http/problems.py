@@ -144,13 +144,13 @@ class ErrorData(BaseModel):
     reason: str
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the declaration of a route's answers besides success: `responses=refusals(404, 409)`."""
+def refusal_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the declaration of a route's answers besides success: `responses=refusal_responses(404, 409)`."""
     return {status: {"model": ErrorData} for status in statuses}
 
 
 @contextmanager
-def reported_as(not_found: str = "", conflict: str = "", partitioned: str = "") -> Iterator[None]:
+def reword_errors(not_found: str = "", conflict: str = "", partitioned: str = "") -> Iterator[None]:
     """Report errors inside the context in these words of a broker: NotFound as 404, Conflict as 409, and 405 for a
     partitioned topic that an operation refuses. An error whose words are empty passes unchanged."""
     try:
@@ -285,10 +285,10 @@ async def _invalid(request: Request, error: Exception) -> Response:
         received = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
             return answer(415, f"a JSON body needs the header Content-Type: application/json, and {received}")
-    return answer(400, f"the request cannot be taken: {shown_errors(error)}")
+    return answer(400, f"the request cannot be taken: {validation_summary(error)}")
 
 
-def shown_errors(error: RequestValidationError | ValidationError) -> str:
+def validation_summary(error: RequestValidationError | ValidationError) -> str:
     """Return the first errors of a body or query in one line, each with the place of its value."""
     reported = error.errors()[:_MAX_ERRORS]
     places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)

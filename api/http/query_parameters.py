@@ -31,7 +31,7 @@ async def check_known_query(request: Request) -> None:
 
 
 KNOWN_QUERY = Depends(check_known_query)
-"""A route's dependency, after `allowed`: unknown parameters are refused."""
+"""A route's dependency, after `permission_check`: unknown parameters are refused."""
 
 
 async def authoritative_query(authoritative: bool = False) -> None:

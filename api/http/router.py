@@ -1,6 +1,6 @@
 """The steps of a request through a route: permission, body, endpoint; in this order, and the same for all routes.
 
-    permission   decided by the path alone (`api/http/access.py: allowed`), before a byte of the body is read
+    permission   decided by the path alone (`api/http/access.py: permission_check`), before a byte of the body is read
     body         read up to `BODY_BYTES` unless the route reads it itself; a thread parses its JSON, within the bounds
                  of `api/http/json_bounds.py`, before FastAPI uses it
     endpoint     a function that is not a coroutine is called by a thread of the pool of the resource that it waits for
@@ -35,10 +35,10 @@ from starlette.responses import Response
 
 from api.broker.threads import WaitsFor
 from api.http import json_bounds
-from api.http.access import AuthAction, PermissionCheck, allowed
+from api.http.access import AuthAction, PermissionCheck, permission_check
 from api.http.dependencies import broker_of, parse_body
-from api.http.limits import BODY_BYTES, hold_body_to
-from api.http.problems import RestException, refusals
+from api.http.limits import BODY_BYTES, limit_body
+from api.http.problems import RestException, refusal_responses
 from api.http.query_parameters import KNOWN_QUERY
 
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
@@ -86,7 +86,7 @@ class Route(APIRoute):
             for permission in permissions:
                 await permission.check(request)
             if self.body_field is not None:
-                hold_body_to(request.scope, BODY_BYTES)
+                limit_body(request.scope, BODY_BYTES)
                 if _is_json(request):
                     await _parse(request)
             _REQUEST.set(request)
@@ -163,7 +163,7 @@ class Routes:
         path and `waits_for` imply. `responses` and `options`: FastAPI's.
         """
         actions = [need for need in needs if isinstance(need, AuthAction)]
-        dependencies = [allowed(*actions)] if actions else []
+        dependencies = [permission_check(*actions)] if actions else []
         dependencies += [need for need in needs if not isinstance(need, AuthAction)]
         statuses = sorted({*refuses, *_implied(path, waits_for)})
 
@@ -181,7 +181,7 @@ class Routes:
                     operation_id=operation,
                     name="_".join(words).lower(),
                     summary=" ".join(words).title() if operation_id else _summary(endpoint),
-                    responses={**refusals(*statuses), **(responses or {})},
+                    responses={**refusal_responses(*statuses), **(responses or {})},
                     **options,
                 )
             )

@@ -43,7 +43,7 @@ class _Source(Generic[Content]):
         self._reported = ""
         self.content = read()
 
-    def check(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Read the file again if it has changed. Return whether it was read."""
         stamp = stamp_of(self.file)  # before the read, so that a change meanwhile is noticed the next time
         if stamp == self._stamp:
@@ -94,7 +94,7 @@ class TokenKeyReloader:
         result = loop.create_future()
 
         def check() -> None:
-            self.check()
+            self.reload_changed_files()
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(result.cancel)
 
@@ -107,7 +107,8 @@ class TokenKeyReloader:
         await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
     def claim_check(self) -> bool:
-        """Return whether a check of the files is due. True is returned to one caller, which must then call `check`."""
+        """Return whether a check of the files is due. True is returned to one caller, which must then call
+        `reload_changed_files`."""
         with self._lock:
             waited = self._clock.now_ms() - self._checked_at
             if not self._has_files or self._checking or 0 <= waited < self._interval_ms:
@@ -115,14 +116,14 @@ class TokenKeyReloader:
             self._checking = True
             return True
 
-    def check(self) -> None:
+    def reload_changed_files(self) -> None:
         """Read again each file that has changed. A file that cannot be used is logged, and its previous content stays
         valid."""
         try:
-            if self._revoked is not None and self._revoked.check():
+            if self._revoked is not None and self._revoked.reload_if_changed():
                 self.verifier = replace(self.verifier, revoked=self._revoked.content)
             for key in self._keys:
-                if key.check():
+                if key.reload_if_changed():
                     self.verifier = replace(self.verifier, keys=self._all_keys())
         finally:
             self._ended()

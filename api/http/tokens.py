@@ -148,7 +148,12 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
         return [TokenKey(algorithm_of(key), key)]
 
     # The previous key is first: while both files change, tokens of that key stay valid at every moment.
-    sources = ((previous, previous_secrets), (secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
+    sources = (
+        (previous, previous_secrets),
+        (secret, secrets),
+        (public, publics),
+        (key_set, lambda: read_jwks(key_set)),
+    )
     return [(value, read) for value, read in sources if value]
 
 
@@ -272,7 +277,7 @@ def _loaded(name: str, value: str, pem: Callable[[bytes], object], der: Callable
         raise Misconfigured(f"{name} holds no {what}", _FIX) from error
 
 
-def jwks(path: str) -> list[TokenKey]:
+def read_jwks(path: str) -> list[TokenKey]:
     """Return the public keys of a JWKS file that verify tokens; other keys are skipped. Raise Misconfigured if none is
     left."""
     content = _content("auth.jwks-file", path)
@@ -293,7 +298,7 @@ def jwks(path: str) -> list[TokenKey]:
     return keys
 
 
-def key_set(keys: Sequence[PublicKey]) -> dict[str, list[dict[str, str]]]:
+def jwks_of(keys: Sequence[PublicKey]) -> dict[str, list[dict[str, str]]]:
     """Return a JWKS of public keys. The id of each is its thumbprint (RFC 7638), so it never changes."""
     return {"keys": [_jwk(key) for key in keys]}
 

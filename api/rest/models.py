@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from api.http import json_bounds
 from api.http.dependencies import parse_body
-from api.http.limits import BODY_BYTES, hold_body_to
+from api.http.limits import BODY_BYTES, limit_body
 from api.http.problems import UnreadableBody
 
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ UNREADABLE: dict[int | str, dict[str, Any]] = {
         "content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {}},
     }
 }
-"""What a route with such a body declares: `responses=UNREADABLE | refusals(404)`."""
+"""What a route with such a body declares: `responses=UNREADABLE | refusal_responses(404)`."""
 
 
 class PulsarAnswer(BaseModel):
@@ -114,13 +114,13 @@ TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
 
 async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
     """Parse the body, within the bounds of requests that produce nothing. Raises RestException (413)."""
-    hold_body_to(request.scope, BODY_BYTES)
+    limit_body(request.scope, BODY_BYTES)
     return await parse_body(request, parse)
 
 
-async def long_body(request: Request) -> int:
+async def int64_body(request: Request) -> int:
     """Parse a body that is a whole number of 64 bits. Raises UnreadableBody, RestException (413)."""
-    return await read_body(request, long_number)
+    return await read_body(request, parse_int64)
 
 
 def number_schema(description: str, example: int) -> dict[str, Any]:
@@ -158,12 +158,12 @@ def whole_number(body: bytes, java: str, greatest: int) -> int:
     return value
 
 
-def long_number(body: bytes) -> int:
+def parse_int64(body: bytes) -> int:
     """Parse a whole number of 64 bits. Raises UnreadableBody."""
     return whole_number(body, "long", LONG)
 
 
-def int_number(body: bytes) -> int:
+def parse_int32(body: bytes) -> int:
     """Parse a whole number of 32 bits. Raises UnreadableBody."""
     return whole_number(body, "int", INT)
 
@@ -208,7 +208,7 @@ def no_content() -> Response:
     return Response(status_code=204)
 
 
-def unset_policy() -> Response:
+def unset_policy_answer() -> Response:
     """Return a broker's answer for a policy that is not set: 200, an empty body, no content type."""
     return Response(status_code=200)
 

@@ -98,7 +98,7 @@ def compact(
     admin = session_of(context)
     before = newest_runs(admin, topic) if wait else {}
     admin.service.request("PUT", topic_path(topic, "compaction"))
-    admin.done(f"Topic compaction requested for {topic}")
+    admin.report_change(f"Topic compaction requested for {topic}")
     if wait:
         follow_requests(admin, before)
 

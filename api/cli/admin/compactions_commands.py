@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, delete, get, option, post
-from api.cli.admin.run_watch import follow, show_ended, watch_topic
+from api.cli.admin.run_watch import follow_run, show_ended_runs, watch_topic
 from api.cli.admin.session import path_of, session_of, topic_path
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, Run, StateName
@@ -57,7 +57,7 @@ def watch_run(
         assert topic is not None
         watch_topic(admin, topic)
     else:
-        show_ended(admin, [follow(admin, run)], alone=True)
+        show_ended_runs(admin, [follow_run(admin, run)], alone=True)
 
 
 def scheduler(context: typer.Context) -> None:

@@ -13,7 +13,7 @@ import typer
 from api.cli.admin.requests import Command
 from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
-from api.cli.kit.quantity_parsers import duration
+from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
 from api.cli.kit.shared_arguments import TOPIC_HELP, TrimBefore, TrimForce, TypedTopic, Yes
 from api.cli.kit.stderr import counted, say, size
@@ -60,9 +60,9 @@ def trim(
     if ledgers:
         admin.show(ledgers, ("topic", *TRIM_COLUMNS))
     for line in (line for report in reports for line in trim_lines(report)):
-        admin.done(line)
+        admin.report_change(line)
     if not yes:
-        admin.done("nothing was trimmed: give --yes")
+        admin.report_change("nothing was trimmed: give --yes")
 
 
 def release_lease(
@@ -80,7 +80,7 @@ def release_lease(
     reports = admin.service.request("POST", topic_path(topic, "release-lease"), body=body)
     admin.show(reports)
     held = sum(report["owner"] is not None for report in reports)
-    admin.done(f"{counted(held, 'lease')} of {topic} {'released' if yes else 'would be released, with --yes'}")
+    admin.report_change(f"{counted(held, 'lease')} of {topic} {'released' if yes else 'would be released, with --yes'}")
 
 
 def collect_garbage(
@@ -92,7 +92,7 @@ def collect_garbage(
         bool, typer.Option("--unknown-topics", help="Also of topics that the database does not know.")
     ] = False,
     grace: Annotated[
-        int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 1h, 7d.", LEAST_GRACE_MS)
+        int | None, duration_option("--grace", "Age of garbage before it is deleted: 10m, 1h, 7d.", LEAST_GRACE_MS)
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -113,7 +113,7 @@ def collect_garbage(
     else:
         admin.show([_garbage_row(entry) for entry in report["topics"] if not entry["error"]])
         verb = "deleted" if yes else "would be deleted, with --yes"
-        admin.done(f"{counted(report['objects'], 'object')}, {size(report['bytes'])}, {verb}")
+        admin.report_change(f"{counted(report['objects'], 'object')}, {size(report['bytes'])}, {verb}")
     failed = [entry for entry in report["topics"] if entry["error"]]
     for entry in failed:
         say(f"compactor-admin: {entry['topic'] or entry['topic_uid']}: {' '.join(entry['error'].split())}")

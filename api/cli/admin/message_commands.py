@@ -13,7 +13,7 @@ import typer
 from api.cli.admin.requests import Command
 from api.cli.admin.session import session_of, topic_path
 from api.cli.kit import exit_codes
-from api.cli.kit.quantity_parsers import size_in_bytes
+from api.cli.kit.quantity_parsers import size_option
 from api.cli.kit.shared_arguments import (
     START_HELP,
     START_PLACES,
@@ -82,7 +82,7 @@ def produce(
         is_complete = True
     finally:
         unsent = "" if is_complete else f"; lines from {rest} on, if any, were not"
-        admin.done(f"{counted(acknowledged, 'message')} of {topic} acknowledged{unsent}")
+        admin.report_change(f"{counted(acknowledged, 'message')} of {topic} acknowledged{unsent}")
 
 
 def read(
@@ -91,7 +91,7 @@ def read(
     read_compacted: ReadCompacted = False,
     start: Annotated[str, typer.Option("--from", "--start", metavar=START_PLACES, help=START_HELP)] = "earliest",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many messages.")] = None,
-    max_bytes: Annotated[int | None, size_in_bytes("--max-bytes", "At most this many bytes: 64M.")] = None,
+    max_bytes: Annotated[int | None, size_option("--max-bytes", "At most this many bytes: 64M.")] = None,
     reset: Reset = "earliest",
     format_: Annotated[
         Literal["jsonl", "arrow"], typer.Option("--format", help="JSON Lines, or an Arrow stream.")

@@ -47,7 +47,7 @@ def set_policies(
     values = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
     admin = session_of(context)
     admin.service.request("PUT", _path(topic, namespace, broker), body=values)
-    admin.done(f"{', '.join(values)} set for {topic or namespace or 'the broker'}")
+    admin.report_change(f"{', '.join(values)} set for {topic or namespace or 'the broker'}")
 
 
 def remove_policies(
@@ -61,7 +61,7 @@ def remove_policies(
     admin = session_of(context)
     for name in names:
         admin.service.request("DELETE", _path(topic, namespace, broker, name))
-        admin.done(f"{name} removed from {topic or namespace or 'the broker'}")
+        admin.report_change(f"{name} removed from {topic or namespace or 'the broker'}")
 
 
 def _path(topic: str | None, namespace: str | None, broker: bool, name: str | None = None) -> str:

@@ -109,10 +109,10 @@ def request(
             texts = {
                 name: ", ".join(value) if isinstance(value, list | dict) else value for name, value in values.items()
             }
-            admin.done(report.format(**texts))
+            admin.report_change(report.format(**texts))
         if method == "GET" or columns:
             if answer is None and not admin.as_json:
-                admin.done("no value is set")
+                admin.report_change("no value is set")
             admin.show(answer, columns)
 
     run.__doc__ = help

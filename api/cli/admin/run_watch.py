@@ -48,7 +48,7 @@ def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
     for topic, newest in before.items():
         run = _run_after(admin, topic, newest)
         if run is not None:
-            runs.append(follow(admin, run))
+            runs.append(follow_run(admin, run))
             continue
         control = _control(admin, topic)
         if control["paused"]:
@@ -60,7 +60,7 @@ def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
             say(f"compactor-admin: compaction of {topic} could not begin: {' '.join(control['last_error'].split())}")
         else:
             say(f"compactor-admin: no run of {topic} began: nothing is new, or the request was withdrawn")
-    show_ended(admin, runs, alone=len(before) == 1, failed=failed)
+    show_ended_runs(admin, runs, alone=len(before) == 1, failed=failed)
 
 
 def watch_topic(admin: Session, topic: str) -> None:
@@ -76,10 +76,10 @@ def watch_topic(admin: Session, topic: str) -> None:
     runs = [run for name in before if (run := _newest(admin, name))]
     if not runs:
         raise NotFound(f"{topic} has no compaction run", "request one with `topics compact`")
-    show_ended(admin, [follow(admin, run) for run in runs], alone=len(before) == 1)
+    show_ended_runs(admin, [follow_run(admin, run) for run in runs], alone=len(before) == 1)
 
 
-def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
+def show_ended_runs(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
     """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `failed`.
 
     `alone`: with JSON output, show the run itself, not a list.
@@ -99,7 +99,7 @@ def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, faile
         raise typer.Exit(RUN_FAILED)
 
 
-def follow(admin: Session, run: int) -> dict[str, Any]:
+def follow_run(admin: Session, run: int) -> dict[str, Any]:
     """Follow a run to its end, with its progress on stderr, and return it. A broken connection is opened again."""
     line = LiveLine(sys.stderr)
     failed, phase = 0, None
@@ -114,10 +114,10 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
                     # Events are the same for all callers; only this answer has the reason in full.
                     return dict(admin.service.get(f"/admin/v2/compactions/{run}"))
                 if line.is_live:
-                    line.show(progress(document))
+                    line.show(progress_line(document))
                 elif document["phase"] != phase:  # a line a phase is enough for a log
                     phase = document["phase"]
-                    say(progress(document))
+                    say(progress_line(document))
             raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
         except Unavailable:
             failed += 1
@@ -186,7 +186,7 @@ def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             data.append(value.removeprefix(" "))
 
 
-def progress(run: dict[str, Any]) -> str:
+def progress_line(run: dict[str, Any]) -> str:
     """Return the progress of a run in a line: `run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
     text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
     if run.get("tasks_total"):

@@ -58,7 +58,7 @@ class Session:
         empty."""
         show(answer, self.output, columns)
 
-    def done(self, change: str) -> None:
+    def report_change(self, change: str) -> None:
         """Report a completed change on stderr."""
         say(f"compactor-admin: {change}")
 

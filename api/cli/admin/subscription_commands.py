@@ -52,7 +52,7 @@ def create_subscription(
     if properties:
         body["properties"] = key_values("--property", properties)
     admin.service.request("PUT", topic_path(topic, "subscription", subscription), body=body)
-    admin.done(f"subscription {subscription} of {topic} created")
+    admin.report_change(f"subscription {subscription} of {topic} created")
 
 
 def reset_cursor(
@@ -81,7 +81,7 @@ def reset_cursor(
     else:
         assert message_id is not None
         admin.service.request("POST", reset, body={**_position(topic, message_id), "isExcluded": exclude})
-    admin.done(f"subscription {subscription} of {topic} moved")
+    admin.report_change(f"subscription {subscription} of {topic} moved")
 
 
 def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subscription, count: Count = 1) -> None:
@@ -99,7 +99,7 @@ def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subsc
         if len(messages) >= count:
             break
     if not messages:
-        admin.done(f"subscription {subscription} of {topic} has no messages left")
+        admin.report_change(f"subscription {subscription} of {topic} has no messages left")
     admin.show(messages[:count])
 
 

@@ -27,7 +27,7 @@ def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
     allowed = split_names(clusters) or admin.service.get(_CLUSTERS)
     body = {"adminRoles": split_names(roles), "allowedClusters": allowed}
     admin.service.request("PUT", path_of(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
-    admin.done(f"tenant {tenant} created")
+    admin.report_change(f"tenant {tenant} created")
 
 
 def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
@@ -40,7 +40,7 @@ def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
         "allowedClusters": before.get("allowedClusters", []) if clusters is None else split_names(clusters),
     }
     admin.service.request("POST", path, body=body)
-    admin.done(f"tenant {tenant} changed")
+    admin.report_change(f"tenant {tenant} changed")
 
 
 def list_brokers(

@@ -28,7 +28,7 @@ def create_partitioned_topic(
     body = {"partitions": partitions, "properties": key_values("--metadata", metadata or ())}
     content_type = "application/vnd.partitioned-topic-metadata+json"
     admin.service.ask("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
-    admin.done(f"topic {topic} of {partitions} partitions created")
+    admin.report_change(f"topic {topic} of {partitions} partitions created")
 
 
 COMMANDS: Mapping[str, Command] = {

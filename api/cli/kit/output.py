@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from api.cli.kit.shared_arguments import OutputFormat
-from api.cli.kit.terminal import plain, put, put_json
+from api.cli.kit.terminal import escape_controls, put, put_json
 
 Cell: TypeAlias = Callable[[str, Any], str]
 """A field's name and value as text."""
@@ -35,14 +35,14 @@ def show(
         put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
     elif isinstance(document, Mapping):
         for name, value in flatten(document):
-            put(f"{plain(name):40} {plain((cell or as_text)(name, value))}")
+            put(f"{escape_controls(name):40} {escape_controls((cell or as_text)(name, value))}")
     elif isinstance(document, list) and (columns or (document and all(isinstance(row, Mapping) for row in document))):
         show_table(document, columns or list(dict.fromkeys(name for row in document for name in row)), cell)
     elif isinstance(document, list):
         for value in document:
-            put(plain(as_text("", value)))
+            put(escape_controls(as_text("", value)))
     elif document is not None:
-        put(plain(as_text("", document)))
+        put(escape_controls(as_text("", document)))
 
 
 def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: Cell | None = None) -> None:

@@ -57,7 +57,7 @@ def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
             app(prog_name=name)  # a shell asks for completions of a command line
         # Not `app()`: it reports a broken pipe as an error.
         command = typer.main.get_command(app)
-        with command.make_context(name, hoist(sys.argv[1:], name, *global_options(command))) as context:
+        with command.make_context(name, hoist_global_options(sys.argv[1:], name, *global_options(command))) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
@@ -85,7 +85,9 @@ def global_options(command: Any) -> tuple[list[str], list[str]]:
     return options
 
 
-def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]) -> list[str]:
+def hoist_global_options(
+    arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]
+) -> list[str]:
     """Return the arguments with the global options that follow the command moved to the front, so that both places
     work.
 

@@ -51,12 +51,12 @@ def parse_pair(text: str, remedy: str) -> tuple[str, str]:
     return name, value
 
 
-def duration(option: str, help_text: str, least: int = 0, needs_unit: bool = False) -> Any:
+def duration_option(option: str, help_text: str, least: int = 0, needs_unit: bool = False) -> Any:
     """Return an option for `Annotated[int | None, …]`, parsed to milliseconds by `parse_duration`."""
     parser = partial(parse_duration, option, least=least, needs_unit=needs_unit)
     return typer.Option(option, metavar="DURATION", help=help_text, parser=parser)
 
 
-def size_in_bytes(option: str, help_text: str, least: int = 0) -> Any:
+def size_option(option: str, help_text: str, least: int = 0) -> Any:
     """Return an option for `Annotated[int | None, …]`, parsed to bytes by `parse_bytes`."""
     return typer.Option(option, metavar="BYTES", help=help_text, parser=partial(parse_bytes, option, least=least))

@@ -10,7 +10,7 @@ from typing import Any
 from api.cli.kit.output import as_text, show, show_table
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import counted, size
-from api.cli.kit.terminal import plain, put
+from api.cli.kit.terminal import escape_controls, put
 from api.formats.option_text import value_text
 
 _RUN_COLUMNS = ("run", "topic", "state", "phase", "tasks", "started_at", "last_sign", "compacted_ledger", "error")
@@ -144,4 +144,4 @@ def origin(policy: Mapping[str, Any]) -> str:
 def put_lines(lines: Sequence[str]) -> None:
     """Print the lines of a report on stdout."""
     for line in lines:
-        put(plain(line))
+        put(escape_controls(line))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.kit.terminal import is_terminal, plain
+from api.cli.kit.terminal import escape_controls, is_terminal
 
 _PIPE_COLUMNS = 100_000
 """Wider than any table: rows of a pipe or file must not be wrapped."""
@@ -28,7 +28,7 @@ class _Pipe(Console):
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print `rows` of cells below `columns`, on stdout."""
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[escape_controls(cell) for cell in row] for row in rows]
     width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
     console = _Pipe(markup=False, emoji=False, highlight=False, width=width)
     for table in (Table(), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))):

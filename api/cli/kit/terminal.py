@@ -26,7 +26,7 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def plain(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return `text` with line ends, escapes and other unprintable characters escaped: they could control a terminal."""
     return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
 
@@ -77,7 +77,7 @@ class LiveLine:
     def show(self, text: str) -> None:
         """Replace the line by `text`."""
         self._visible = True
-        self._write(f"\r\x1b[K{plain(text)}")
+        self._write(f"\r\x1b[K{escape_controls(text)}")
 
     def end(self) -> None:
         """Remove the line."""
@@ -91,7 +91,7 @@ class LiveLine:
 
 
 def _for(stream: TextIO, text: str) -> str:
-    return _LINE_END.join(map(plain, text.split(_LINE_END))) if is_terminal(stream) else text
+    return _LINE_END.join(map(escape_controls, text.split(_LINE_END))) if is_terminal(stream) else text
 
 
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")

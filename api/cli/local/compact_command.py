@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.quantity_parsers import duration, size_in_bytes
+from api.cli.kit.quantity_parsers import duration_option, size_option
 from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
 from api.cli.local.opening import open_topic
@@ -55,7 +55,7 @@ def compact_topic(
         bool | None, typer.Option("--retain-null-key", help="Keep messages without a key.")
     ] = None,
     tombstone_retention_ms: Annotated[
-        int | None, duration("--tombstone-retention", "Time that tombstones stay in the compacted ledger.")
+        int | None, duration_option("--tombstone-retention", "Time that tombstones stay in the compacted ledger.")
     ] = None,
     tombstones_wait_for_cursors: Annotated[
         bool | None,
@@ -63,29 +63,29 @@ def compact_topic(
             "--tombstones-wait-for-cursors", help="Keep them also until the slowest compacted cursor has passed them."
         ),
     ] = None,
-    key_ttl_ms: Annotated[int | None, duration("--key-ttl", "Drop values older than this.", least=1)] = None,
+    key_ttl_ms: Annotated[int | None, duration_option("--key-ttl", "Drop values older than this.", least=1)] = None,
     min_lag_ms: Annotated[
-        int | None, duration("--min-compaction-lag", "Minimum age of the messages that this run compacts.")
+        int | None, duration_option("--min-compaction-lag", "Minimum age of the messages that this run compacts.")
     ] = None,
     event_time_order: Annotated[
         bool | None,
         typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message."),
     ] = None,
     event_time_max_lateness_ms: Annotated[
-        int | None, duration("--event-time-max-lateness", "Time that a deletion overrides late values.")
+        int | None, duration_option("--event-time-max-lateness", "Time that a deletion overrides late values.")
     ] = None,
     incomplete_chunk_max_age_ms: Annotated[
-        int | None, duration("--chunk-expiry", "Time that an incomplete chunked message is kept.", least=1)
+        int | None, duration_option("--chunk-expiry", "Time that an incomplete chunked message is kept.", least=1)
     ] = None,
     max_garbage_ratio: Annotated[
         float, typer.Option(metavar="RATIO", help="Write a part again when more of its rows, from 0 to 1, are dead.")
     ] = 0.5,
     max_read_rate: Annotated[
         int | None,
-        size_in_bytes("--max-read-rate", "Most bytes read a second; K, M and G are allowed.", least=1),
+        size_option("--max-read-rate", "Most bytes read a second; K, M and G are allowed.", least=1),
     ] = None,
     max_write_rate: Annotated[
-        int | None, size_in_bytes("--max-write-rate", "Most bytes written a second.", least=1)
+        int | None, size_option("--max-write-rate", "Most bytes written a second.", least=1)
     ] = None,
 ) -> None:
     """Keep the newest message of each key.

@@ -15,7 +15,7 @@ from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import put
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
-from api.formats.position_text import PLACES, parse_place
+from api.formats.position_text import PLACES, parse_cursor_position
 from storage.errors import SegmentNotLocal
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def create_cursor(
     from api.broker import subscriptions
     from storage.metadata.records import READ_COMPACTED_PROPERTY
 
-    position = parse_place(at)
+    position = parse_cursor_position(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
     with open_for_writing(context.obj) as environment:
         record = open_topic(environment, topic).record
@@ -79,7 +79,7 @@ def reset_cursor(
     """
     from api.broker import subscriptions
 
-    position = parse_place(to)
+    position = parse_cursor_position(to)
     with open_for_writing(context.obj) as environment:
         moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
     put(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")

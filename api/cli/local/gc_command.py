@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.kit.program import check_confirmation
-from api.cli.kit.quantity_parsers import duration
+from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
@@ -27,7 +27,8 @@ def collect_garbage(
     context: typer.Context,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
     grace: Annotated[
-        int | None, duration("--grace", "Age of garbage before it is deleted: 10m, 2d. [default: 1h]", LEAST_GRACE_MS)
+        int | None,
+        duration_option("--grace", "Age of garbage before it is deleted: 10m, 2d. [default: 1h]", LEAST_GRACE_MS),
     ] = None,
     dry_run: DryRun = False,
     unknown_topics: Annotated[

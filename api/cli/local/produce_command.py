@@ -50,7 +50,7 @@ def produce_messages(
     topic is created. Full segments are sealed in the background.
     """
     from api.background.sealer_process import BackgroundSealer
-    from api.formats.batch_container import BatchMessageContainer, lingering
+    from api.formats.batch_container import BatchMessageContainer, rows_and_pauses
     from api.formats.inputs import check_file
     from api.formats.jsonl import read_rows
     from storage.errors import InvalidRecord
@@ -69,10 +69,10 @@ def produce_messages(
         is_complete = False
         try:
             with opened.append_log(wait * 1000, sealer.wake, on_held=wait_reporter(wait)) as log:
-                for entry in container.entries(lingering(rows, linger / 1000) if batch > 1 else rows):
+                for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.
-                    log.submit(entry, produced.answered, produced.check)
-            produced.check()
+                    log.submit(entry, produced.add_answer, produced.raise_first_error)
+            produced.raise_first_error()
             is_complete = True
         except InvalidRecord as error:
             raise InvalidRecord(
@@ -87,7 +87,8 @@ def produce_messages(
 
 
 class AppendReceipts:
-    """The receipts of appended entries. The log calls `answered` in the order of the entries, from a thread of its own.
+    """The receipts of appended entries. The log calls `add_answer` in the order of the entries, from a thread of its
+    own.
 
     `messages`: the number of messages that were acknowledged.
     """
@@ -98,9 +99,9 @@ class AppendReceipts:
         self._show_ids = show_ids
         self._error: CompactorError | None = None
 
-    def answered(self, answer: Answer) -> None:
+    def add_answer(self, answer: Answer) -> None:
         """Count the messages of an appended entry, and print their ids if requested; keep the first error for
-        `check`."""
+        `raise_first_error`."""
         if isinstance(answer, CompactorError):
             self._error = self._error or answer
             return
@@ -122,7 +123,7 @@ class AppendReceipts:
             index = first.batch_index + number if first.batch_index >= 0 else -1
             print(MessageId(first.ledger_id, first.entry_id, self._partition, index), flush=True)  # noqa: T201
 
-    def check(self) -> None:
+    def raise_first_error(self) -> None:
         """Raise the first error that the log answered, or that occurred while an id was printed."""
         if self._error is not None:
             raise self._error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit.output import show
-from api.cli.kit.quantity_parsers import duration
+from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import put
@@ -68,9 +68,9 @@ def create_jwks(
 
     Tokens of each of its keys are accepted: name the old and the new key while you rotate.
     """
-    from api.http.tokens import key_set, public_key
+    from api.http.tokens import jwks_of, public_key
 
-    show(key_set([public_key("PUBLIC_KEY", key) for key in public_keys]), OutputFormat.JSON)
+    show(jwks_of([public_key("PUBLIC_KEY", key) for key in public_keys]), OutputFormat.JSON)
 
 
 def create_token(
@@ -82,7 +82,7 @@ def create_token(
     ] = None,
     expiry_time: Annotated[
         int | None,
-        duration("--expiry-time", "Time until it expires: 90s, 12h, 30d, 4w, 1y.", least=1000, needs_unit=True),
+        duration_option("--expiry-time", "Time until it expires: 90s, 12h, 30d, 4w, 1y.", least=1000, needs_unit=True),
     ] = None,
 ) -> None:
     """Create a signed token, and print it."""

@@ -17,7 +17,7 @@ from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
-from api.formats.position_text import parse_trim_place
+from api.formats.position_text import parse_trim_position
 from api.observability.error_text import one_line
 from api.observability.redaction import redacted
 from api.reports import shown_error, shown_statistics, trim_document
@@ -209,7 +209,7 @@ def trim_topic(
     listed. Trimmed ledgers disappear from listings at once; a later `compactor gc` deletes their objects, after
     file.delete.delay.ms.
     """
-    position = None if before is None else parse_trim_place(before)
+    position = None if before is None else parse_trim_position(before)
     check_confirmation(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import compaction

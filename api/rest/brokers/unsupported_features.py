@@ -25,7 +25,7 @@ from api.http.dependencies import Broker
 from api.http.paths import namespace_name, topic_name
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.rest.models import no_content, unset_policy
+from api.rest.models import no_content, unset_policy_answer
 from storage.environment import Environment
 
 REFUSAL = "not offered here: {}"
@@ -37,7 +37,7 @@ _CLUSTER = "/admin/v2/clusters/{cluster}"
 _LOOK = (*ANY_USE, AuthAction.ADMIN)
 
 
-class Outcome(Enum):
+class ValuelessAnswer(Enum):
     """The answer of a verb that answers no value, by its name in docs/rest-not-offered.md."""
 
     REFUSED = "refused"
@@ -47,7 +47,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class UnsupportedRoute:
-    """A path, and the answer to each of its verbs: a JSON value, or an `Outcome`. `what`: the feature, and the
+    """A path, and the answer to each of its verbs: a JSON value, or an `ValuelessAnswer`. `what`: the feature, and the
     remedy."""
 
     path: str
@@ -57,13 +57,13 @@ class UnsupportedRoute:
     def answer(self, verb: str) -> Response:
         """Return the answer to a verb. Raise RestException (405)."""
         match self.answers[verb]:
-            case Outcome.REFUSED:
-                offered = sorted(name for name, other in self.answers.items() if other is not Outcome.REFUSED)
+            case ValuelessAnswer.REFUSED:
+                offered = sorted(name for name, other in self.answers.items() if other is not ValuelessAnswer.REFUSED)
                 raise RestException(405, REFUSAL.format(self.what), {"Allow": ", ".join(offered)})
-            case Outcome.DONE:
+            case ValuelessAnswer.DONE:
                 return no_content()
-            case Outcome.UNSET:
-                return unset_policy()
+            case ValuelessAnswer.UNSET:
+                return unset_policy_answer()
             case value:
                 return JSONResponse(value)
 
@@ -71,21 +71,23 @@ class UnsupportedRoute:
 _ALL = ("GET", "PUT", "POST", "DELETE")
 
 
-def _policy(path: str, what: str, value: object = Outcome.UNSET) -> UnsupportedRoute:
+def _policy(path: str, what: str, value: object = ValuelessAnswer.UNSET) -> UnsupportedRoute:
     """Return the route of a policy that cannot be set: it has `value`, and there is none to remove."""
     return UnsupportedRoute(
-        path, what, {"GET": value, "PUT": Outcome.REFUSED, "POST": Outcome.REFUSED, "DELETE": Outcome.DONE}
+        path,
+        what,
+        {"GET": value, "PUT": ValuelessAnswer.REFUSED, "POST": ValuelessAnswer.REFUSED, "DELETE": ValuelessAnswer.DONE},
     )
 
 
 def _refused(path: str, what: str, *verbs: str) -> UnsupportedRoute:
     """Return a route that refuses these verbs of a path; without any: all."""
-    return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, Outcome.REFUSED))
+    return UnsupportedRoute(path, what, dict.fromkeys(verbs or _ALL, ValuelessAnswer.REFUSED))
 
 
 def _value(path: str, what: str, value: object, *refused: str) -> UnsupportedRoute:
     """Return the route of a path that can only be read."""
-    return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, Outcome.REFUSED)})
+    return UnsupportedRoute(path, what, {"GET": value, **dict.fromkeys(refused, ValuelessAnswer.REFUSED)})
 
 
 _OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
@@ -191,7 +193,7 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", {}),
     _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, False, "POST"),
     _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", "None", "POST"),
-    UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": Outcome.DONE}),
+    UnsupportedRoute(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": ValuelessAnswer.DONE}),
     _refused(_NAMESPACE + "migration", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "replication", _REPLICATION, "POST"),
     _refused(_NAMESPACE + "permissions/subscription/{subscription}", "permissions of single subscriptions", "POST"),
@@ -209,7 +211,7 @@ ROWS: tuple[UnsupportedRoute, ...] = (
     _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, []),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}", _BALANCE, "GET"),
     _refused(_CLUSTER + "/namespaceIsolationPolicies/{policy}", _BALANCE, "GET", "POST", "DELETE"),
-    _value(_CLUSTER + "/peers", _REPLICATION, Outcome.UNSET, "POST"),
+    _value(_CLUSTER + "/peers", _REPLICATION, ValuelessAnswer.UNSET, "POST"),
     # Of the service
     _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, {}),
     _refused("/admin/v2/brokers/internal-configuration", "ZooKeeper and BookKeeper: metadata is in SQL", "GET"),
@@ -280,7 +282,7 @@ def _router() -> Routes:
         elif row.path.startswith(_NAMESPACE):
             endpoint = _of_name(row, Depends(namespace_name), names.namespace)
         else:
-            is_refusal = all(answer is Outcome.REFUSED for answer in row.answers.values())
+            is_refusal = all(answer is ValuelessAnswer.REFUSED for answer in row.answers.values())
             endpoint, needs = _of_service(row), (AuthAction.ANYONE if is_refusal else AuthAction.SUPERUSER,)
         routes.route(row.answers, row.path, *needs, response_model=None, include_in_schema=False)(endpoint)
     return routes

@@ -11,7 +11,7 @@ from api.broker import compaction
 from api.broker.compaction import MOST_RUNS, TopicControl
 from api.broker.threads import WaitsFor
 from api.documents import CompactionControlReport, RunReport, SchedulerStatus, VerifyReport
-from api.http.access import AuthAction, CallerWords, allowed_on
+from api.http.access import AuthAction, CallerWords, permission_check_on
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
@@ -51,14 +51,17 @@ def get_scheduler(broker: Broker, words: CallerWords) -> Any:
 
 
 @router.get(
-    "/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404,), response_model=RunReport
+    "/compactions/{run}",
+    permission_check_on(topic_of_run, AuthAction.COMPACT),
+    refuses=(404,),
+    response_model=RunReport,
 )
 def get_compaction(broker: Broker, run: RunId, words: CallerWords) -> Any:
     """Return one run: its progress, its policies, its statistics, and the reason if it failed."""
     return _reports(broker, [broker.environment.metadata.runs.named(run)], words)[0]
 
 
-@router.delete("/compactions/{run}", allowed_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
+@router.delete("/compactions/{run}", permission_check_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
 def cancel_compaction(
     broker: Broker,
     run: RunId,
@@ -103,7 +106,7 @@ def abort_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
 
 @router.get(
     "/compactions/{run}/events",
-    allowed_on(topic_of_run, AuthAction.COMPACT),
+    permission_check_on(topic_of_run, AuthAction.COMPACT),
     refuses=(404,),
     response_class=Response,
     responses={

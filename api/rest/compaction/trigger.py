@@ -6,7 +6,7 @@ from api.broker import compaction, names
 from api.http.access import ANY_USE, AuthAction, CallerName, CallerWords
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import reported_as
+from api.http.problems import reword_errors
 from api.http.router import Routes
 from api.reports import shown_error
 from api.rest.models import PulsarAnswer
@@ -28,7 +28,7 @@ def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
 
     Without new messages the request succeeds, and no run is made.
     """
-    with reported_as("Namespace not found"):
+    with reword_errors("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     compaction.trigger(broker, topic, caller)
 

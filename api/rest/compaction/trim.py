@@ -14,11 +14,11 @@ from fastapi import Body, Query
 from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.documents import TrimReport
-from api.formats.position_text import parse_trim_place
+from api.formats.position_text import parse_trim_position
 from api.http.access import AuthAction, CallerWords
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.reports import trim_document
 from api.rest.models import StrictBody, no_content
@@ -59,7 +59,7 @@ def trim_topic(
     if trim is not None and dry_run is None:
         raise RestException(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
     trim = trim or TrimRequest()
-    before = None if trim.before is None else parse_trim_place(str(trim.before))
-    with reported_as(partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"):
+    before = None if trim.before is None else parse_trim_position(str(trim.before))
+    with reword_errors(partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"):
         trimmed = compaction.trim(broker, topic, before, dry_run=bool(dry_run), force=trim.force)
     return no_content() if dry_run is None else [trim_document(result, words=words) for result in trimmed]

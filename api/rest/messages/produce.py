@@ -24,7 +24,7 @@ from api.formats.text_encoding import TextEncoding, to_text
 from api.http.access import AuthAction
 from api.http.context import context_of
 from api.http.dependencies import Broker
-from api.http.paths import TOPIC_PATH, Topic, segment
+from api.http.paths import TOPIC_PATH, Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
@@ -134,7 +134,7 @@ def _append(broker: Broker, record: TopicRecord, part: Sequence[NewMessage]) -> 
 async def _sent(broker: Broker, request: Request, other: NotTheOwner, part: Sequence[NewMessage]) -> list[ProducerAck]:
     """Send the messages of one partition to the service that owns it, and return their results."""
     name, parsing = other.topic.name, broker.pools[WaitsFor.PARSING]
-    path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
+    path = "/".join(("/topics/persistent", *map(encode_path_segment, (name.tenant, name.namespace, name.topic))))
     target = f"{path}?keyEncoding=base64&valueEncoding=base64"
     body = await parsing.run(_forwarded_body, part)
     json = {"content-type": "application/json"}

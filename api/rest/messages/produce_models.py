@@ -14,7 +14,7 @@ from api.broker.messages import NewMessage
 from api.formats.jsonl import parse_rows
 from api.formats.text_encoding import to_bytes
 from api.http import json_bounds
-from api.http.problems import RestException, shown_errors
+from api.http.problems import RestException, validation_summary
 from api.rest.messages.encodings import MessageEncodings
 from api.rest.models import LONG, PulsarAnswer, PulsarBody
 
@@ -110,7 +110,7 @@ def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, 
     try:
         request = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
-        raise RestException(400, f"the messages cannot be taken: {shown_errors(error)}") from error
+        raise RestException(400, f"the messages cannot be taken: {validation_summary(error)}") from error
     for schema in (request.key_schema, request.value_schema):
         _check_schema(schema)
     producer = request.producer_name or DEFAULT_PRODUCER

@@ -32,7 +32,7 @@ from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import RestException, refusals, reported_as
+from api.http.problems import RestException, refusal_responses, reword_errors
 from api.http.router import Routes
 from api.rest.messages.encodings import Encodings, MessageEncodings
 from storage.errors import SegmentNotLocal
@@ -63,7 +63,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
             }
         },
     },
-    **refusals(400, 404, 405, 406, 409, 412, 416, 507),
+    **refusal_responses(400, 404, 405, 406, 409, 412, 416, 507),
 }
 
 
@@ -138,7 +138,7 @@ async def read_messages(
 
 
 def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
-    with reported_as(partitioned=f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"):
+    with reword_errors(partitioned=f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"):
         return messages.open_for_reading(broker, name, state)
 
 

@@ -23,7 +23,7 @@ from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.partition_fan_out import AGE
 from api.http.paths import TOPIC_PATH, Topic, decoded
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
 from api.rest.messages.encodings import Encodings
@@ -67,7 +67,7 @@ def get_last_message_id(
     ] = False,
 ) -> MessageIdAnswer:
     """Return the id of the last message that a reader gets; -1:-1 if there is none (R6)."""
-    with reported_as(partitioned="GetLastMessageId is not allowed on partitioned-topic"):
+    with reword_errors(partitioned="GetLastMessageId is not allowed on partitioned-topic"):
         last, batch_size = messages.last_id(broker, topic, read_compacted)
     return _answer(last, topic, last.batch_index, batch_size)
 
@@ -83,14 +83,14 @@ def get_message_id_by_timestamp(
         "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic "
         "partition"
     )
-    with reported_as(partitioned=reason):
+    with reword_errors(partitioned=reason):
         return _answer(messages.first_id_since(broker, topic, timestamp), topic)
 
 
 @router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
 def get_message_by_id(broker: Broker, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """Return a raw entry by its ledger id and entry id. Payload and metadata are those of the stored entry."""
-    with reported_as(partitioned="GetMessageById is not allowed on partitioned-topic"):
+    with reword_errors(partitioned="GetMessageById is not allowed on partitioned-topic"):
         return entry_response(messages.entry(broker, topic, ledger, entry))
 
 
@@ -109,7 +109,7 @@ def examine_message(
         "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic partition"
     )
     find = messages.nth_entry if initial_position == "earliest" else messages.entry_before_end
-    with reported_as(partitioned=reason):
+    with reword_errors(partitioned=reason):
         return entry_response(find(broker, topic, message_position))
 
 

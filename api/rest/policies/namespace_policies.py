@@ -106,7 +106,7 @@ def pulsar_permissions(permissions: Mapping[str, Sequence[str]]) -> dict[str, li
     return {role: actions for role, actions in known.items() if actions}
 
 
-def unsupported(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
+def unsupported_fields(document: Mapping[str, Any], supported: Collection[str]) -> list[str]:
     """Return the fields of a policies document, sorted, that have an effect in a broker and none in this service.
 
     `supported`: the fields that this service has. A field at its default has no effect; nor has null, false or an empty

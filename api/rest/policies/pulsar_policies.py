@@ -28,7 +28,16 @@ from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.query_parameters import KNOWN_QUERY
 from api.http.router import Routes
-from api.rest.models import INT, LONG, UNREADABLE, PulsarAnswer, PulsarBody, long_body, number_schema, unset_policy
+from api.rest.models import (
+    INT,
+    LONG,
+    UNREADABLE,
+    PulsarAnswer,
+    PulsarBody,
+    int64_body,
+    number_schema,
+    unset_policy_answer,
+)
 from api.rest.policies.scopes import KINDS, TOPIC
 from storage.options.policies import EVICT, HOLD, POLICIES, REFUSE, SchemaCompatibilityStrategy
 from storage.options.resolution import PolicyOrigin
@@ -98,7 +107,7 @@ async def _strategy_body(strategy: Annotated[SchemaCompatibilityStrategy, Body()
 
 _VALUES: Mapping[type[PulsarPolicy], Callable[..., Any]] = {
     PulsarPolicy: _flag_body,
-    NumberPolicy: long_body,
+    NumberPolicy: int64_body,
     StrategyPolicy: _strategy_body,
     RetentionPolicy: _retention_body,
     QuotaPolicy: _quota_body,
@@ -157,7 +166,7 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     def get_set(broker: Broker, scope: PolicyScope = kind.of) -> Any:
         """Return the value that the scope sets; an empty answer if it sets none."""
         value = policies.get_pulsar(broker.environment, scope, policy)
-        return unset_policy() if value is None else value
+        return unset_policy_answer() if value is None else value
 
     def get_applied(broker: Broker, scope: PolicyScope = kind.of, applied: bool = False) -> Any:
         """Return the value that the topic sets, or an empty answer; `applied`: the value that holds for it."""

@@ -19,12 +19,12 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.context import context_of
 from api.http.dependencies import Broker
-from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, segment
-from api.http.problems import RestException, reported_as
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, encode_path_segment
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.rest.models import PulsarAnswer
 from api.rest.subscriptions.requests import CURSOR_PATH, ResetCursorData, Subscription
-from api.rest.tenancy.bundles import bundle_of, check_bundle
+from api.rest.tenancy.bundles import bundle_of, parse_bundle
 from storage.errors import NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import TopicName
@@ -68,7 +68,7 @@ class AnalyzedBacklog(PulsarAnswer):
 @router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_backlog_size_by_message_id(broker: Broker, topic: Topic, position: Annotated[ResetCursorData, Body()]) -> int:
     """Return the approximate number of bytes at or after a message; of all messages for -1:-1."""
-    with reported_as(partitioned="calculate backlog size is not allowed for partitioned-topic"):
+    with reword_errors(partitioned="calculate backlog size is not allowed for partitioned-topic"):
         return subscriptions.backlog_size(broker, topic, position.message_id)
 
 
@@ -87,7 +87,7 @@ def analyze_subscription_backlog(
     At most 10,000 entries are read; `aborted`: there are more.
     """
     reason = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"
-    with reported_as(partitioned=reason):
+    with reword_errors(partitioned=reason):
         content = subscriptions.analyze(broker, topic, subscription, None if start is None else start.message_id)
     return AnalyzedBacklog(
         entries=content.entries,
@@ -175,7 +175,7 @@ async def _for_each(
             try:
                 await broker.pools[operation.waits_for].run(_if_present, operation.run, broker, record.name, name)
             except NotTheOwner as other:
-                path = f"subscription/{segment(name)}{operation.path}"
+                path = f"subscription/{encode_path_segment(name)}{operation.path}"
                 await context_of(request).proxy.send_to_owner(request, other, operation.method, path)
 
 
@@ -188,6 +188,6 @@ def _if_present(
 
 def _topics(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
     names.namespace(broker.environment, namespace)
-    bundle_filter = None if bundle is None else check_bundle(bundle)
+    bundle_filter = None if bundle is None else parse_bundle(bundle)
     records = broker.environment.metadata.topics.in_namespace(namespace)
     return [item for item in records if bundle_filter is None or bundle_of(item.name) == bundle_filter]

@@ -16,7 +16,7 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
-from api.http.problems import reported_as
+from api.http.problems import reword_errors
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
 from api.rest.messages.entry_response import ENTRY, entry_response
@@ -52,7 +52,7 @@ def create_subscription(
     """Create a subscription at a position, or at the end of the topic. Messages that it has not acknowledged are not
     trimmed."""
     properties = (position.properties if position else None) or {}
-    with reported_as(conflict="Subscription already exists for topic"):
+    with reword_errors(conflict="Subscription already exists for topic"):
         subscriptions.create(broker, topic, subscription, position_of(position), properties)
 
 
@@ -100,7 +100,7 @@ def peek_nth_message(
 
     As in a broker, a subscription that does not exist is created, at the earliest message.
     """
-    with reported_as(partitioned="Peek messages on a partitioned topic is not allowed"):
+    with reword_errors(partitioned="Peek messages on a partitioned topic is not allowed"):
         return entry_response(subscriptions.peek(broker, topic, subscription, position))
 
 
@@ -115,7 +115,7 @@ def reset_cursor_to_time(
 @router.post(CURSOR_PATH + "/resetcursor", AuthAction.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def reset_cursor(broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None) -> None:
     """Move a subscription to a message, which it delivers next; without a body, to the end of the topic."""
-    with reported_as(partitioned="Reset-cursor at position is not allowed for partitioned-topic"):
+    with reword_errors(partitioned="Reset-cursor at position is not allowed for partitioned-topic"):
         subscriptions.reset(broker, topic, subscription, position_of(position))
 
 
@@ -124,7 +124,7 @@ def skip_messages(
     broker: Broker, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Acknowledge the first `count` unacknowledged messages of a subscription."""
-    with reported_as(partitioned="Skip messages on a partitioned topic is not allowed"):
+    with reword_errors(partitioned="Skip messages on a partitioned topic is not allowed"):
         subscriptions.skip(broker, topic, subscription, count)
 
 
@@ -145,7 +145,7 @@ def expire_messages_to_position(
     broker: Broker, topic: Topic, subscription: Subscription, position: Annotated[ResetCursorData, Body()]
 ) -> None:
     """Acknowledge the messages before a message for a subscription; with `excluded`, also this message."""
-    with reported_as(partitioned="Expire message at position is not supported for partitioned-topic"):
+    with reword_errors(partitioned="Expire message at position is not supported for partitioned-topic"):
         subscriptions.expire_before(broker, topic, subscription, position.position)
 
 

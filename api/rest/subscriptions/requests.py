@@ -83,8 +83,9 @@ def position_of(body: ResetCursorData | None) -> CursorPosition:
 async def check_subscription_change(request: Request, subscription: Subscription, force: bool = False) -> None:
     """Raise RestException (403) for a change of `__compaction` without the permission for it.
 
-    A dependency of a route after `allowed(AuthAction.CONSUME)`. Changes of `__compaction` need the action `compact`. A
-    forced deletion needs `admin`: the compacted ledger is deleted, and with it the keys whose raw messages are trimmed.
+    A dependency of a route after `permission_check(AuthAction.CONSUME)`. Changes of `__compaction` need the action
+    `compact`. A forced deletion needs `admin`: the compacted ledger is deleted, and with it the keys whose raw messages
+    are trimmed.
     """
     if subscription == COMPACTION_CURSOR:
         action = AuthAction.ADMIN if force else AuthAction.COMPACT

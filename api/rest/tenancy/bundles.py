@@ -29,7 +29,7 @@ def bundle_of(topic: TopicName) -> str:
     return RANGES[max(at for at, start in enumerate(_STARTS) if start <= number)]
 
 
-def check_bundle(bundle: str) -> str:
+def parse_bundle(bundle: str) -> str:
     """Return the decoded name of a bundle in a path. Raise RestException (412) for a name that no namespace has."""
     name = decoded(bundle)
     if name not in RANGES:

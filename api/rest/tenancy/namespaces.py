@@ -13,12 +13,12 @@ from api.broker.pulsar_policies import QuotaType
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, Namespace
-from api.http.problems import RestException, reported_as, shown_errors
+from api.http.problems import RestException, reword_errors, validation_summary
 from api.http.router import Routes
 from api.rest.models import LONG, PulsarBody
-from api.rest.policies.namespace_policies import policies_document, unsupported
+from api.rest.policies.namespace_policies import policies_document, unsupported_fields
 from api.rest.policies.pulsar_policies import BacklogQuota, RetentionPolicies
-from api.rest.tenancy.bundles import BUNDLES, bundle_of, check_bundle
+from api.rest.tenancy.bundles import BUNDLES, bundle_of, parse_bundle
 from api.rest.tenancy.tenants import Tenant
 from storage.metadata.policy_store import namespace_scope
 from storage.options.policies import SchemaCompatibilityStrategy
@@ -50,7 +50,7 @@ class _InitialPolicies(PulsarBody):
 @router.get("/namespaces/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def list_namespaces(broker: Broker, tenant: Tenant) -> list[str]:
     """Return the namespaces of a tenant as `tenant/namespace`, sorted."""
-    with reported_as("Tenant not found"):
+    with reword_errors("Tenant not found"):
         return broker.environment.metadata.tenancy.namespaces(tenant)
 
 
@@ -79,7 +79,7 @@ def create_namespace(
     Another policy that is not at its default is refused.
     """
     document = policies or {}
-    unset = unsupported(document, _InitialPolicies.model_fields)
+    unset = unsupported_fields(document, _InitialPolicies.model_fields)
     if unset:
         reason = f"the namespace is not made: {', '.join(map(repr, unset))[:_SHOWN]} cannot be set here; leave it out"
         advice = ", and grant permissions by POST …/permissions/{role} when it is made" if _PERMISSIONS in unset else ""
@@ -88,7 +88,7 @@ def create_namespace(
     cluster = broker.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
-    with reported_as("Tenant does not exist", "Namespace already exists"):
+    with reword_errors("Tenant does not exist", "Namespace already exists"):
         broker.environment.metadata.tenancy.create_namespace(
             namespace, pulsar_policies.settings_of(initial.model_dump(by_alias=True))
         )
@@ -99,7 +99,7 @@ def delete_namespace(broker: Broker, namespace: Namespace, force: bool = False) 
     """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
         raise RestException(405, "Broker doesn't allow forced deletion of namespaces")
-    with reported_as(NO_NAMESPACE, "Cannot delete non empty namespace"):
+    with reword_errors(NO_NAMESPACE, "Cannot delete non empty namespace"):
         broker.environment.metadata.tenancy.delete_namespace(namespace)
 
 
@@ -133,7 +133,7 @@ def unload_namespace(broker: Broker, namespace: Namespace) -> None:
 @router.put(NAMESPACE_PATH + "/{bundle}/unload", AuthAction.ADMIN)
 def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -> None:
     """Release the leases of one bundle's topics that this service writes. Their clients look the topics up again."""
-    range_name = check_bundle(bundle)
+    range_name = parse_bundle(bundle)
     tenants.unload_namespace(broker, namespace, lambda name: bundle_of(name) == range_name)
 
 
@@ -144,4 +144,4 @@ def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
             {name: document[name] for name in _InitialPolicies.model_fields if name in document}
         )
     except ValidationError as error:
-        raise RestException(400, f"the policies cannot be taken: {shown_errors(error)}") from error
+        raise RestException(400, f"the policies cannot be taken: {validation_summary(error)}") from error

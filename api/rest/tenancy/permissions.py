@@ -17,7 +17,7 @@ from api.broker import names, tenants
 from api.http.access import GRANTABLE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.rest.policies.namespace_policies import pulsar_permissions
 from api.rest.tenancy.tenants import NO_TENANT, Tenant
@@ -41,15 +41,15 @@ def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = 
 @router.post(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Set the actions that a role may do in the namespace. They replace earlier ones."""
-    with reported_as("Namespace does not exist"):
+    with reword_errors("Namespace does not exist"):
         _grant(broker, namespace, role, actions)
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_namespace_permission(broker: Broker, namespace: Namespace, role: Role) -> None:
     """Revoke all actions granted to a role in the namespace. Idempotent."""
-    with reported_as("Namespace does not exist"):
-        broker.environment.metadata.tenancy.revoke(namespace, check_role(role))
+    with reword_errors("Namespace does not exist"):
+        broker.environment.metadata.tenancy.revoke(namespace, parse_role(role))
 
 
 @router.get(TOPIC_PATH + "/permissions", AuthAction.ADMIN)
@@ -64,15 +64,15 @@ def get_topic_permissions(broker: Broker, topic: Topic, all: bool = False) -> di
 def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Actions) -> None:
     """Set the actions that a role may do with the topic, besides those that its namespace grants. They replace earlier
     ones."""
-    with reported_as(f"Topic {topic} not found"):
+    with reword_errors(f"Topic {topic} not found"):
         _grant(broker, str(topic), role, actions)
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
 def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
     """Revoke all actions granted to a role for the topic; 412 if none was granted."""
-    with reported_as(f"Topic {topic} not found"):
-        if not broker.environment.metadata.tenancy.revoke(str(topic), check_role(role)):
+    with reword_errors(f"Topic {topic} not found"):
+        if not broker.environment.metadata.tenancy.revoke(str(topic), parse_role(role)):
             reason = f"the role {role} has no permissions of its own on {topic}"
             raise RestException(412, NOT_SET) from InvalidInput(reason, "nothing was changed; check the role's name")
 
@@ -80,7 +80,7 @@ def revoke_topic_permission(broker: Broker, topic: Topic, role: Role) -> None:
 @router.get("/tenants/{tenant}/permissions", AuthAction.ADMIN, refuses=(404,))
 def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str]]:
     """Return the actions granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
-    with reported_as(NO_TENANT):
+    with reword_errors(NO_TENANT):
         permissions = broker.environment.metadata.tenancy.tenant(tenant).permissions
     return {role: list(actions) for role, actions in permissions.items()}
 
@@ -89,18 +89,18 @@ def get_tenant_permissions(broker: Broker, tenant: Tenant) -> dict[str, list[str
 def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Set the actions that a role may do in all namespaces of the tenant. They replace earlier ones. Pulsar has no such
     call."""
-    with reported_as(NO_TENANT):
+    with reword_errors(NO_TENANT):
         _grant(broker, tenant, role, actions)
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
 def revoke_tenant_permission(broker: Broker, tenant: Tenant, role: Role) -> None:
     """Revoke all actions granted to a role in the tenant. Idempotent. Pulsar has no such call."""
-    with reported_as(NO_TENANT):
-        broker.environment.metadata.tenancy.revoke(tenant, check_role(role))
+    with reword_errors(NO_TENANT):
+        broker.environment.metadata.tenancy.revoke(tenant, parse_role(role))
 
 
-def check_role(role: str) -> str:
+def parse_role(role: str) -> str:
     """Return the decoded role of a path. Raise RestException (412) for a role that no token can name."""
     name = decoded(role)
     if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
@@ -116,4 +116,4 @@ def _grant(broker: Broker, place: str, role: str, actions: Sequence[str]) -> Non
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
         raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")
-    broker.environment.metadata.tenancy.permit(place, check_role(role), sorted(set(actions)))
+    broker.environment.metadata.tenancy.permit(place, parse_role(role), sorted(set(actions)))

@@ -10,7 +10,7 @@ from pydantic import Field
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import path_parameter
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.rest.brokers.unsupported_features import ONE_CLUSTER, REFUSAL
 from api.rest.models import PulsarAnswer, PulsarBody
@@ -86,7 +86,7 @@ def list_tenants(broker: Broker) -> list[str]:
 @router.get("/tenants/{tenant}", AuthAction.ADMIN, refuses=(404,))
 def get_tenant(broker: Broker, tenant: Tenant) -> TenantInfo:
     """Return the tenant's administrators and clusters."""
-    with reported_as(NO_TENANT):
+    with reword_errors(NO_TENANT):
         record = broker.environment.metadata.tenancy.tenant(tenant)
     return TenantInfo.model_validate(
         {"adminRoles": sorted(record.admin_roles), "allowedClusters": sorted(record.allowed_clusters)}
@@ -97,7 +97,7 @@ def get_tenant(broker: Broker, tenant: Tenant) -> TenantInfo:
 def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
     """Create a tenant."""
     roles, clusters = _checked(broker, info)
-    with reported_as(conflict="Tenant already exist"):
+    with reword_errors(conflict="Tenant already exist"):
         broker.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
 
 
@@ -105,7 +105,7 @@ def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | N
 def update_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Replace a tenant's administrators and clusters."""
     roles, clusters = _checked(broker, info)
-    with reported_as(NO_TENANT):
+    with reword_errors(NO_TENANT):
         broker.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
@@ -114,7 +114,7 @@ def delete_tenant(broker: Broker, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:
         raise RestException(405, "Broker doesn't allow forced deletion of tenants")
-    with reported_as(NO_TENANT, "The tenant still has active namespaces"):
+    with reword_errors(NO_TENANT, "The tenant still has active namespaces"):
         broker.environment.metadata.tenancy.delete_tenant(tenant)
 
 

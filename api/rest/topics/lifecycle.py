@@ -17,12 +17,12 @@ from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
 from api.http.router import Routes
 from api.rest.brokers.unsupported_features import check_no_shadow
 from api.rest.models import StrictBody, TextByName
-from api.rest.tenancy.bundles import bundle_of, check_bundle
+from api.rest.tenancy.bundles import bundle_of, parse_bundle
 
 router = Routes("topics")
 
@@ -55,7 +55,7 @@ def list_topics(
 ) -> list[str]:
     """Return the topics of a namespace, partitions one by one."""
     listed = topics.in_namespace(broker.environment, namespace)
-    range_name = None if bundle is None else check_bundle(bundle)
+    range_name = None if bundle is None else parse_bundle(bundle)
     return [str(name) for name in listed if range_name is None or bundle_of(name) == range_name]
 
 
@@ -63,7 +63,7 @@ def list_topics(
 def create_topic(broker: Broker, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
     check_no_shadow(properties or {})
-    with reported_as(NO_NAMESPACE, EXISTS):
+    with reword_errors(NO_NAMESPACE, EXISTS):
         topics.create(broker.environment, topic, properties or {})
 
 

@@ -16,7 +16,7 @@ from api.broker.refusals import NoLogOwner, WriterElsewhere
 from api.http.access import ANY_USE
 from api.http.dependencies import Broker
 from api.http.paths import Topic
-from api.http.problems import reported_as
+from api.http.problems import reword_errors
 from api.http.router import Routes
 from api.rest.models import PulsarAnswer
 from api.rest.tenancy.bundles import bundle_of
@@ -41,7 +41,7 @@ class LookupData(PulsarAnswer):
 def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     """Return the service that owns the topic, or else this one."""
     owner: ServiceRecord | None = None
-    with reported_as("Namespace not found"), suppress(NoLogOwner, WriterElsewhere):
+    with reword_errors("Namespace not found"), suppress(NoLogOwner, WriterElsewhere):
         # Without an owner, this service answers REST for the topic, which need not exist.
         owner = names.other_owner(broker, topic, create=True)
     http, binary = service_urls(broker, request, owner)
@@ -57,7 +57,7 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
 )
 def lookup_bundle(broker: Broker, topic: Topic) -> Response:
     """Return the bundle of a topic: one of the four ranges of its namespace."""
-    with reported_as("Namespace not found"):
+    with reword_errors("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     return Response(bundle_of(topic), media_type="text/plain")
 

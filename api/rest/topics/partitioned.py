@@ -15,9 +15,9 @@ from api.http.access import ANY_USE, AuthAction
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
-from api.rest.models import UNREADABLE, MissingBody, PulsarBody, int_number, parsed_json, read_body, unreadable
+from api.rest.models import UNREADABLE, MissingBody, PulsarBody, parse_int32, parsed_json, read_body, unreadable
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
 from storage.errors import InvalidInput
 from storage.metadata.partitions import MAX_PARTITIONS
@@ -69,7 +69,7 @@ def _parse(body: bytes) -> _PartitionsBody:
             ) from error
     if value is None:
         raise MissingBody
-    return _PartitionsBody(partitions=int_number(body))
+    return _PartitionsBody(partitions=parse_int32(body))
 
 
 async def _parsed_body(request: Request) -> _PartitionsBody:
@@ -91,7 +91,7 @@ def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
     _check_number(topic, body.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
-    with reported_as(NO_NAMESPACE, EXISTS):
+    with reword_errors(NO_NAMESPACE, EXISTS):
         partitions.create(broker.environment, topic, body.partitions, body.properties or {})
 
 
@@ -130,7 +130,7 @@ def get_partitioned_metadata(
 ) -> PartitionedTopicMetadata:
     """Return the number of a topic's partitions; 0 for a topic without partitions. This request creates no topic."""
     create = check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0
-    with reported_as(NO_NAMESPACE if create else ""):
+    with reword_errors(NO_NAMESPACE if create else ""):
         whole = names.partitioned_or_new(broker.environment, topic, create)
     if whole is None:
         return PartitionedTopicMetadata(partitions=0)
@@ -142,7 +142,7 @@ async def delete_partitioned_topic(request: Request, broker: Broker, topic: Topi
     """Delete a partitioned topic with its partitions, all or nothing. It is refused and forced as `deleteTopic`."""
     log = broker.pools[WaitsFor.LOG]
     try:
-        with reported_as(f"Topic {topic} not found."):
+        with reword_errors(f"Topic {topic} not found."):
             others = await log.run(partitions.owned_elsewhere, broker, topic)
             for other in others if not force else ():
                 await _check_no_clients(request, broker, other)

@@ -18,7 +18,7 @@ from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import Topic
-from api.http.problems import RestException, reported_as
+from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.rest.models import PulsarAnswer, PulsarBody
 from storage.metadata.schemas import SchemaRecord
@@ -138,7 +138,7 @@ def post_schema(broker: Broker, topic: Topic, schema: Payload) -> PostSchemaResp
 
     Return the version. 409 for a schema that the compatibility strategy refuses.
     """
-    with reported_as("Namespace not found"):
+    with reword_errors("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     stored = broker.schemas.ensure(topic, schema.record)
     return PostSchemaResponse(version=LongSchemaVersion(version=stored.version))

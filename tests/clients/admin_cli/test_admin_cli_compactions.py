@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from api.cli.admin.run_watch import parse_events, progress
+from api.cli.admin.run_watch import parse_events, progress_line
 from storage.errors import ErrorText, Unavailable
 from tests.program import Program
 from tests.serving import Served
@@ -246,4 +246,4 @@ def test_events_in_pieces_and_progress_in_words() -> None:
     assert list(parse_events([*lines, *cut])) == [("progress", {"a": 1}), ("end", {"b": 2})]
     run = {"run": 7, "topic": "t", "phase": "phase two", "tasks_done": 3, "tasks_total": 8, "bytes_done": 1536}
     times = {"started_at": 1_000, "heartbeat_at": 13_500}
-    assert progress({**run, **times}) == "run 7 of t: phase two, 3/8 tasks, 1.5 KiB, 12 s"
+    assert progress_line({**run, **times}) == "run 7 of t: phase two, 3/8 tasks, 1.5 KiB, 12 s"

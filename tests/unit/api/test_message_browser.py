@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.dashboard.message_browser import PAGE_MESSAGES, MessageState, Side, page_offsets, state_of
+from api.dashboard.message_browser import PAGE_MESSAGES, MessageState, ReadRows, page_offsets, state_of
 from storage.entries.stored_message import StoredMessage
 from storage.ledger.rows import CompressionType, RowType
 from storage.model import MessageId
@@ -19,14 +19,14 @@ def message(offset: int, key: bytes | None = b"k", payload: bytes | None = b"v")
     )  # fmt: skip
 
 
-def side(*offsets: int, has_more: bool = False) -> Side:
-    return Side([message(offset) for offset in offsets], has_more)
+def side(*offsets: int, has_more: bool = False) -> ReadRows:
+    return ReadRows([message(offset) for offset in offsets], has_more)
 
 
 def test_a_page_has_the_first_messages_of_both_reads() -> None:
-    sides = [side(*range(30)), side(*range(0, 90, 3))]
-    assert page_offsets(sides, is_forward=True) == (list(range(PAGE_MESSAGES)), True)
-    offsets, has_more = page_offsets(sides, is_forward=False)
+    reads = [side(*range(30)), side(*range(0, 90, 3))]
+    assert page_offsets(reads, is_forward=True) == (list(range(PAGE_MESSAGES)), True)
+    offsets, has_more = page_offsets(reads, is_forward=False)
     assert (offsets[-1], len(offsets), has_more) == (87, PAGE_MESSAGES, True)
     assert page_offsets([side(1, 2), side(2, 5)], is_forward=True) == ([1, 2, 5], False)
     assert page_offsets([side(), side()], is_forward=False) == ([], False)
@@ -47,7 +47,7 @@ def test_the_state_of_a_message() -> None:
     assert state_of(message(3, b"gone", None), True, False, newest) == MessageState(is_left_out=True)
     assert state_of(message(3, None), True, True, newest) == MessageState()
     assert state_of(message(9), False, True, newest) == MessageState(is_current=True, is_trimmed=True)
-    assert state_of(message(3, b"other"), True, True, newest) == MessageState(is_unsearched=True)
+    assert state_of(message(3, b"other"), True, True, newest) == MessageState(may_be_superseded=True)
 
 
 def test_chunks_of_the_newest_message_are_not_superseded_by_its_last_one() -> None:

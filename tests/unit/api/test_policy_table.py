@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.policy_table import by_prefix, choices, meant, settings_of
+from api.dashboard.policy_table import choices, group_by_prefix, settings_of, value_in_larger_units
 from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
 from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
@@ -54,10 +54,10 @@ def test_settings_that_are_set_come_first_and_are_marked() -> None:
     ],
 )
 def test_a_duration_and_a_size_are_shown_in_larger_units(kind: ValueKind, value: object, words: str) -> None:
-    assert meant(kind, value) == words
+    assert value_in_larger_units(kind, value) == words
 
 
 def test_policies_are_grouped_by_the_first_word_of_their_names() -> None:
     rows = [{"option": POLICIES[name]} for name in ("cleanup.policy", "flush.ms", "retention.bytes", "retention.ms")]
-    names = [(prefix, [row["option"].name for row in group]) for prefix, group in by_prefix(rows)]
+    names = [(prefix, [row["option"].name for row in group]) for prefix, group in group_by_prefix(rows)]
     assert names == [("retention", ["retention.bytes", "retention.ms"]), ("others", ["cleanup.policy", "flush.ms"])]

@@ -20,8 +20,8 @@ from api.dashboard.topic_picture import (
     UNSEALED,
     Extent,
     Mark,
+    divide_into_slices,
     draw,
-    slices,
 )
 
 
@@ -45,7 +45,7 @@ def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
     extents = [Extent(SEALED, 0, 23_999, 24_000), Extent(LIVE, 0, 19_999, 5_000), Extent(GARBAGE, 0, 19_999, 1_000)]
     picture = draw(extents, [], 24_000)
     raw, live, garbage = (heights(picture.svg, kind) for kind in (SEALED, LIVE, GARBAGE))
-    assert picture.slices == len(raw) == 200
+    assert picture.slice_count == len(raw) == 200
     assert set(raw.values()) == {100}
     assert (live[0], garbage[0]) == (25, 5)
     assert 166 in live
@@ -57,7 +57,7 @@ def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
 @pytest.mark.parametrize("end", [1, 7, 199, 200, 201, 12_345])
 def test_slices_have_each_message_once(end: int) -> None:
     extents = [Extent(SEALED, 0, end // 2, end // 2 + 1), Extent(UNSEALED, end // 2 + 1, end - 1, end - end // 2 - 1)]
-    divided = slices([item for item in extents if item.messages], [], 0, end)
+    divided = divide_into_slices([item for item in extents if item.messages], [], 0, end)
     assert len(divided) == min(end, 200)
     assert [item.first for item in divided[1:]] == [item.last + 1 for item in divided[:-1]]
     assert (divided[0].first, divided[-1].last) == (0, end - 1)
@@ -161,7 +161,7 @@ def test_a_trimmed_topic_begins_where_its_messages_do() -> None:
 
 def test_an_empty_topic_has_a_picture() -> None:
     picture = draw([], [], 0)
-    assert picture.slices == 1
+    assert picture.slice_count == 1
     assert "no messages" in str(ElementTree.fromstring(picture.svg).get("aria-label"))
 
 

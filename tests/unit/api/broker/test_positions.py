@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.broker.positions import mark_delete_before
-from api.formats.position_text import parse_place
+from api.formats.position_text import parse_cursor_position
 from storage.errors import InvalidInput
 from storage.model import LATEST, LogPosition, MessageId
 from storage.positions import StartTime
@@ -25,7 +25,7 @@ def filled(bench: Workbench, topic: Topic) -> Topic:
 
 
 def offset_before(topic: Topic, text: str) -> int | None:
-    mark = mark_delete_before(topic, parse_place(text))
+    mark = mark_delete_before(topic, parse_cursor_position(text))
     return None if mark is None else mark.offset
 
 
@@ -47,7 +47,7 @@ def test_the_mark_is_the_message_before_by_its_exact_id(filled: Topic) -> None:
         "999999999:0": 8,
     }
     for text, offset in marks.items():
-        mark = mark_delete_before(filled, parse_place(text))
+        mark = mark_delete_before(filled, parse_cursor_position(text))
         assert (None if mark is None else mark.offset) == offset, text
         assert mark is None or str(mark.message_id) == ids[mark.offset]
 
@@ -69,7 +69,7 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
     ids = [message.message_id for message in raw(filled)]
     first, second = bench.metadata.ledgers.of_topic(filled.record.id)
     bench.metadata.trimming.trim(filled.record.id, 6, [first.ledger_id], force=False, keep_start=True)
-    marks = [mark_delete_before(filled, parse_place(text)) for text in ("2", str(ids[2]), "6", str(ids[7]))]
+    marks = [mark_delete_before(filled, parse_cursor_position(text)) for text in ("2", str(ids[2]), "6", str(ids[7]))]
     assert [mark and (str(mark.message_id), mark.offset) for mark in marks] == [
         None,
         None,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.healthcheck import check, main
+from api.cli.healthcheck import liveness_fault, main
 from api.settings.settings import Settings
 from tests.certificates import certificate
 
@@ -41,7 +41,7 @@ def served(context: ssl.SSLContext | None = None) -> Iterator[int]:
 
 def test_a_service_without_tls(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with served() as port:
-        assert check(Settings(host="0.0.0.0", port=port)) is None
+        assert liveness_fault(Settings(host="0.0.0.0", port=port)) is None
         monkeypatch.setenv("COMPACTOR_PORT", str(port))
         assert main() == 0
     assert main() == 1
@@ -53,4 +53,4 @@ def test_a_service_with_tls(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain, key)
     with served(context) as port:
-        assert check(Settings(port=port, tls_certificate=str(chain), tls_key=str(key))) is None
+        assert liveness_fault(Settings(port=port, tls_certificate=str(chain), tls_key=str(key))) is None

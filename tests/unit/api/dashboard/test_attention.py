@@ -48,5 +48,5 @@ def test_a_compacted_ledger_that_cannot_be_read_saves_nothing() -> None:
     item = replace(row(1, compacted=300), states=())
     text = "the compacted ledger 86 of persistent://a/b/t1 cannot be read"
     for error, saved in ((text, None), (text.replace("86", "85"), 0.7), ("the store does not answer", 0.7)):
-        (read,) = CompactionStates({1: control(error)}, [], NOW).of([item])
+        (read,) = CompactionStates({1: control(error)}, [], NOW).rows_with_states([item])
         assert (read.is_unreadable, read.saved) == (saved is None, saved), error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.dashboard.failure import failure
+from api.dashboard.failure import topic_failure
 from storage.errors import ObjectMissing, Unavailable
 
 MISSING = "object topics/x/1.json does not exist in file:///store: check that COMPACTOR_STORE is the store"
@@ -11,7 +11,7 @@ LOST = ObjectMissing("object topics/x/1.json does not exist in file:///store", "
 
 def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None:
     error = f"the compacted ledger 7 of persistent://a/b/c cannot be read: {MISSING}"
-    result = failure(error, 7, MISSING, LOST, is_raw_whole=True)
+    result = topic_failure(error, 7, MISSING, LOST, is_raw_whole=True)
     assert result is not None
     assert result.what == "The compacted ledger 7 cannot be read: its manifest is not in the object store."
     assert "Raw reads, producers and subscriptions go on." in result.effect
@@ -22,19 +22,19 @@ def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None
 
 
 def test_another_error_of_the_last_run_is_kept() -> None:
-    result = failure("the disk is full", 7, MISSING, LOST, is_raw_whole=True)
+    result = topic_failure("the disk is full", 7, MISSING, LOST, is_raw_whole=True)
     assert result is not None
     assert result.error == "the disk is full"
 
 
 def test_values_whose_raw_messages_are_trimmed_are_lost() -> None:
-    result = failure("", 7, MISSING, LOST, is_raw_whole=False)
+    result = topic_failure("", 7, MISSING, LOST, is_raw_whole=False)
     assert result is not None
     assert result.steps[-1].endswith("Values whose raw messages are trimmed are then lost.")
 
 
 def test_a_store_that_does_not_answer_asks_for_no_deletion() -> None:
-    result = failure(
+    result = topic_failure(
         "", 7, "the store does not answer", Unavailable("the store does not answer", "wait"), is_raw_whole=True
     )
     assert result is not None
@@ -43,12 +43,12 @@ def test_a_store_that_does_not_answer_asks_for_no_deletion() -> None:
 
 
 def test_a_run_that_missed_an_object_and_one_that_failed_otherwise() -> None:
-    missed = failure(f"run 3: {MISSING}", 7, "", None, is_raw_whole=True)
+    missed = topic_failure(f"run 3: {MISSING}", 7, "", None, is_raw_whole=True)
     assert missed is not None
     assert missed.missing == "topics/x/1.json in file:///store"
     assert len(missed.steps) == 3
-    other = failure("the disk is full", 7, "", None, is_raw_whole=True)
+    other = topic_failure("the disk is full", 7, "", None, is_raw_whole=True)
     assert other is not None
     assert other.what == "The last compaction failed: the disk is full"
     assert other.effect.startswith("Compacted reads go on with the last compacted ledger.")
-    assert failure("", 7, "", None, is_raw_whole=True) is None
+    assert topic_failure("", 7, "", None, is_raw_whole=True) is None

@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.dashboard.run_chart import LEAST_COLUMNS, EndedRuns, Panel, chart, described, ended_early, numbers_in_and_out
+from api.dashboard.run_chart import (
+    LEAST_COLUMNS,
+    EarlyEndReason,
+    Panel,
+    draw_chart,
+    early_end_reasons,
+    messages_in_and_out,
+    run_text,
+)
 
 STATISTICS = {
     "messages_before": 5_000,
@@ -43,7 +51,7 @@ def success(number: int, **changes: int) -> dict[str, Any]:
 
 def panels(*runs: dict[str, Any]) -> dict[str, Panel]:
     """Return the panels of runs, the newest first, by title."""
-    return {panel.title: panel for panel in chart(runs).panels}
+    return {panel.title: panel for panel in draw_chart(runs).panels}
 
 
 def boxes(panel: Panel, kind: str) -> list[tuple[float, float, float]]:
@@ -87,7 +95,7 @@ def test_phases_are_stacked_up_to_the_top_of_the_panel() -> None:
 
 def test_a_failed_run_is_marked_and_its_duration_drawn() -> None:
     runs = run(3, "RUNNING"), run(2, "ERROR", "lost"), success(1)
-    assert chart(runs).marks == ["ERROR", "RUNNING"]
+    assert draw_chart(runs).marks == ["ERROR", "RUNNING"]
     drawn = panels(*runs)
     for panel in drawn.values():
         rects = list(ElementTree.fromstring(panel.svg).iter("rect"))
@@ -98,7 +106,7 @@ def test_a_failed_run_is_marked_and_its_duration_drawn() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, LEAST_COLUMNS, 50])
 def test_each_run_has_a_column_with_its_numbers(number: int) -> None:
-    drawn = chart([success(item) for item in range(number, 0, -1)])
+    drawn = draw_chart([success(item) for item in range(number, 0, -1)])
     for panel in drawn.panels:
         root = ElementTree.fromstring(panel.svg)
         assert root.get("viewBox", "").split()[2] == str(number), "the slider is as wide as the columns"
@@ -119,12 +127,12 @@ def test_few_columns_are_spread_and_no_wider_than_a_twelfth(number: int, width: 
 def test_a_panel_of_zeros_is_left_out() -> None:
     instant = {**success(1, **{**dict.fromkeys(STATISTICS, 0), "messages_in": 1}), "finished_at": 1000}
     assert list(panels(instant)) == ["Messages"]
-    assert chart([run(1, "RUNNING")]).panels == []
+    assert draw_chart([run(1, "RUNNING")]).panels == []
 
 
 def test_messages_in_and_out_of_a_run() -> None:
-    assert numbers_in_and_out(success(1)) == (9_000, 4_500)
-    assert numbers_in_and_out(run(1, "ERROR", "x")) == (None, None)
+    assert messages_in_and_out(success(1)) == (9_000, 4_500)
+    assert messages_in_and_out(run(1, "ERROR", "x")) == (None, None)
 
 
 def test_the_kinds_of_a_panel_have_different_classes() -> None:
@@ -132,13 +140,13 @@ def test_the_kinds_of_a_panel_have_different_classes() -> None:
 
 
 def test_the_numbers_of_a_run_are_in_words() -> None:
-    assert described(success(61)) == (
+    assert run_text(success(61)) == (
         "Run 61, success, 1970-01-01 00:01:01; 4,000 new and 5,000 compacted messages in, 4,500 out; "
         "2.0 KiB read, 1.0 KiB written; took 1.0 s: snapshot 100 ms, phase one 400 ms, phase two 400 ms, "
         "verify and publish 100 ms"
     )
-    assert described(run(1, "RUNNING")) == "Run 1, running, 1970-01-01 00:00:01"
-    assert described(run(1, "ERROR", "x")) == "Run 1, error, 1970-01-01 00:00:01; took 1.0 s"
+    assert run_text(run(1, "RUNNING")) == "Run 1, running, 1970-01-01 00:00:01"
+    assert run_text(run(1, "ERROR", "x")) == "Run 1, error, 1970-01-01 00:00:01; took 1.0 s"
 
 
 def test_a_reason_is_listed_once_with_its_count_and_last_time() -> None:
@@ -149,8 +157,8 @@ def test_a_reason_is_listed_once_with_its_count_and_last_time() -> None:
         success(3),
         run(2, "ERROR", "the manifest is lost"),
     ]
-    assert ended_early(runs) == [
-        EndedRuns("ERROR", "taken over by run 7", 2, 6, 7_000),
-        EndedRuns("CANCELLED", "by hand", 1, 5, 6_000),
-        EndedRuns("ERROR", "the manifest is lost", 1, 2, 3_000),
+    assert early_end_reasons(runs) == [
+        EarlyEndReason("ERROR", "taken over by run 7", 2, 6, 7_000),
+        EarlyEndReason("CANCELLED", "by hand", 1, 5, 6_000),
+        EarlyEndReason("ERROR", "the manifest is lost", 1, 2, 3_000),
     ]

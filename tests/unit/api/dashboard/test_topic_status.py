@@ -30,7 +30,7 @@ def status(
     run = RunRecord(7, 1, "a", "owner", 1, RunState.RUNNING, "", {}, NOW, NOW)
     states = CompactionStates({1: control}, [(NAME, run)] if running else [], NOW)
     summary = TopicSummary(1, NAME, 1, 24_300, 243_000, 1, None if compacted is None else 8_000)
-    (row,) = states.of(topic_rows([summary], [behind]))
+    (row,) = states.rows_with_states(topic_rows([summary], [behind]))
     return topic_status(row, behind, control, compacted, NOW)
 
 

@@ -16,7 +16,7 @@ from api.dashboard.topics_table import (
     TableView,
     TopicRow,
     TopicsPage,
-    named,
+    filter_by_name,
     topic_rows,
     topics_page,
     totals,
@@ -69,20 +69,20 @@ def test_a_topic_is_due_as_the_control_loop_decides(
     item = summary(1)
     run = RunRecord(7, 1, "a", "owner", 1, RunState.RUNNING, "", {}, NOW, NOW)
     read = CompactionStates({1: control}, [(item.name, run)] if is_running else [], NOW)
-    (result,) = read.of([TopicRow(item, backlog(item, 101, THRESHOLD))])
+    (result,) = read.rows_with_states([TopicRow(item, backlog(item, 101, THRESHOLD))])
     assert set(result.states) == states
     assert result.cause == ("threshold.bytes" if DUE in states else "")
 
 
 def test_a_topic_below_its_threshold_and_a_new_topic_have_no_state() -> None:
     item, new = summary(1), summary(2)
-    rows = NO_CONTROLS.of(topic_rows([item, new], [backlog(item, 100, THRESHOLD)]))
+    rows = NO_CONTROLS.rows_with_states(topic_rows([item, new], [backlog(item, 100, THRESHOLD)]))
     assert [item.states for item in rows] == [(), ()]
 
 
 def test_a_topic_without_a_state_keeps_the_row_that_requests_share() -> None:
     rows = [row(1), row(2, 101, THRESHOLD), row(3, None)]
-    result = NO_CONTROLS.of(rows)
+    result = NO_CONTROLS.rows_with_states(rows)
     assert [item is shared for item, shared in zip(result, rows, strict=True)] == [True, False, True]
     assert rows[1].states == (), "the shared row is not changed"
 
@@ -141,7 +141,7 @@ def test_rows_are_grouped_by_namespace_while_they_are_sorted_by_name() -> None:
 
 def test_filters_by_name_and_state() -> None:
     rows = [row(1, name="a/n/orders"), replace(row(2, name="a/n/users"), states=(FAILING, DUE))]
-    assert [item.summary.topic_id for item in named(rows, "n/ord")] == [1]
+    assert [item.summary.topic_id for item in filter_by_name(rows, "n/ord")] == [1]
     page = topics_page(rows, TableView(state=DUE))
     assert (page.matches, page.groups[0].rows[0].summary.topic_id) == (1, 2)
     assert topics_page(rows, TableView(state=PAUSED)).groups == []

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from api.formats.position_text import parse_place, parse_start
+from api.formats.position_text import parse_cursor_position, parse_start
 from storage.errors import InvalidInput, InvalidMessageId
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartOffset, StartTime
@@ -61,4 +61,4 @@ def test_what_is_no_start(text: str) -> None:
 @pytest.mark.parametrize("text", ["yesterday", "-5", "1:2:3:4:5", "²", "1:-2", "1:2:x", "9223372036854775808:0"])
 def test_what_is_no_position_of_a_cursor(text: str) -> None:
     with pytest.raises(InvalidMessageId, match=re.escape(text)):
-        parse_place(text)
+        parse_cursor_position(text)

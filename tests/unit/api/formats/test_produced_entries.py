@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.formats.batch_container import BatchMessageContainer, lingering
+from api.formats.batch_container import BatchMessageContainer, rows_and_pauses
 from api.formats.jsonl import InputMessage
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import inspect
@@ -81,10 +81,10 @@ def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
         yield row(1)
         raise InvalidRecord("bad", "correct it")
 
-    lingering_rows = lingering(rows(), 0.001)
+    lingering_rows = rows_and_pauses(rows(), 0.001)
     assert next(lingering_rows) == row(0)
     assert next(lingering_rows) is None
     paused.set()
     with pytest.raises(InvalidRecord):
         assert [item for item in lingering_rows if item is not None] == [row(1)]
-    assert list(lingering(iter([row(0), row(1)]), 60)) == [row(0), row(1)]
+    assert list(rows_and_pauses(iter([row(0), row(1)]), 60)) == [row(0), row(1)]

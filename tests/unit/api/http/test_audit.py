@@ -13,7 +13,7 @@ import pytest
 import structlog
 from fastapi import FastAPI
 
-from api.http.access import AuthAction, Caller, allowed
+from api.http.access import AuthAction, Caller, permission_check
 from api.http.audit import Audit
 from api.http.tokens import create
 from api.observability import logs
@@ -30,7 +30,7 @@ def changeable() -> FastAPI:
     clock = ManualClock()
     app = application(None, access_of(SECRET, "ops", clock=clock), Settings(), clock)
 
-    @app.put("/change/{name}", name="change_it", dependencies=[allowed(AuthAction.SUPERUSER)])
+    @app.put("/change/{name}", name="change_it", dependencies=[permission_check(AuthAction.SUPERUSER)])
     def change(name: str, body: dict[str, str]) -> None:
         clock.advance(7)
         logging.getLogger("compactor.any").info("in the request", extra={"topic": "persistent://a/b/c", "run": 4})

@@ -56,12 +56,12 @@ def test_a_renewed_certificate_is_presented_to_connections_to_come(files: tuple[
     first = files[0].read_text()
     contexts = [context_of(files), context_of(files)]
     reloader = CertificateReloader(str(files[0]), str(files[1]), contexts, INTERVAL_MS)
-    assert not reloader.check()
+    assert not reloader.reload_if_changed()
     second = renew(files, tmp_path / "new")
     assert presented(contexts[0]) == first
-    assert reloader.check()
+    assert reloader.reload_if_changed()
     assert [presented(context) for context in contexts] == [second, second]
-    assert not reloader.check()
+    assert not reloader.reload_if_changed()
 
 
 def test_files_that_are_no_pair_change_nothing_and_are_reported_once(
@@ -73,9 +73,9 @@ def test_files_that_are_no_pair_change_nothing_and_are_reported_once(
     second = renew(files, tmp_path / "new")
     new_key = files[1].read_bytes()
     files[1].write_bytes(key)
-    assert not any(reloader.check() for _ in range(3))
+    assert not any(reloader.reload_if_changed() for _ in range(3))
     assert presented(context) == first
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     files[1].write_bytes(new_key)
-    assert reloader.check()
+    assert reloader.reload_if_changed()
     assert presented(context) == second

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.http import connections
-from api.http.connections import deadline_protocol, refusals
+from api.http.connections import deadline_protocol, http_refusal_bytes
 from api.http.listener import Listener
 from api.observability.logs import SELDOM_MS, LogThrottle
 from api.settings.settings import Settings
@@ -97,7 +97,7 @@ async def served(
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         seconds = settings.limits_header_timeout_ms / 1000
-        server = Listener(listening, 10, "limits.connections", seconds, log_throttle, refusals(settings))
+        server = Listener(listening, 10, "limits.connections", seconds, log_throttle, http_refusal_bytes(settings))
         server.start(lambda: config.http_protocol_class(config=config, server_state=state, app_state={}))  # type: ignore[call-arg]
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         yield reader, writer
@@ -152,7 +152,7 @@ async def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
 
 @in_event_loop
 async def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
+    with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.keep_uvicorn_record)})()):
         log_throttle = seldom_of(ManualClock())
         for _ in range(3):
             async with served(Settings(), log_throttle) as (reader, writer):

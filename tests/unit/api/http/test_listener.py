@@ -14,14 +14,14 @@ from typing import cast
 import pytest
 
 from api.http import listener
-from api.http.listener import CONNECTED_AT_ONCE, Listener, Refusals, most_connections
+from api.http.listener import CONNECTED_AT_ONCE, Listener, RefusalBytes, most_connections
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 
 DEFER_ACCEPT = getattr(socket, "TCP_DEFER_ACCEPT", 0)
-REFUSALS = Refusals(b"full", b"silent")
+REFUSALS = RefusalBytes(b"full", b"silent")
 
 
 class Protocols(list["Recorder"]):
@@ -72,7 +72,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def listening(
-    limit: int, refusals: Refusals = REFUSALS, silent_seconds: float = 60
+    limit: int, refusals: RefusalBytes = REFUSALS, silent_seconds: float = 60
 ) -> AsyncIterator[tuple[Listener, Protocols, Clients]]:
     """Yield a listener, its protocols and its clients."""
     log_throttle = LogThrottle(ManualClock(), logging.getLogger("test"))
@@ -93,10 +93,10 @@ async def listening(
                     await writer.wait_closed()
 
 
-@pytest.mark.parametrize("refusals", [REFUSALS, Refusals()])
+@pytest.mark.parametrize("refusals", [REFUSALS, RefusalBytes()])
 @in_event_loop
 async def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
-    refusals: Refusals, caplog: pytest.LogCaptureFixture
+    refusals: RefusalBytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listening(2, refusals) as (server, protocols, clients):
         for number in (1, 2):

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from api.broker.refusals import NotTheOwner
 from api.http.owner_proxy import OwnerProxy
-from api.http.paths import segment
+from api.http.paths import encode_path_segment
 from api.http.problems import RestException
 from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import TopicName
@@ -177,7 +177,7 @@ def test_a_name_of_dots_changes_no_path_on_its_way(name: str) -> None:
 
 
 def test_names_of_dots_are_segments_of_a_path() -> None:
-    assert [segment(item) for item in (".", "..", "...", "a.b", "a/b")] == [
+    assert [encode_path_segment(item) for item in (".", "..", "...", "a.b", "a/b")] == [
         "%2E",
         "%2E%2E",
         "%2E%2E%2E",

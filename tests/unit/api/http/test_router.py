@@ -16,7 +16,7 @@ from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.router import Routes
 from api.http.tokens import create
-from api.rest.models import long_body
+from api.rest.models import int64_body
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, application
 
@@ -32,7 +32,7 @@ def put_things(things: Annotated[dict[str, Any], Body()]) -> int:
 
 
 @router.put("/number", AuthAction.SUPERUSER)
-def put_number(number: Annotated[int, Depends(long_body)]) -> int:
+def put_number(number: Annotated[int, Depends(int64_body)]) -> int:
     return number
 
 

@@ -78,7 +78,7 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
     def accepted() -> list[bytes]:
         clock.advance(INTERVAL_MS)
         if keys.claim_check():
-            keys.check()
+            keys.reload_changed_files()
         roles = []
         for secret, token in tokens.items():
             try:
@@ -124,13 +124,13 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
         written(jwks, content)
         clock.advance(INTERVAL_MS)
         assert (keys.claim_check(), keys.claim_check()) == (True, False)
-        keys.check()
+        keys.reload_changed_files()
     jwks.unlink()
-    keys.check()
+    keys.reload_changed_files()
     assert [key.key_id for key in keys.verifier.keys] == ["one"]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     written(jwks, key_set(second, "two"))
-    keys.check()
+    keys.reload_changed_files()
     assert [key.key_id for key in keys.verifier.keys] == ["two"]
 
 
@@ -143,7 +143,7 @@ def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) 
     assert keys.verifier.role(token) == "ops"
     written(key, b"too short")
     written(revoked, "lost")
-    keys.check()
+    keys.reload_changed_files()
     with pytest.raises(BadToken, match="revoked"):
         keys.verifier.role(token)
 
@@ -182,7 +182,7 @@ def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
     assert keys.claim_check()
     clock.advance(INTERVAL_MS)
     assert not keys.claim_check(), "one check a time"
-    keys.check()
+    keys.reload_changed_files()
     assert not keys.claim_check()
     clock.advance(INTERVAL_MS)
     assert keys.claim_check()
@@ -199,7 +199,7 @@ def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
     before = keys.verifier.keys
     written(public, UNKNOWN_CURVE)
     for _ in range(2):
-        keys.check()
+        keys.reload_changed_files()
     assert keys.verifier.keys == before
     assert ["holds no public key" in record.message for record in caplog.records] == [True]
 
@@ -216,7 +216,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     monkeypatch.setattr("api.http.tokens.secret_keys", fails)
     written(key, NEW)
     for _ in range(2):
-        keys.check()
+        keys.reload_changed_files()
     assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.WARNING] == [True]
 
 

@@ -23,7 +23,7 @@ from api.http.tokens import (
     TokenVerifier,
     create,
     decoded_token,
-    key_set,
+    jwks_of,
     new_key_pair,
     new_secret_key,
     private_key,
@@ -236,10 +236,10 @@ def test_keys_of_a_jwks_file_are_chosen_by_their_id(tmp_path: Path) -> None:
 def test_a_key_set_is_a_jwks_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     keys = [public_key("key", inline(key)) for key in (RSA_PUBLIC, EC_PUBLIC)]
-    file.write_text(json.dumps(key_set(keys)))
+    file.write_text(json.dumps(jwks_of(keys)))
     checked = verifier(auth_jwks_file=str(file))
     ids = [key.key_id for key in checked.keys]
-    assert ids == [item["kid"] for item in key_set(keys)["keys"]]
+    assert ids == [item["kid"] for item in jwks_of(keys)["keys"]]
     assert len({*ids, None}) == 3
     for key_id, algorithm in zip(ids, (RS256, ES256), strict=True):
         assert checked.role(create(signer(algorithm), "r", {})) == "r"
@@ -255,7 +255,7 @@ def test_the_id_of_a_key_is_its_thumbprint() -> None:
         "nqDKgw"
     )
     key = jwt.PyJWK({"kty": "RSA", "n": modulus, "e": "AQAB"}, RS256).key
-    assert key_set([key])["keys"][0]["kid"] == "NzbLsXh8uDCcd-6MNwXF4W_7noWXFZAfHkxZsRGC9Xs"
+    assert jwks_of([key])["keys"][0]["kid"] == "NzbLsXh8uDCcd-6MNwXF4W_7noWXFZAfHkxZsRGC9Xs"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"keys": []}', '{"keys": [{"kty": "RSA"}]}', '{"keys": {"a": 1}}'])

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from api.http.problems import UnreadableBody
-from api.rest.models import EMPTY, PulsarBody, StrictBody, int_number, long_number
+from api.rest.models import EMPTY, PulsarBody, StrictBody, parse_int32, parse_int64
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from api.rest.models import EMPTY, PulsarBody, StrictBody, int_number, long_numb
     ],
 )
 def test_numbers(body: bytes, number: int) -> None:
-    assert long_number(body) == number
+    assert parse_int64(body) == number
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_numbers(body: bytes, number: int) -> None:
 )
 def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, reported: str) -> None:
     with pytest.raises(UnreadableBody) as refused:
-        long_number(body)
+        parse_int64(body)
     assert reported in refused.value.detail
     assert (refused.value.status_code, refused.value.media_type) == (400, "text/plain")
     assert len(refused.value.detail) < 400
@@ -64,14 +64,14 @@ def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, reported: 
 @pytest.mark.parametrize("body", [b"", b"  \n", b"null", b'""'])
 def test_an_empty_body(body: bytes) -> None:
     with pytest.raises(UnreadableBody) as refused:
-        long_number(body)
+        parse_int64(body)
     assert (refused.value.detail, refused.value.media_type) == (EMPTY, "application/json")
 
 
 def test_an_int_has_32_bits() -> None:
-    assert int_number(b"2147483647") == 2**31 - 1
+    assert parse_int32(b"2147483647") == 2**31 - 1
     with pytest.raises(UnreadableBody, match="out of range of `int`"):
-        int_number(b"2147483648")
+        parse_int32(b"2147483648")
 
 
 class _Body(PulsarBody):

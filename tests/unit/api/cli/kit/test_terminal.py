@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from api.cli.admin.run_watch import progress
+from api.cli.admin.run_watch import progress_line
 from api.cli.kit import stderr, tables
 from api.cli.kit.terminal import LiveLine, data_stream, put, put_json
 from api.cli.local.spark_engine import PhaseLine
@@ -91,7 +91,7 @@ def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatc
 
 def test_names_in_lines_of_progress_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = streams(monkeypatch, terminal=True)
-    LiveLine(err).show(progress({"run": 7, "topic": HOSTILE, "phase": None}))
+    LiveLine(err).show(progress_line({"run": 7, "topic": HOSTILE, "phase": None}))
     PhaseLine(err).phase(HOSTILE, 1, 1)
     assert is_harmless(err.text.replace("\r\x1b[K", ""))
     assert err.text.count("é漢") == 2
