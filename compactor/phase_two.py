@@ -42,7 +42,7 @@ from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_delet
 from storage.ledger.key_index import I64, TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
-from storage.ledger.sealing import flagged_offsets, keyed_rows
+from storage.ledger.sealing import flagged_offsets, keyed_mask
 from storage.model import LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import ByteRange, read_ranges
@@ -66,7 +66,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
-            keyed = keyed_rows(table).to_numpy()
+            keyed = keyed_mask(table).to_numpy()
             tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
             table = _first_kept(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
@@ -133,7 +133,7 @@ def _named(reader: RowsReader, offsets: I64) -> Selection:
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
-    reader.expect([number for number, _, _ in spans])
+    reader.announce_row_groups([number for number, _, _ in spans])
     for number, first, end in spans:
         yield number, _positions(reader, number, reader.groups[number], offsets[first:end])
 
@@ -163,7 +163,7 @@ def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -
         dead = deleted.range_cardinality(first - source.first_offset, last - source.first_offset + 1)
         if dead < group.rows:
             spans.append(number)
-    reader.expect(spans)
+    reader.announce_row_groups(spans)
     for number in spans:
         present = reader.offsets(number)
         mask = alive(deleted, source.first_offset, present)

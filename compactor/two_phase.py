@@ -55,7 +55,7 @@ from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.lease import afterwards
-from storage.log.ledger_id_recovery import keep_lost_ids
+from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
 from storage.metadata.records import (
     TAIL_LEFT,
@@ -215,7 +215,7 @@ class TwoPhaseCompactor:
 
         Raises the error if there is nothing else to compact.
         """
-        keep_lost_ids(self.environment.metadata, self.environment.log)
+        reserve_lost_ids(self.environment.metadata, self.environment.log)
         log_manager = LogManager(self.environment)
         error = log_manager.try_roll_and_seal(topic)
         if error is not None:

@@ -235,7 +235,7 @@ class AcknowledgedOffsets:
         """Return copies of the bitmaps that have changed since the last call, by range number.
 
         Offsets at or below the mark are left out. The bitmaps count as written from then on; after a failed write
-        `give_back` undoes this.
+        `mark_changed` undoes this.
         """
         changed = {}
         for number in sorted(self._changed):
@@ -245,7 +245,7 @@ class AcknowledgedOffsets:
         self._changed.clear()
         return changed
 
-    def give_back(self, numbers: Iterable[int]) -> None:
+    def mark_changed(self, numbers: Iterable[int]) -> None:
         """Mark ranges as changed again after a failed write. `numbers`: of the ranges that `take_changed` returned."""
         self._changed.update(number for number in numbers if number in self._ranges)
 

@@ -247,7 +247,7 @@ class Cursor:
             return self._offsets.end
 
     @property
-    def lacks_mark(self) -> bool:
+    def lacks_mark_id(self) -> bool:
         """True if mark-delete can move as soon as `locate_mark` has found the id of its message."""
         with self._state:
             return self._lacks_mark()
@@ -267,7 +267,7 @@ class Cursor:
         if isinstance(error, Fenced):
             self._fenced = error
         with self._state:
-            self._offsets.give_back(update.changed)
+            self._offsets.mark_changed(update.changed)
 
     def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
         """Adopt the stored state, which includes the updates of other owners. For the holder of `_flushing`."""

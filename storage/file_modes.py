@@ -31,7 +31,7 @@ def make_private(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def make_inside(folder: Path) -> None:
+def make_like_parent(folder: Path) -> None:
     """Create a folder that is as open as its parent, which must exist. Raises FileExistsError and other OSErrors."""
     folder.mkdir(_mode(folder.parent))
 

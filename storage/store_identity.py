@@ -37,7 +37,7 @@ _ADOPT = "adopt the store if it is meant to be this database's, after its object
 
 
 @dataclass(frozen=True)
-class Adoption:
+class BindingState:
     """The state of a database and a store before they are bound on purpose.
 
     `url`: of the store. `database_uid`, `store_uid`: the uids that they hold; None: none. `known_object`: an object
@@ -88,7 +88,7 @@ class StoreIdentity:
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
-        known_object = binding.some_object()
+        known_object = binding.expected_object()
         if known_object is not None and not self._has(known_object):
             raise WrongStore(
                 f"the object store {self.store.url} does not have the object {known_object}, which the database names",
@@ -96,29 +96,29 @@ class StoreIdentity:
             )
         if known_object is None:
             self._refuse_unknown_topic()
-        record = binding.begin(self.store.url)
+        record = binding.ensure(self.store.url)
         self._put(record.uid)
         if not self._checked(record, self._uid()):
             raise Misconfigured(
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
-        binding.bind(record.uid, self.store.url)
+        binding.confirm(record.uid, self.store.url)
         binding.verified.add(repr(self.store.location))
 
-    def adoption(self) -> Adoption:
+    def binding_state(self) -> BindingState:
         """Return what `adopt` would find: the state of database and store. Creates nothing."""
         record = self.metadata.store_binding.find()
-        known_object = self.metadata.store_binding.some_object()
+        known_object = self.metadata.store_binding.expected_object()
         has_object = known_object is None or self._has(known_object)
         database_uid = None if record is None else record.uid
-        return Adoption(self.store.url, database_uid, self._uid(), known_object, has_object)
+        return BindingState(self.store.url, database_uid, self._uid(), known_object, has_object)
 
-    def adopt(self, *, force: bool = False) -> Adoption:
+    def adopt(self, *, force: bool = False) -> BindingState:
         """Bind database and store, whatever they belonged to. Returns the state before. Idempotent.
 
         Raises Misconfigured, unless `force`, if the store does not have an object that the database names.
         """
-        before = self.adoption()
+        before = self.binding_state()
         if before.is_bound:
             return before
         if not before.has_object and not force:
@@ -127,11 +127,11 @@ class StoreIdentity:
                 "names",
                 "move the objects there first, or force it: the objects that the database names are lost then",
             )
-        record = self.metadata.store_binding.begin(before.url)
+        record = self.metadata.store_binding.ensure(before.url)
         if before.store_uid is None:
             # The store gets a uid of its own: from now on it differs from the store that it was copied from.
             self._put(new_uid() if record.confirmed else record.uid)
-        self.metadata.store_binding.bind(self._uid() or record.uid, before.url)
+        self.metadata.store_binding.confirm(self._uid() or record.uid, before.url)
         return before
 
     def _checked(self, record: StoreBindingRecord | None, uid: str | None) -> bool:

@@ -41,7 +41,7 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited, rows_before
 from storage.reading.raw_reader import RawReader
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, filter_under, read_snapshot
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
 
 Value = TypeVar("Value")
 
@@ -128,7 +128,7 @@ class Topic:
         Only earlier messages that the limits, which are those of `read`, left out count. No more is read than needed.
         Raises DataLoss (R8), SegmentNotLocal.
         """
-        return self.of_snapshot(
+        return self.read_snapshot(
             lambda reader: rows_before(reader, end, read_compacted, ReadLimits(max_messages, max_bytes))
         )
 
@@ -173,13 +173,13 @@ class Topic:
         """
         if isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
-        return self.of_snapshot(lambda reader: self._resumed_in(reader, start))
+        return self.read_snapshot(lambda reader: self._resumed_in(reader, start))
 
     def _resumed_in(self, reader: SnapshotReader, start: MessageId | StartOffset) -> ContinuationToken:
         first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader)
         compacted = reader.snapshot.compacted
         if first is None and (compacted is None or compacted.horizon.message_id <= start):
-            if reader.is_after_end(start):
+            if reader.is_start_after_end(start):
                 return ContinuationToken(start)
             first = reader.first_offset if compacted is None else compacted.horizon.offset + 1
         if compacted is None:
@@ -212,10 +212,10 @@ class Topic:
         no reader gets. So the id is compared with raw's first row.
         """
         first_offset = reader.first_offset
-        is_in_raw = not first_offset or not reader.is_below(seek_position_of(start))
+        is_in_raw = not first_offset or not reader.is_bound_before_first(seek_position_of(start))
         first = self.first_at(start, read_compacted=not is_in_raw)
         if first is None:
-            return None if not is_in_raw or reader.is_after_end(start) else reader.end
+            return None if not is_in_raw or reader.is_start_after_end(start) else reader.end
         is_known = is_in_raw and self.snapshot_reader().first_offset == first_offset
         is_exact = (first.message_id.ledger_id, first.message_id.entry_id) == (start.ledger_id, start.entry_id)
         return first.offset if is_known or is_exact else None
@@ -252,14 +252,14 @@ class Topic:
         if snapshot.compacted is None:
             return None
         policies = self._environment.metadata.policies.effective(snapshot.topic)
-        return filter_under(policies, snapshot.topic.start_offset, self._environment.clock.now_ms())
+        return retention_filter(policies, snapshot.topic.start_offset, self._environment.clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
         """Return a reader of the topic as it is now, raw and compacted. It does not follow later changes."""
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
-    def of_snapshot(self, read: Callable[[SnapshotReader], Value]) -> Value:
+    def read_snapshot(self, read: Callable[[SnapshotReader], Value]) -> Value:
         """Return what `read` returns for a reader of the topic as it is now.
 
         If an object is lost, and the topic has changed since the snapshot, read again: the object was sealed, trimmed
@@ -289,7 +289,7 @@ class Topic:
         SegmentNotLocal.
         """
         now, distinct = self._environment.clock.now_ms(), list(dict.fromkeys(keys))
-        return self.of_snapshot(
+        return self.read_snapshot(
             lambda reader: newest_offsets(self._environment.store, reader, self._hasher, distinct, first, now, is_over)
         )
 
@@ -324,7 +324,7 @@ class Topic:
         Raises DataLoss, SegmentNotLocal.
         """
         store, hasher = self._environment.store, self._hasher
-        return self.of_snapshot(lambda reader: LastMessageFinder(store, reader, hasher).message_id(read_compacted))
+        return self.read_snapshot(lambda reader: LastMessageFinder(store, reader, hasher).message_id(read_compacted))
 
     def first_at(self, start: StartPosition, read_compacted: bool = False) -> LogPosition | None:
         """Return the position of the first message or chunk at or after `start`; None: there is none yet.

@@ -73,7 +73,7 @@ def trigger(broker: Broker, name: TopicName, by: str) -> None:
     try:
         if len(records) > 1:
             for record in records:
-                environment.metadata.compaction_control.check_idle(record.id)
+                environment.metadata.compaction_control.check_requestable(record.id)
         for record in records:
             broker.control.trigger(record, MANUAL, by)
     except TopicNotFound as error:  # deleted meanwhile

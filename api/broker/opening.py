@@ -19,7 +19,7 @@ from api.components import open_for_writing, store_trial
 from api.settings.settings import Settings
 from storage.errors import Unavailable
 from storage.log.lease_renewer import LeaseRenewer
-from storage.log.ledger_id_recovery import keep_lost_ids
+from storage.log.ledger_id_recovery import reserve_lost_ids
 
 _STORE_SHARE = 0.8
 """The share of a request's time after which a call to the store times out."""
@@ -38,7 +38,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
             store_trial(settings, environment).require()
         _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
         with suppress(Unavailable):  # then it is done before this process gives out an id
-            keep_lost_ids(metadata, environment.log)
+            reserve_lost_ids(metadata, environment.log)
         control = control_loop(settings, environment)
         clients = ConnectedClients()
         maintenance = MaintenanceLoop(

@@ -22,7 +22,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.owner import Owner, same_process
 from storage.positions import StartPosition
-from storage.reading.snapshot_reader import may_come_to
+from storage.reading.snapshot_reader import may_read_extent
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class TopicOwnership:
         own_uid = self._log.known_uid
         if all(item.log_uid == own_uid for item in unsealed):
             return
-        candidates = unsealed[::-1] if start is None else [item for item in unsealed if may_come_to(start, item)][:1]
+        candidates = (
+            unsealed[::-1] if start is None else [item for item in unsealed if may_read_extent(start, item)][:1]
+        )
         live = {item.log_uid: item for item in self._metadata.services.live() if item.url}
         for segment in candidates:
             if segment.log_uid == own_uid:

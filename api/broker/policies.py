@@ -53,7 +53,7 @@ def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
     store = environment.metadata.policies
     if scope.topic is not None:
         return store.resolved(names.policy_topics(environment, scope.topic)[0])
-    return store.resolved_around(scope_keys(environment, scope)[0])
+    return store.inherited_policies(scope_keys(environment, scope)[0])
 
 
 def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:

@@ -45,11 +45,11 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         if first is None:
             return last or reader.snapshot.horizon
         position, reader = StartOffset(first.offset), topic.snapshot_reader()
-    if isinstance(position, StartOffset) and reader.is_after_end(position):
+    if isinstance(position, StartOffset) and reader.is_start_after_end(position):
         raise InvalidInput(
             f"the offset {position.offset} of {topic.name} is after its end, which is {reader.end}", "use latest"
         )
-    if position == EARLIEST or reader.is_below(seek_position_of(position)):
+    if position == EARLIEST or reader.is_bound_before_first(seek_position_of(position)):
         return None
     first = topic.first_at(position)
     if first is None:
@@ -86,4 +86,4 @@ def check_start(topic: Topic, start: StartPosition) -> None:
 
 def is_after_end(topic: Topic, start: StartPosition) -> bool:
     """Return whether a start is after the end, which is the position of the next message. Raise SegmentNotLocal."""
-    return topic.of_snapshot(lambda reader: reader.is_after_end(start))
+    return topic.read_snapshot(lambda reader: reader.is_start_after_end(start))

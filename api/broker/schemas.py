@@ -97,7 +97,7 @@ class SchemaRegistry:
             if name in records:
                 return self._metadata.policies.effective(records[name]).schema_compatibility_strategy
         scope = namespace_scope(f"{topic.tenant}/{topic.namespace}")
-        return self._metadata.policies.resolved_around(scope).policies.schema_compatibility_strategy
+        return self._metadata.policies.inherited_policies(scope).policies.schema_compatibility_strategy
 
     def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
         """Return the version that equals a schema; store the schema as the next version if none does. Idempotent.

@@ -16,7 +16,7 @@ from api.broker.stats_tree import CompactionStats, SubscriptionStats, TopicStats
 from compactor.maintenance.backlog_limits import bytes_from, extent_bytes
 from storage.environment import Environment
 from storage.errors import TopicNotFound
-from storage.log.unsealed_counts import UnsealedEnd, last_publish_time, unsealed_end
+from storage.log.open_segments import OpenSegmentEnd, last_publish_time, open_segment_end
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
@@ -57,7 +57,7 @@ class StatsSnapshot:
     local. `active_published_at`: publish time in milliseconds of its last entry; 0: it was not requested."""
 
     stats: TopicStatsRecord
-    active: UnsealedEnd | None
+    active: OpenSegmentEnd | None
     active_published_at: int = 0
 
     @property
@@ -155,7 +155,7 @@ def stats_snapshot(
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)
     if unrolled is None:
         return StatsSnapshot(stats, None)
-    active = unsealed_end(environment.log, stats.topic, unrolled)
+    active = open_segment_end(environment.log, stats.topic, unrolled)
     at = last_publish_time(environment.log, stats.topic, unrolled, active) if times and active is not None else 0
     return StatsSnapshot(stats, active, at)
 

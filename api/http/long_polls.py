@@ -20,14 +20,14 @@ from api.broker.threads import Pools, WaitsFor
 from api.http.problems import RestException
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
+from storage.log.open_segments import OpenSegmentEnd, open_segment_end
 from storage.metadata.records import TopicActiveSegment
 from storage.metadata.store import MetadataStore
 from storage.reading.page_reader import POLL_SECONDS
 
 _DISCONNECT_SECONDS = 1.0
 """The time within which the disconnection of a client is noticed."""
-_End = tuple[TopicActiveSegment, UnsealedEnd | None] | None
+_End = tuple[TopicActiveSegment, OpenSegmentEnd | None] | None
 """The part of a topic's state that a new message changes; None: the topic does not exist."""
 
 
@@ -122,7 +122,7 @@ class LongPolls:
         return {
             segment.topic.id: (
                 segment,
-                None if segment.open is None else unsealed_end(self._log, segment.topic, segment.open),
+                None if segment.open is None else open_segment_end(self._log, segment.topic, segment.open),
             )
             for segment in segments
         }

@@ -147,7 +147,7 @@ class PulsarServer:
     async def _read_limits(self) -> None:
         """Read the broker's limit of messages from its policies, for connections to come."""
         policies = self._broker.environment.metadata.policies
-        resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.resolved_around, BROKER)
+        resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.inherited_policies, BROKER)
         self.context.max_message_size = resolution.policies.max_message_bytes
 
     async def _end_slow(self) -> None:

@@ -35,7 +35,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_counts import UnsealedEnd, unsealed_end
+from storage.log.open_segments import OpenSegmentEnd, open_segment_end
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, TopicName
 from storage.options.policies import EVICT, HOLD, TopicPolicies
@@ -92,7 +92,7 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
-def extent_bytes(extent: LedgerRecord | SegmentRecord, end: UnsealedEnd | None = None) -> ExtentBytes | None:
+def extent_bytes(extent: LedgerRecord | SegmentRecord, end: OpenSegmentEnd | None = None) -> ExtentBytes | None:
     """Return the size of an extent in logical bytes, with its offsets.
 
     `end`: the end of an open segment. None: the extent is empty, or an open segment whose end is not known.
@@ -108,7 +108,7 @@ def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
     """Return the sizes of the topic's non-empty ledgers and segments, in order; of an open segment only if it is in
     `log`."""
     sizes = (
-        extent_bytes(extent, unsealed_end(log, snapshot.topic, extent) if extent.content is None else None)
+        extent_bytes(extent, open_segment_end(log, snapshot.topic, extent) if extent.content is None else None)
         for extent in snapshot.extents
     )
     return [size for size in sizes if size is not None]

@@ -42,8 +42,8 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
-from storage.metadata.liveness import beating
-from storage.metadata.policy_store import scope_around
+from storage.metadata.liveness import live_heartbeats
+from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo
@@ -155,7 +155,7 @@ class GarbageCollector:
         kept = list(snapshot.compacted)
         if dry_run:
             expired = sum(
-                attempt.finished_at is None and not beating(self.grace_ms, now).has(attempt.heartbeat_at)
+                attempt.finished_at is None and not live_heartbeats(self.grace_ms, now).has(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
             kept = [item for item in kept if not self._may_go(snapshot, item, now)]
@@ -189,14 +189,14 @@ class GarbageCollector:
         Each row has a transaction that checks the pins. Without the row no reader can pin the ledger.
         """
         collected = 0
-        for compacted in self.environment.metadata.pins.retired(topic.id):
-            if self.environment.metadata.pins.collect(topic.id, compacted.ledger_id, self.grace_ms):
+        for compacted in self.environment.metadata.pins.retired_ledgers(topic.id):
+            if self.environment.metadata.pins.delete_ledger_if_unpinned(topic.id, compacted.ledger_id, self.grace_ms):
                 collected += 1
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
-        """Return, for a dry run, whether `pins.collect` would delete the row."""
+        """Return, for a dry run, whether `pins.delete_ledger_if_unpinned` would delete the row."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
         return compacted.retired_at is not None and now - compacted.retired_at >= self.grace_ms and not pinned
 
@@ -243,7 +243,7 @@ class GarbageCollector:
     def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         """Delete the objects of a deleted topic after its delay."""
         failpoint(Failpoint.GC_LISTED)
-        policies = self.environment.metadata.policies.resolved_around(scope_around(deleted.name)).policies
+        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
         due = deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, name) for info, name in parsed if name is not None]

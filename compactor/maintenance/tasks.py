@@ -120,7 +120,7 @@ class Maintenance:
             for topic in page:
                 if self.stopping():
                     return
-                yield topic, resolver.resolved(topic).policies
+                yield topic, resolver.resolve(topic).policies
 
     def _sweep(self) -> None:
         failing: dict[str, ErrorText] = {}

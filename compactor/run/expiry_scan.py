@@ -26,7 +26,7 @@ from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_delet
 from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.sealing import flagged_offsets, keyed_rows, ledger_records, unkeyed_rows
+from storage.ledger.sealing import flagged_offsets, keyed_mask, ledger_records, unkeyed_offsets
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
@@ -90,7 +90,7 @@ class _PartScan:
         if self._scan.reindex:
             self.index.add(table)
         unkeyed = self._unkeyed(table)
-        keyed = table.filter(keyed_rows(table))
+        keyed = table.filter(keyed_mask(table))
         removed = _removed(keyed, self._scan)
         tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
@@ -108,7 +108,7 @@ class _PartScan:
 
     def _unkeyed(self, table: pa.Table) -> pa.Table:
         """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""
-        unkeyed = table.filter(pc.invert(keyed_rows(table)))
+        unkeyed = table.filter(pc.invert(keyed_mask(table)))
         removed = _removed(unkeyed, self._scan)
         if removed.any():
             first = self._plan.sources[self._scan.source].first_offset
@@ -176,7 +176,7 @@ class _RebuiltIndex:
     def add(self, table: pa.Table) -> None:
         """Add rows. They ascend from call to call."""
         self._records.append(ledger_records(table, self._plan.hasher))
-        for kind, bitmap in unkeyed_rows(table).items():
+        for kind, bitmap in unkeyed_offsets(table).items():
             self._unkeyed[kind] |= bitmap
 
     def write(self, store: ObjectStore, source: int, chunks: bytes = b"") -> IndexLocation:

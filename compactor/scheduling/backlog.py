@@ -1,7 +1,7 @@
 """Compaction backlog of topics, with their triggers (S1, S2, S3), page by page in a few statements.
 
     bytes, messages   after the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
-                      and the open segment, counted from its file (storage/log/unsealed_counts.py)
+                      and the open segment, counted from its file (storage/log/open_segments.py)
     dirty             sealed ledgers and rolled segments alone, in logical bytes: Kafka's cleaner skips the open segment
     clean             logical bytes of the current compacted ledger
 
@@ -19,7 +19,7 @@ from functools import partial
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_counts import UnsealedCounter, unsealed_count
+from storage.log.open_segments import OpenSegmentCounter, open_segment_content
 from storage.metadata.policy_store import PolicyResolver
 from storage.metadata.records import CompactionBacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
@@ -83,7 +83,7 @@ def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
         if segment.content is not None:
             messages, size = messages + segment.content.messages, size + segment.content.logical_bytes
         else:
-            counted = unsealed_count(log, snapshot.topic, segment)
+            counted = open_segment_content(log, snapshot.topic, segment)
             messages, size = messages + counted.messages, size + counted.logical_bytes
     return UnsealedBacklog(messages, size)
 
@@ -93,8 +93,8 @@ class BacklogReader:
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
-        self._open = UnsealedCounter(log)
-        self._sizes = partial(unsealed_count, log)
+        self._open = OpenSegmentCounter(log)
+        self._sizes = partial(open_segment_content, log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
@@ -125,7 +125,7 @@ class BacklogReader:
         self, records: list[CompactionBacklogRecord], resolver: PolicyResolver, *, all_open: bool
     ) -> Iterator[Backlog]:
         for record in records:
-            triggers = resolver.resolved(record.topic).triggers
+            triggers = resolver.resolve(record.topic).triggers
             if triggers.any or all_open:
                 yield self._with_open(record, triggers)
 

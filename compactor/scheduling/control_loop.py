@@ -194,8 +194,8 @@ class ControlLoop:
         if token is None:
             self._due, self._check_token = [], None
             return
-        self._control.request_interrupted(self.name)
-        for topic in self._control.retries(self._settings.worker.retry_max_ms):
+        self._control.request_dead_runs_again(self.name)
+        for topic in self._control.topics_to_retry(self._settings.worker.retry_max_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
         if token != self._check_token or is_due(self._checked_at, self._settings.monitor_interval_ms, now):

@@ -180,7 +180,7 @@ class Worker:
     def _hand_over(self, job: JobTopics) -> None:
         for run in list(job.runs):
             try:
-                if self._control.hand_over(run, ENDING, run.owner):
+                if self._control.cancel_and_request_again(run, ENDING, run.owner):
                     _log.warning("run %d did not end in time and is handed over to the next leader", run.run_id)
             except CompactorError as error:  # its heartbeat stops, so the next leader requests it again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error)
@@ -297,7 +297,7 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # The engine was stopped for all runs of the job, and this run may not be handed over yet.
-            self._control.hand_over(run, ENDING, run.owner)
+            self._control.cancel_and_request_again(run, ENDING, run.owner)
         self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:

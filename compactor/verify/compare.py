@@ -161,7 +161,7 @@ def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, 
         findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {actual} bytes long in the store, not {size}"))
 
 
-def keyed_rows(table: pa.Table) -> pa.Table:
+def keyed_mask(table: pa.Table) -> pa.Table:
     """Return the rows that are in the key map (P6, P8, P10)."""
     return table.filter(pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), 0)))
 

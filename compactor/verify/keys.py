@@ -34,7 +34,7 @@ from compactor.verify.compare import (
     RowsByOffset,
     align,
     key_hash,
-    keyed_rows,
+    keyed_mask,
     largest_of_each,
     last_of_each,
     live_groups,
@@ -288,7 +288,7 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -
     """Return a record per live keyed row, and per chunked message, of the hash range."""
     live = []
     for table in live_groups(store, plan.serving, _KEY_COLUMNS):
-        records = records_of(keyed_rows(table), plan.hasher)
+        records = records_of(keyed_mask(table), plan.hasher)
         if hash_range.bits:
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
@@ -315,7 +315,7 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, expected: str) ->
         with suppress(*UNREADABLE):
             rows, at = RowsByOffset(store, rows_object), np.array([offset])
             for number, _ in rows.groups(at):
-                table = keyed_rows(rows.rows(number, at, _KEY_COLUMNS)[1])
+                table = keyed_mask(rows.rows(number, at, _KEY_COLUMNS)[1])
                 records = records_of(table, plan.hasher)
                 if len(records) and key_hash(records, 0) == expected:
                     key: bytes = table.column("key")[0].as_py()

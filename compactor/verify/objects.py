@@ -26,7 +26,7 @@ from compactor.verify.compare import (
     check_size,
     compare_bitmaps,
     fingerprint,
-    keyed_rows,
+    keyed_mask,
     largest_of_each,
     mixed_records,
     name_records,
@@ -92,7 +92,7 @@ class _LedgerRows:
 
     def add(self, table: pa.Table) -> None:
         """Add one row group."""
-        self.records.append(records_of(keyed_rows(table), self._hasher))
+        self.records.append(records_of(keyed_mask(table), self._hasher))
         self.chunks.append(chunk_table.chunk_records(table, self._hasher))
         offsets = numbers(table, "offset").astype(np.uint64)
         for name, mask in unkeyed_masks(table).items():
@@ -275,7 +275,7 @@ class _PartCheck:
             self._oldest[bound].append(int(times.min()))
 
     def _add_keyed(self, live: pa.Table) -> None:
-        keyed = keyed_rows(live)
+        keyed = keyed_mask(live)
         records = records_of(keyed, self._plan.hasher)
         tombstones = int(np.count_nonzero(records.offset & TOMBSTONE))
         self._answer.counts.update({"values": len(records) - tombstones, "tombstones": tombstones})

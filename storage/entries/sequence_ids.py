@@ -61,7 +61,7 @@ def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
     `at_least`: a lower bound of its number, where the producer's command stated the highest one.
     """
     number = max(at_least, signed(metadata.sequence_id), highest_of(metadata))
-    return number, chunk_or_whole(metadata.chunk_id, metadata.num_chunks_from_msg)
+    return number, sequence_chunk(metadata.chunk_id, metadata.num_chunks_from_msg)
 
 
 def highest_of(metadata: MessageMetadata) -> int:
@@ -69,12 +69,12 @@ def highest_of(metadata: MessageMetadata) -> int:
     return signed(metadata.highest_sequence_id)
 
 
-def chunk_or_whole(chunk: int, chunks: int) -> int:
+def sequence_chunk(chunk: int, chunks: int) -> int:
     """Return the second part of a `SequenceId`: of chunk number `chunk` (from 0) of `chunks`; 0 chunks: not chunked."""
     return chunk if chunks > 1 and chunk < chunks - 1 else WHOLE
 
 
-def last_whole(sequence: SequenceId) -> int:
+def last_complete(sequence: SequenceId) -> int:
     """Return the number of the last complete message: of `sequence`, or one less if its chunks are incomplete."""
     number, chunk = sequence
     return number if chunk == WHOLE else number - 1
@@ -123,4 +123,4 @@ def _of_row(row: dict[str, Any]) -> SequenceId:
     rest = MessageMetadata()
     rest.MergeFromString(row["metadata"] or b"")
     number = max(row["sequence_id"] or 0, highest_of(rest), 0)
-    return number, chunk_or_whole(row["chunk_index"] or 0, row["chunk_count"] or 0)
+    return number, sequence_chunk(row["chunk_index"] or 0, row["chunk_count"] or 0)

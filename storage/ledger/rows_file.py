@@ -217,7 +217,7 @@ class RowsReader:
         if pieces:
             yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 
-    def expect(self, numbers: list[int]) -> None:
+    def announce_row_groups(self, numbers: list[int]) -> None:
         """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read."""
         self._expected = set(numbers)
 
@@ -246,7 +246,7 @@ class RowsReader:
         return statistics if statistics is not None and statistics.has_min_max else None
 
     def __iter__(self) -> Iterator[pa.Table]:
-        self.expect(list(range(len(self.groups))))
+        self.announce_row_groups(list(range(len(self.groups))))
         for number in range(len(self.groups)):
             yield self.read(number)
 

@@ -72,7 +72,7 @@ class Sealer:
     def _write_index(self, table: pa.Table, ledger_id: int) -> IndexLocation:
         records = ledger_records(table, self.hasher)
         chunks = chunk_records(table, self.hasher).tobytes()
-        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table), chunks)
+        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_offsets(table), chunks)
         name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         self.store.put(name, data)
         failpoint(Failpoint.IMPORT_INDEX_WRITTEN)
@@ -84,7 +84,7 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
-    keyed = keyed_rows(table)
+    keyed = keyed_mask(table)
     if not pc.all(keyed).as_py():
         table = table.filter(keyed)
     hi, lo = hasher(rows.contiguous(table.column("key")))
@@ -98,7 +98,7 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
     return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
 
 
-def keyed_rows(table: pa.Table) -> pa.ChunkedArray:
+def keyed_mask(table: pa.Table) -> pa.ChunkedArray:
     """Return a mask of the rows in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
     return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.RowType.MESSAGE)))
 
@@ -112,7 +112,7 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
     return flagged
 
 
-def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
+def unkeyed_offsets(table: pa.Table) -> dict[str, BitMap64]:
     """Return the offsets of rows that are in no key map and no chunk table, by class of key_index.UNKEYED_CLASSES."""
     slot = table.column("slot")
     is_message = pc.equal(slot, int(rows.RowType.MESSAGE))

@@ -22,10 +22,10 @@ from storage.positions import StartOffset, StartPosition
 class SeekPosition(Protocol):
     """The first message of a read, which need not exist."""
 
-    def is_after(self, last: LogPosition) -> bool:
+    def is_surely_after(self, last: LogPosition) -> bool:
         """Return whether the read begins after the message at `last`."""
 
-    def skips(self, reader: RowsReader, number: int) -> bool:
+    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
         """Return whether a row group is known to hold no row of the read."""
 
     def first_row(self, table: pa.Table) -> int:
@@ -41,10 +41,10 @@ class OffsetBound:
     def __str__(self) -> str:
         return f"offset {self.offset}"
 
-    def is_after(self, last: LogPosition) -> bool:
+    def is_surely_after(self, last: LogPosition) -> bool:
         return last.offset < self.offset
 
-    def skips(self, reader: RowsReader, number: int) -> bool:
+    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
         return reader.groups[number].last_offset < self.offset
 
     def first_row(self, table: pa.Table) -> int:
@@ -64,10 +64,10 @@ class IdBound:
     def __str__(self) -> str:
         return f"the message {self.message_id}"
 
-    def is_after(self, last: LogPosition) -> bool:
+    def is_surely_after(self, last: LogPosition) -> bool:
         return last.message_id < self.message_id
 
-    def skips(self, reader: RowsReader, number: int) -> bool:
+    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
         group, start = reader.groups[number], self.message_id
         if group.last_ledger_id != start.ledger_id:
             return group.last_ledger_id < start.ledger_id
@@ -96,11 +96,11 @@ class TimeBound:
 
     publish_time: int
 
-    def is_after(self, last: LogPosition) -> bool:
+    def is_surely_after(self, last: LogPosition) -> bool:
         """Return False: a position has no publish time, so no extent is ruled out by it."""
         return False
 
-    def skips(self, reader: RowsReader, number: int) -> bool:
+    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
         newest = reader.greatest(number, "publish_time")
         return newest is not None and newest < self.publish_time
 

@@ -28,12 +28,12 @@ from typing import Protocol, Self
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode_in, make_inside, sync_folder
+from storage.file_modes import file_mode_in, make_like_parent, sync_folder
 from storage.log import recovery
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
 from storage.log.orphan_segments import holds_data, set_aside
-from storage.log.segment import LocalSegment, SegmentPaths, WriterOptions, naming_file
+from storage.log.segment import LocalSegment, SegmentPaths, WriterOptions, translating_os_errors
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
 
@@ -78,7 +78,7 @@ class ActiveSegmentFile:
         self._durable = self._acknowledged = self._end_at(recovered.end)
         self._index = _open_index(files.index, recovered.index)
         try:
-            with naming_file(files.end, "write"):
+            with translating_os_errors(files.end, "write"):
                 self._end = HighWatermarkWriter(files.end, self._seed)
         except BaseException:
             if self._index >= 0:
@@ -93,10 +93,10 @@ class ActiveSegmentFile:
         `before_write` is called with the lock held. Raises LeaseHeld, StorageFull, Unavailable, Misconfigured.
         """
         files = segment.files
-        with naming_file(files.log, "create"):
+        with translating_os_errors(files.log, "create"):
             if not files.folder.is_dir():
                 with contextlib.suppress(FileExistsError):
-                    make_inside(files.folder)
+                    make_like_parent(files.folder)
                 sync_folder(files.folder.parent)
             descriptor = _locked(files, os.O_CREAT)
             try:
@@ -125,7 +125,7 @@ class ActiveSegmentFile:
         Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
         """
         files, header = segment.files, segment.header
-        with naming_file(files.log, "recover"):
+        with translating_os_errors(files.log, "recover"):
             descriptor = _locked(files, 0)
             try:
                 before_write()
@@ -155,7 +155,7 @@ class ActiveSegmentFile:
         and is locked inside the context. Raises LeaseHeld.
         """
         files, header = segment.files, segment.header
-        with naming_file(files.log, "read"):
+        with translating_os_errors(files.log, "read"):
             descriptor = _locked(files, 0)
         try:
             before_write()

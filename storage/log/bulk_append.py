@@ -27,8 +27,8 @@ from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.lease import OnHeld, afterwards, writer_lease
-from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import with_data_in
+from storage.log.ledger_id_recovery import reserve_lost_ids
+from storage.log.orphan_segments import first_offsets_with_data
 from storage.log.segment import ahead_of_time_error
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.metadata.records import AttemptKind, Lease, TopicRecord
@@ -121,8 +121,10 @@ class BulkAppend:
         """Close the open segment, if there is one, and those that the database has lost: imported messages
         follow them."""
         metadata, log = self.environment.metadata, self.environment.log
-        keep_lost_ids(metadata, log)
-        if metadata.segments.find_open(self.topic.id) is not None or with_data_in(log.topic_folder(self.topic.uid)):
+        reserve_lost_ids(metadata, log)
+        if metadata.segments.find_open(self.topic.id) is not None or first_offsets_with_data(
+            log.topic_folder(self.topic.uid)
+        ):
             roll_open_segment(self.environment, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:

@@ -27,7 +27,7 @@ from storage.metadata.store import MetadataStore
 _log = logging.getLogger(__name__)
 
 
-def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
+def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
     """Reserve every ledger id that only a file in `log` has, no row: it is never allocated again.
 
     The directory is scanned once in a process. Raises Unavailable, Misconfigured.

@@ -36,7 +36,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.damaged import readable_rows
 from storage.log.lease import afterwards, writer_lease
-from storage.log.orphan_segments import with_data_in
+from storage.log.orphan_segments import first_offsets_with_data
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -192,7 +192,7 @@ class LogManager:
         rolled = 0
         for topic, segment in idle:
             assert resolver is not None
-            if segment.created_at > now - resolver.resolved(topic).policies.segment_ms:
+            if segment.created_at > now - resolver.resolve(topic).policies.segment_ms:
                 continue
             try:
                 self.roll(topic, 0)
@@ -208,7 +208,7 @@ class LogManager:
 
         Then the database was restored from a backup.
         """
-        files = with_data_in(self.environment.log.topic_folder(topic.uid))
+        files = first_offsets_with_data(self.environment.log.topic_folder(topic.uid))
         if not files:
             return False
         try:

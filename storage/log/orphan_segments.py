@@ -21,7 +21,7 @@ from pathlib import Path
 
 from storage.file_modes import sync_folder
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
-from storage.log.segment import SegmentPaths, naming_file
+from storage.log.segment import SegmentPaths, translating_os_errors
 
 _FILE = re.compile(r"(\d{20})\.(log|index|end)")
 _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
@@ -58,7 +58,7 @@ def holds_data(size: int) -> bool:
     return size > HEADER_BYTES
 
 
-def with_data_in(folder: Path) -> list[int]:
+def first_offsets_with_data(folder: Path) -> list[int]:
     """Return the first offsets, ascending, of the segments in a folder whose files hold data (`holds_data`)."""
     return [first for first, size in segments_in(folder).items() if holds_data(size)]
 
@@ -68,7 +68,7 @@ def header_in(files: SegmentPaths) -> SegmentHeader | str:
 
     Raises ObjectMissing, Misconfigured, Unavailable.
     """
-    with naming_file(files.log, "read"), files.log.open("rb") as file:
+    with translating_os_errors(files.log, "read"), files.log.open("rb") as file:
         return read_header(file.read(HEADER_BYTES))
 
 

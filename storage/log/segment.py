@@ -226,7 +226,7 @@ class SegmentTally:
 
 
 @contextmanager
-def naming_file(path: Path, verb: str) -> Iterator[None]:
+def translating_os_errors(path: Path, verb: str) -> Iterator[None]:
     """Turn an OSError inside the context into the project's error (`storage_error`), which names the file.
 
     `verb`: what is done with it, for the error's text.

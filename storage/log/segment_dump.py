@@ -23,7 +23,7 @@ from storage.entries.entry import EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.log.frame_reader import FrameReader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_checksum, read_header, stored_checksum
-from storage.log.segment import naming_file
+from storage.log.segment import translating_os_errors
 from storage.log.sparse_index import FramePosition, IndexFile
 
 _MAGICS = (b"\x0e\x01", b"\x0e\x02")
@@ -76,7 +76,7 @@ class SegmentScan:
         self.path = path
         self._expected = expected
         self._seed: int | None = None
-        with naming_file(path, "read"):
+        with translating_os_errors(path, "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self._descriptor).st_size
             self._frames = FrameReader(self._descriptor, 0, FramePosition.first(0), self.size, _CHUNK_BYTES)
@@ -89,7 +89,7 @@ class SegmentScan:
 
     def frames(self) -> Iterator[ScannedFrame]:
         """Yield all frames and all ranges of other bytes, in the order of the file, without gaps."""
-        with naming_file(self.path, "read"):
+        with translating_os_errors(self.path, "read"):
             place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:

@@ -20,9 +20,9 @@ from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDama
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile, BeforeWrite
-from storage.log.ledger_id_recovery import keep_lost_ids
-from storage.log.orphan_segments import header_in, set_aside, with_data_in
-from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, naming_file
+from storage.log.ledger_id_recovery import reserve_lost_ids
+from storage.log.orphan_segments import first_offsets_with_data, header_in, set_aside
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, translating_os_errors
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
 
@@ -63,13 +63,13 @@ class SegmentLifecycle:
         Return `writer` if there are none; None: no segment is open then. `accept_loss`: set files aside that cannot be
         adopted; otherwise raises Misconfigured or DataLoss for them.
         """
-        keep_lost_ids(self._metadata, self._log)
-        with naming_file(self._log.topic_folder(self._topic.uid), "read"):
+        reserve_lost_ids(self._metadata, self._log)
+        with translating_os_errors(self._log.topic_folder(self._topic.uid), "read"):
             return self._adopt_files(writer, accept_loss)
 
     def _adopt_files(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.topic_folder(self._topic.uid)
-        while files := with_data_in(folder):
+        while files := first_offsets_with_data(folder):
             end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
             if not files:
@@ -82,7 +82,7 @@ class SegmentLifecycle:
                 if not accept_loss:
                     raise
                 for lost in (SegmentPaths(folder, first) for first in files):
-                    with naming_file(lost.log, "rename"):
+                    with translating_os_errors(lost.log, "rename"):
                         set_aside(lost)
         return writer
 

@@ -24,7 +24,7 @@ from storage.log.frame_reader import CHUNK_BYTES, FrameReader
 from storage.log.frames import HEADER_BYTES
 from storage.log.high_watermark import HighWatermark, read_high_watermark
 from storage.log.recovery import RESTORE, check_header
-from storage.log.segment import LocalSegment, naming_file
+from storage.log.segment import LocalSegment, translating_os_errors
 from storage.log.sparse_index import FramePosition, IndexFile
 from storage.model import LogPosition
 
@@ -97,7 +97,7 @@ class SegmentReader:
         watermark = read_high_watermark(self._files.end, self._seed)
         if watermark is not None:
             return watermark
-        with naming_file(self._files.log, "read"), self._file() as descriptor:
+        with translating_os_errors(self._files.log, "read"), self._file() as descriptor:
             return self._end_by_frames(descriptor)
 
     def _search(self, before: Callable[[FramePosition], bool], matches: Callable[[StoredEntry], bool]) -> int:
@@ -112,7 +112,7 @@ class SegmentReader:
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
         """Yield the descriptor of the file, and its readable end."""
-        with naming_file(self._files.log, "read"), self._file() as descriptor:
+        with translating_os_errors(self._files.log, "read"), self._file() as descriptor:
             yield descriptor, self._end if self._end is not None else self._visible_end(descriptor)
 
     @contextmanager

@@ -23,7 +23,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import sync_folder
 from storage.log.orphan_segments import files_set_aside, holds_data, segments_in, set_aside
 from storage.log.segment import SegmentPaths
-from storage.metadata.policy_store import scope_around
+from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import TopicRecord
 
 
@@ -46,7 +46,7 @@ class LogSweep:
         now = self.environment.clock.now_ms()
         resolver = self.environment.metadata.policies.resolver()
         for owner, segment in self.environment.metadata.sealing.files(uid, now, topic.id if topic else None):
-            delay = resolver.resolved(owner).policies.file_delete_delay_ms
+            delay = resolver.resolve(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
                     files = SegmentPaths(self.environment.log.topic_folder(owner.uid), segment.first_offset)
@@ -79,7 +79,7 @@ class LogSweep:
         deleted = self.environment.metadata.tenancy.deleted_topic(folder.name)
         if deleted is None:
             return 0
-        policies = self.environment.metadata.policies.resolved_around(scope_around(deleted.name)).policies
+        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, sel
 
 from storage.errors import Fenced
 from storage.metadata import queries, row_mapping, topics
-from storage.metadata.liveness import beating
+from storage.metadata.liveness import live_heartbeats
 from storage.metadata.records import Attempt, AttemptKind, RunRecord
 from storage.metadata.tables import attempts
 from storage.metadata.transactions import Context
@@ -30,7 +30,7 @@ _OF_TOPIC = (
 
 def begin(connection: Connection, context: Context, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
     """Insert a new attempt of `owner`, before its first object is written, and return it. Raises TopicNotFound."""
-    topics.kept(connection, topic_id)
+    topics.lock_against_deletion(connection, topic_id)
     attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=context.now, heartbeat_at=context.now)
     connection.execute(insert(attempts).values(**row_mapping.attempt_values(attempt)))
     return attempt
@@ -62,7 +62,7 @@ def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set
 
     `keep`: attempts that still have objects. Returns the number of deleted rows. Raises TopicNotFound.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     finished = select(attempts.c.attempt_id).where(
         attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
     )
@@ -106,8 +106,8 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
     attempt with a heartbeat at the same moment is either seen as alive, or fenced at its next heartbeat. Raises
     TopicNotFound.
     """
-    topics.locked(connection, topic_id)
-    silent = ~beating(older_than_ms, now).where(attempts.c.heartbeat_at)
+    topics.lock(connection, topic_id)
+    silent = ~live_heartbeats(older_than_ms, now).where(attempts.c.heartbeat_at)
     expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & silent)
     finish_all(connection, expired, now)
     return expired

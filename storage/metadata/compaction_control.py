@@ -64,7 +64,7 @@ def requests(connection: Connection, context: Context) -> list[tuple[TopicRecord
     return [(records[topic_id], control) for topic_id, control in controls.items()]
 
 
-def retries(connection: Connection, context: Context, most_ms: int) -> list[TopicRecord]:
+def topics_to_retry(connection: Connection, context: Context, most_ms: int) -> list[TopicRecord]:
     """Return the failing topics that are due for another try, the longest due first; not those requested or paused.
 
     `most_ms`: the longest wait between two tries; a later time was written before the clock was set back, and counts as
@@ -88,19 +88,19 @@ def request(connection: Connection, context: Context, topic_id: int, cause: str,
     `cause`: why, for reports; `by`: the caller's name. Raises CompactionRunning if a run is requested or running (S4),
     CompactionPaused.
     """
-    topic = topics.locked(connection, topic_id)
-    _check_idle(connection, context, topic)
+    topic = topics.lock(connection, topic_id)
+    _check_requestable(connection, context, topic)
     cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
     _request(connection, context, topic_id, cause, by)
     return get(connection, context, topic_id)
 
 
-def check_idle(connection: Connection, context: Context, topic_id: int) -> None:
+def check_requestable(connection: Connection, context: Context, topic_id: int) -> None:
     """Raise what `request` would raise now."""
-    _check_idle(connection, context, topics.by_id(connection, topic_id))
+    _check_requestable(connection, context, topics.by_id(connection, topic_id))
 
 
-def _check_idle(connection: Connection, context: Context, topic: TopicRecord) -> None:
+def _check_requestable(connection: Connection, context: Context, topic: TopicRecord) -> None:
     control = get(connection, context, topic.id)
     compaction_control_rows.check_not_paused(topic, control)
     if control.requested_at is not None:
@@ -128,7 +128,7 @@ def withdraw(
     token of the leadership that decided this. Raises Fenced if it was lost: the process may have slept, and the request
     be another one.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     control = get(connection, context, topic_id)
     withdrawn = control.requested_at is not None and requested_at in (None, control.requested_at)
     if withdrawn:
@@ -138,7 +138,7 @@ def withdraw(
     return withdrawn
 
 
-def interrupted(connection: Connection, context: Context) -> list[int]:
+def topics_with_dead_run(connection: Connection, context: Context) -> list[int]:
     """Return the ids of topics whose run died with its worker, and that are neither requested again nor paused.
 
     Takes no lock.
@@ -155,12 +155,12 @@ def interrupted(connection: Connection, context: Context) -> list[int]:
     ]
 
 
-def request_if_interrupted(connection: Connection, context: Context, topic_id: int, by: str) -> TopicRecord | None:
+def request_again_if_run_died(connection: Connection, context: Context, topic_id: int, by: str) -> TopicRecord | None:
     """Request the topic's run again if it died with its worker. Returns the topic.
 
     None: no run died, or its topic is requested or paused. The dead run is ended by the claim of the next one.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     control = get(connection, context, topic_id)
     last = runs.last(connection, topic_id)
     if last is None or last.state is not RunState.RUNNING or _lives(context, last):
@@ -171,12 +171,12 @@ def request_if_interrupted(connection: Connection, context: Context, topic_id: i
     return topic
 
 
-def hand_over(connection: Connection, context: Context, run: RunRecord, reason: str, by: str) -> bool:
+def cancel_and_request_again(connection: Connection, context: Context, run: RunRecord, reason: str, by: str) -> bool:
     """End a run as CANCELLED and request it again, in one transaction. `by`: the caller's name.
 
     Returns False, and changes nothing, if the run has ended already or may not publish any more. Raises NotFound.
     """
-    topic = topics.locked(connection, run.topic_id)
+    topic = topics.lock(connection, run.topic_id)
     if runs.get(connection, run.run_id).state is not RunState.RUNNING or topic.epoch != run.epoch:
         return False
     runs.cancel(connection, context, run.run_id, reason)
@@ -205,7 +205,7 @@ def pause(connection: Connection, context: Context, topic_ids: Sequence[int]) ->
 
 def has_paused(connection: Connection, paused: Sequence[CompactionControl], topic_ids: Sequence[int]) -> bool:
     """Return whether the `pause` that returned `paused` was committed."""
-    topics.all_locked(connection, topic_ids)
+    topics.lock_all(connection, topic_ids)
     return all(
         compaction_control_rows.pauses(connection, topic_id) == (control.paused, None)
         for topic_id, control in zip(topic_ids, paused, strict=True)
@@ -218,7 +218,7 @@ def resume(connection: Connection, context: Context, topic_ids: Sequence[int]) -
     Returns all controls, as `topic_ids` order them. Topics that are not paused are left as they are. Raises Conflict if
     none is paused, or if a run of a paused one was aborted and has not stopped yet.
     """
-    records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
+    records = [topics.lock(connection, topic_id) for topic_id in sorted(topic_ids)]
     controls = [(topic, get(connection, context, topic.id)) for topic in records]
     paused = [(topic, control) for topic, control in controls if control.paused]
     if not paused:
@@ -249,13 +249,13 @@ def _controls(connection: Connection, context: Context, topic_ids: Sequence[int]
 
 def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
     """Lock topics and their runs, in the order of locks of topics.py, before the first of them is stopped."""
-    topics.all_locked(connection, topic_ids)
+    topics.lock_all(connection, topic_ids)
     runs.lock_running(connection, topic_ids)
 
 
 def _stop(connection: Connection, context: Context, topic_id: int, reason: str) -> CompactionControl:
     """Drop the request and cancel the run; a worker that lives is waited for. Returns the control before that."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     before = get(connection, context, topic_id)
     if before.requested_at is not None:
         compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
@@ -285,7 +285,7 @@ def record_failure(
     `retry_at`: the time of the next try (ms). `leader`: the token of the leadership that executed a request, which ends
     with this; see `withdraw`, also for `requested_at` and Fenced.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     before = get(connection, context, topic_id)
     compaction_control_rows.store_failures(connection, topic_id, before.failures + 1, retry_at, error)
     if leader is not None:
@@ -303,7 +303,7 @@ def fail_run(
     `retry_at`: returns the time of the next try (ms) for a number of failures in a row. Returns that number; None: the
     run had ended already, and nothing has changed.
     """
-    topics.locked(connection, run.topic_id)
+    topics.lock(connection, run.topic_id)
     was_running = runs.get(connection, run.run_id).state is RunState.RUNNING
     runs.fail(connection, context, run, error)
     if not was_running:
@@ -315,7 +315,7 @@ def fail_run(
 
 def record_success(connection: Connection, topic_id: int) -> None:
     """Store that the topic does not fail any more. Idempotent. A run that succeeds has done this already."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     compaction_control_rows.clear_failures(connection, topic_id)
 
 

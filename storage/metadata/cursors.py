@@ -60,7 +60,7 @@ def create(
     `mark_delete` None: nothing acknowledged. Raises CursorExists, TopicNotFound; InvalidInput for `__compaction`, an
     invalid name and properties that are too large.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     if name == COMPACTION_CURSOR:
         raise InvalidInput(
             f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
@@ -86,7 +86,7 @@ def _name_fault(name: str) -> str:
 
 def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     """Return the cursor of that name, inserted with nothing acknowledged if it does not exist. Raises TopicNotFound."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     existing = find(connection, topic_id, name)
     if existing is not None:
         return existing
@@ -95,7 +95,7 @@ def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
 
 def ensure_all(connection: Connection, topic_ids: Collection[int], name: str) -> None:
     """Insert the cursor of that name, with nothing acknowledged, in those of the topics that do not have it."""
-    locked = [topic.id for topic in topics.all_locked(connection, topic_ids)]
+    locked = [topic.id for topic in topics.lock_all(connection, topic_ids)]
     of_name = select(cursors.c.topic_id).where(cursors.c.name == name)
     existing = {
         topic_id
@@ -129,7 +129,7 @@ def reset(connection: Connection, topic_id: int, name: str, position: LogPositio
     `position`: the last acknowledged message; None: none. Nothing after it is acknowledged then. Raises
     CompactionCursorProtected (A4), NotFound.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     if name == COMPACTION_CURSOR:
         raise CompactionCursorProtected(topic.name)
     cursor = _get(connection, topic, name)
@@ -144,7 +144,7 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
 
     Raises InvalidInput for a change of `CompactedTopicLedger` (A2) and for properties that are too large, NotFound.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     cursor = _get(connection, topic, name)
     merged = {**cursor.properties, **updates}
     if not updates.keys() <= {COMPACTED_LEDGER_PROPERTY, READ_COMPACTED_PROPERTY}:
@@ -161,7 +161,7 @@ def replace_properties(connection: Connection, topic_id: int, name: str, propert
 
     Raises NotFound; InvalidInput for a change of `CompactedTopicLedger`, and for properties that are too large.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     cursor = _get(connection, topic, name)
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
     if name == COMPACTION_CURSOR:
@@ -219,7 +219,7 @@ def merge(connection: Connection, updates: Sequence[CursorUpdate]) -> list[Merge
     for number in sorted(range(len(updates)), key=lambda item: (updates[item].topic_id, updates[item].name)):
         change = updates[number]
         try:
-            topic = topics.kept(connection, change.topic_id)
+            topic = topics.lock_against_deletion(connection, change.topic_id)
             results[number] = cursor_ranges.merge(connection, topic, change)
         except (NotFound, Fenced) as error:
             results[number] = error
@@ -246,7 +246,7 @@ def summary(connection: Connection, topic_id: int, name: str) -> tuple[CursorRec
 
 def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     """Delete a cursor; with `__compaction` goes the compacted ledger. Raises NotFound, TopicNotFound."""
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     _get(connection, topic, name)
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
     cursor_ranges.clear(connection, topic_id, name)
@@ -302,7 +302,7 @@ def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
     """
     if name != COMPACTION_CURSOR:
         return
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     compacted = serving_compacted(connection, topic_id)
     # Segments need no check: what is not sealed is above the horizon.
     first_raw = min(

@@ -162,7 +162,7 @@ def check(connection: Connection, lease: Lease) -> None:
 def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
     """Lock the lease and its topic, and return the topic. Raises Fenced if the lease was overtaken."""
     check(connection, lease)
-    return topics.locked(connection, lease.topic_id)
+    return topics.lock(connection, lease.topic_id)
 
 
 def shown_time(milliseconds: int) -> str:

@@ -64,7 +64,7 @@ def append(connection: Connection, context: Context, lease: Lease, new: Sequence
 
 def has_appended(connection: Connection, _: None, lease: Lease, new: Sequence[LedgerRecord]) -> bool:
     """Return whether an `append` of these ledgers was committed."""
-    topics.locked(connection, lease.topic_id)
+    topics.lock(connection, lease.topic_id)
     last = (ledgers.c.topic_id == lease.topic_id) & (ledgers.c.ledger_id == new[-1].ledger_id)
     return queries.exists(connection, ledgers, last)
 
@@ -88,7 +88,7 @@ def last_id(connection: Connection, topic_id: int) -> int | None:
     return max((ledger_id for ledger_id in highest if ledger_id is not None), default=None)
 
 
-def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
+def reserve_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
     """Reserve an id that was allocated before the database was restored; it is not allocated again.
 
     Raises Conflict if another ledger has it, or the topic has an id that is not lower.

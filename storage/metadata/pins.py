@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, sel
 
 from storage.errors import Fenced
 from storage.metadata import attempts, cursors, ledgers, queries, row_mapping, snapshots, topics
-from storage.metadata.liveness import PIN_TTL_MS, expiring
+from storage.metadata.liveness import PIN_TTL_MS, live_ttl_ends
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.tables import compacted_ledgers, pins
 from storage.metadata.transactions import Context
@@ -41,7 +41,7 @@ def take(
     """
     _check_ttl(ttl_ms)
     # The lock comes first, so the rows that the snapshot's statements read cannot change between them.
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
     pinned = pinned or cursors.serving_compacted(connection, topic_id)
     pin = None
@@ -59,7 +59,7 @@ def renew(connection: Connection, context: Context, pin: Pin, ttl_ms: int) -> Pi
     Returns the pin with its new end. Raises Fenced if the compacted ledger was collected, TopicNotFound.
     """
     _check_ttl(ttl_ms)
-    topic = topics.locked(connection, pin.topic_id)
+    topic = topics.lock(connection, pin.topic_id)
     if _find(connection, pin.topic_id, pin.ledger_id) is None:
         raise Fenced(
             f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the ledger was "
@@ -77,18 +77,20 @@ def release(connection: Connection, pin: Pin) -> None:
     connection.execute(delete(pins).where(pins.c.pin_id == pin.pin_id))
 
 
-def retired(connection: Connection, topic_id: int) -> list[CompactedLedgerRecord]:
+def retired_ledgers(connection: Connection, topic_id: int) -> list[CompactedLedgerRecord]:
     """Return the compacted ledgers that serve no more and are not collected yet, the oldest first."""
     return [ledger for ledger in _uncollected(connection, topic_id) if ledger.retired_at is not None]
 
 
-def collect(connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+def delete_ledger_if_unpinned(
+    connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int
+) -> bool:
     """Delete the row of a compacted ledger that retired at least `grace_ms` ago and that no live pin holds (A3).
 
     Returns False if the ledger must stay, or its row does not exist. Afterwards those of its objects may be deleted
     that nothing else refers to. Raises TopicNotFound.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     ledger = _find(connection, topic_id, ledger_id)
     if ledger is None or ledger.retired_at is None or context.now - ledger.retired_at < grace_ms:
         return False
@@ -132,7 +134,7 @@ def _check_ttl(ttl_ms: int) -> None:
 
 
 def _alive(now: int) -> ColumnElement[bool]:
-    return expiring(PIN_TTL_MS, now).where(pins.c.expires_at)
+    return live_ttl_ends(PIN_TTL_MS, now).where(pins.c.expires_at)
 
 
 def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:

@@ -48,7 +48,7 @@ def namespace_scope(namespace: str) -> str:
     return f"{_NAMESPACE}{tenant}/{local}"
 
 
-def scope_around(name: TopicName) -> str:
+def enclosing_scope(name: TopicName) -> str:
     """Return the scope of the namespace of a topic's name."""
     return f"{_NAMESPACE}{name.tenant}/{name.namespace}"
 
@@ -118,11 +118,11 @@ def effective(connection: Connection, context: Context, topic: TopicRecord) -> T
 
 def resolved(connection: Connection, context: Context, topic: TopicRecord) -> PolicyResolution:
     """Return the topic's policies as they are now, from all scopes, with the origin of each."""
-    stored = _stored_values(connection, [BROKER, scope_around(topic.name), topic_scope(topic)])
-    return PolicyResolver(stored, context.broker_defaults).resolved(topic)
+    stored = _stored_values(connection, [BROKER, enclosing_scope(topic.name), topic_scope(topic)])
+    return PolicyResolver(stored, context.broker_defaults).resolve(topic)
 
 
-def resolved_around(connection: Connection, context: Context, scope: str) -> PolicyResolution:
+def inherited_policies(connection: Connection, context: Context, scope: str) -> PolicyResolution:
     """Return the policies of a topic that sets none itself.
 
     `scope`: of its namespace; BROKER: any namespace without policies.
@@ -169,9 +169,9 @@ class PolicyResolver:
         self._broker_defaults = broker_defaults
         self._known: dict[tuple[str, str], PolicyResolution] = {}
 
-    def resolved(self, topic: TopicRecord) -> PolicyResolution:
+    def resolve(self, topic: TopicRecord) -> PolicyResolution:
         """Return the policies of the topic with the origin of each."""
-        around_scope = scope_around(topic.name)
+        around_scope = enclosing_scope(topic.name)
         own = self._stored_values.get(topic_scope(topic), {})
         key = around_scope, json.dumps(own, sort_keys=True) if own else ""
         if key not in self._known:
@@ -202,7 +202,7 @@ def put(connection: Connection, context: Context, scopes: Collection[str], value
     rows = [{"scope": scope, "name": name, "value": value} for scope in scopes for name, value in stored_values.items()]
     queries.put(connection, policies_table, *rows)
     if any(scope != BROKER for scope in scopes):
-        policies.check_below_broker(values, resolved_around(connection, context, BROKER).policies)
+        policies.check_below_broker(values, inherited_policies(connection, context, BROKER).policies)
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
@@ -220,9 +220,9 @@ def values_of(stored: Mapping[str, object]) -> dict[str, object]:
 
 def ensure_compaction_cursors(connection: Connection, context: Context, records: Collection[TopicRecord]) -> None:
     """Create the cursors `__compaction` of those of the topics for which compaction is enabled (S9). Idempotent."""
-    scopes = {scope for topic in records for scope in (scope_around(topic.name), topic_scope(topic))}
+    scopes = {scope for topic in records for scope in (enclosing_scope(topic.name), topic_scope(topic))}
     resolver = PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
-    enabled = [topic.id for topic in records if resolver.resolved(topic).compaction_enabled]
+    enabled = [topic.id for topic in records if resolver.resolve(topic).compaction_enabled]
     cursors.ensure_all(connection, enabled, COMPACTION_CURSOR)
 
 
@@ -244,7 +244,7 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
         for topic_id in connection.execute(select(topics_table.c.id).where(topics_table.c.uid.in_(batch))).scalars()
     ]
     # By id and before all else, in the order of locks of topics.py: `ensure_compaction_cursors` locks them, too.
-    return {topic_scope(topic): topic for topic in topics.all_locked(connection, ids)}
+    return {topic_scope(topic): topic for topic in topics.lock_all(connection, ids)}
 
 
 def _stored_values(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:

@@ -51,7 +51,7 @@ def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
 
 def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
     """Store sequence ids. If those of later entries are stored, both are merged. Raises TopicNotFound."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
         sequences = stored.merged(sequences)
@@ -61,7 +61,7 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
 
 def remove(connection: Connection, topic_id: int) -> None:
     """Delete the sequence ids: the topic does not deduplicate any more. Idempotent. Raises TopicNotFound."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
 
 

@@ -34,7 +34,7 @@ def publish(
 
     `retry`: a further run of the topic is needed; None: it is not.
     """
-    topic = topics.locked(connection, run.topic_id)
+    topic = topics.lock(connection, run.topic_id)
     record = runs.get(connection, run.run_id)
     cursor = cursors.find(connection, topic.id, COMPACTION_CURSOR)
     check_publish(topic, record, expected_generation, cursor.mark_delete if cursor else None, compacted)
@@ -87,7 +87,7 @@ class PublishingStore(Store):
         """
 
         def happened(connection: Connection, _: RunRecord) -> bool:
-            topics.locked(connection, run.topic_id)
+            topics.lock(connection, run.topic_id)
             record = runs.get(connection, run.run_id)
             return record.state is RunState.SUCCESS and record.compacted_ledger_id == compacted.ledger_id
 

@@ -49,7 +49,7 @@ class TopicSummary:
     """A topic in a list: totals of its raw ledgers, and the compacted ledger that serves, if any.
 
     `messages`, `logical_bytes`: of sealed ledgers; `unsealed_…`: of rolled segments, and of the open one once
-    storage/log/unsealed_counts.py has added it."""
+    storage/log/open_segments.py has added it."""
 
     topic_id: int
     name: TopicName

@@ -52,7 +52,7 @@ def claim(
     without a request. Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5),
     TopicNotFound; with `leader`, Fenced if the leadership was lost, or the request no longer exists.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     now = context.now
     cause = compaction_control_rows.take_request(connection, topic, leader is not None, now, heartbeat_ttl_ms)
     under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
@@ -92,7 +92,7 @@ def claim(
 
 def has_claimed(connection: Connection, claimed: RunRecord, topic_id: int, *_: object, **__: object) -> bool:
     """Return whether a `claim` with this result was committed."""
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     return queries.exists(connection, runs, runs.c.attempt_id == claimed.attempt_id)
 
 
@@ -153,7 +153,7 @@ def finish(connection: Connection, context: Context, run: RunRecord, statistics:
 
 def has_finished(connection: Connection, _: RunRecord, run: RunRecord, statistics: Mapping[str, object]) -> bool:
     """Return whether a `finish` was committed."""
-    topics.locked(connection, run.topic_id)
+    topics.lock(connection, run.topic_id)
     record = get(connection, run.run_id)
     return record.state is RunState.SUCCESS and record.compacted_ledger_id is None
 
@@ -163,7 +163,7 @@ def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorT
 
     Only the run's worker calls this, when it has stopped: a topic that waits for an aborted run waits no longer.
     """
-    topics.locked(connection, run.topic_id)
+    topics.lock(connection, run.topic_id)
     compaction_control_rows.clear_aborting_run(connection, run.topic_id, run.run_id)
     record = get(connection, run.run_id)
     if record.state is not RunState.RUNNING:
@@ -177,7 +177,7 @@ def cancel(connection: Connection, context: Context, run_id: int, reason: str) -
 
     `reason`: stored as its error. Raises NotFound, Conflict for a run that has ended.
     """
-    topic = topics.locked(connection, get(connection, run_id).topic_id)
+    topic = topics.lock(connection, get(connection, run_id).topic_id)
     record = get(connection, run_id)
     if record.state is not RunState.RUNNING:
         raise Conflict(
@@ -290,7 +290,7 @@ def _named_run(row: RowMapping) -> tuple[TopicName, RunRecord]:
 
 def _current(connection: Connection, run: RunRecord) -> RunRecord:
     """Lock the run's topic and return the run as it is now. Raises Fenced if it may not continue."""
-    topic = topics.locked(connection, run.topic_id)
+    topic = topics.lock(connection, run.topic_id)
     record = get(connection, run.run_id)
     check_run_is_current(topic, record)
     return record

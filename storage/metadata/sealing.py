@@ -47,7 +47,7 @@ def claim(
     the next claim if the process of the claim before lives. `again`: also claim a segment that was tried too often.
     Raises TopicNotFound.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
     claims = _open_claims(connection, rolled)
     alive = {
@@ -81,7 +81,7 @@ def release(connection: Connection, context: Context, attempt: Attempt) -> None:
 
     Idempotent. Raises TopicNotFound.
     """
-    topics.locked(connection, attempt.topic_id)
+    topics.lock(connection, attempt.topic_id)
     if not attempts.lock_open(connection, [attempt.attempt_id]):
         return
     table = segments_table.c
@@ -95,7 +95,7 @@ def seal(connection: Connection, context: Context, attempt: Attempt, ledger: Led
 
     Raises TopicNotFound; Fenced if the attempt was finished as dead, or another has claimed or sealed the segment.
     """
-    topic = topics.locked(connection, attempt.topic_id)
+    topic = topics.lock(connection, attempt.topic_id)
     attempts.check_open(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
     connection.execute(insert(ledgers).values(**row_mapping.ledger_values(topic.id, ledger)))
@@ -107,7 +107,7 @@ def seal(connection: Connection, context: Context, attempt: Attempt, ledger: Led
 
 def has_sealed(connection: Connection, _: None, attempt: Attempt, ledger: LedgerRecord) -> bool:
     """Return whether a `seal` was committed: the ledger is part of the topic as this attempt's."""
-    topics.locked(connection, attempt.topic_id)
+    topics.lock(connection, attempt.topic_id)
     same = (ledgers.c.ledger_id == ledger.ledger_id) & (ledgers.c.attempt_id == attempt.attempt_id)
     return queries.exists(connection, ledgers, (ledgers.c.topic_id == attempt.topic_id) & same)
 
@@ -135,7 +135,7 @@ def files(
 
 def purge(connection: Connection, topic_id: int, ledger_id: int) -> None:
     """Delete the row of a sealed segment whose file was removed. Idempotent. Raises TopicNotFound."""
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     segments.remove(connection, topic, ledger_id, SegmentState.SEALED, "seal it before its row is purged")
 
 

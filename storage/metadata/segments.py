@@ -17,7 +17,7 @@ from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import leases, ledgers, queries, row_mapping, topics
 from storage.metadata.invariants import check_open_segment, check_roll
-from storage.metadata.liveness import LEASE_TTL_MS, expiring
+from storage.metadata.liveness import LEASE_TTL_MS, live_ttl_ends
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 from storage.metadata.transactions import Context
@@ -53,13 +53,13 @@ def restore(connection: Connection, context: Context, lease: Lease, segment: Seg
     one; Fenced as `open_segment`.
     """
     leases.check(connection, lease)
-    ledgers.take_id(connection, lease.topic_id, segment.ledger_id)
+    ledgers.reserve_id(connection, lease.topic_id, segment.ledger_id)
     open_segment(connection, context, lease, segment)
 
 
 def has_opened(connection: Connection, _: None, lease: Lease, segment: SegmentRecord) -> bool:
     """Return whether an `open_segment` or `restore` was committed."""
-    topics.locked(connection, lease.topic_id)
+    topics.lock(connection, lease.topic_id)
     return find(connection, lease.topic_id, segment.ledger_id) is not None
 
 
@@ -91,7 +91,7 @@ def roll(
 
 def has_rolled(connection: Connection, _: SegmentRecord, lease: Lease, ledger_id: int, content: SegmentContent) -> bool:
     """Return whether a `roll` was committed."""
-    topics.locked(connection, lease.topic_id)
+    topics.lock(connection, lease.topic_id)
     segment = find(connection, lease.topic_id, ledger_id)
     return segment is not None and segment.state is not SegmentState.OPEN
 
@@ -112,7 +112,7 @@ def request_roll(connection: Connection, context: Context, topic_id: int) -> Non
 
     Raises TopicNotFound.
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     if not roll_requested(connection, topic.id):
         _set_request(connection, topic.id, context.now)
 
@@ -250,7 +250,7 @@ def open_without_writer(
 
     With their topics, the oldest first.
     """
-    alive = expiring(LEASE_TTL_MS, context.now).where(leases_table.c.expires_at)
+    alive = live_ttl_ends(LEASE_TTL_MS, context.now).where(leases_table.c.expires_at)
     leased = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), alive)
     statement = (
         select(segments)

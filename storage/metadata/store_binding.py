@@ -39,7 +39,7 @@ def find(connection: Connection) -> StoreBindingRecord | None:
     return None if row is None else StoreBindingRecord(row.uid, row.url, row.bound_at is not None)
 
 
-def begin(connection: Connection, url: str) -> StoreBindingRecord:
+def ensure(connection: Connection, url: str) -> StoreBindingRecord:
     """Return the binding; if there is none, insert one with a new uid, unconfirmed."""
     queries.insert_new(connection, store_bindings, role=OBJECTS, uid=new_uid(), url=url, bound_at=None)
     record = find(connection)
@@ -47,12 +47,12 @@ def begin(connection: Connection, url: str) -> StoreBindingRecord:
     return record
 
 
-def bind(connection: Connection, context: Context, uid: str, url: str) -> None:
-    """Confirm that the store at `url`, which holds the uid, is this database's. Call `begin` before."""
+def confirm(connection: Connection, context: Context, uid: str, url: str) -> None:
+    """Confirm that the store at `url`, which holds the uid, is this database's. Call `ensure` before."""
     queries.change(connection, store_bindings, OBJECTS, uid=uid, url=url, bound_at=context.now)
 
 
-def some_object(connection: Connection) -> str | None:
+def expected_object(connection: Connection) -> str | None:
     """Return the name of an object that the store must hold; None: the database names none.
 
     It is of the newest ledger or, without ledgers, of a compacted ledger that serves.

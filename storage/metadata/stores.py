@@ -86,7 +86,7 @@ class TenancyStore(Store):
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find)
-    check_unwritten = reads(topic_deletion.check_unwritten)
+    check_no_writer = reads(topic_deletion.check_no_writer)
     delete_topic = writes_once(
         tenancy.delete_topic,
         tenancy.has_deleted,
@@ -115,7 +115,7 @@ class PolicyStore(Store):
     settings = reads(policy_store.settings)
     effective = reads(policy_store.effective)
     resolved = reads(policy_store.resolved)
-    resolved_around = reads(policy_store.resolved_around)
+    inherited_policies = reads(policy_store.inherited_policies)
     least = reads(policy_store.least)
     resolver = reads(policy_store.resolver)
     unreadable = snapshots(policy_store.unreadable)
@@ -259,8 +259,8 @@ class PinStore(Store):
     take = writes(pins.take)
     renew = writes(pins.renew)
     release = writes(pins.release)
-    retired = reads(pins.retired)
-    collect = writes(pins.collect)
+    retired_ledgers = reads(pins.retired_ledgers)
+    delete_ledger_if_unpinned = writes(pins.delete_ledger_if_unpinned)
     gc_snapshot = snapshots(pins.gc_snapshot)
 
 
@@ -291,13 +291,13 @@ class CompactionControlStore(Store):
     all = reads(compaction_control.all_topics)
     activity = snapshots(compaction_control.activity)
     requests = snapshots(compaction_control.requests)
-    retries = snapshots(compaction_control.retries)
-    check_idle = snapshots(compaction_control.check_idle)
+    topics_to_retry = snapshots(compaction_control.topics_to_retry)
+    check_requestable = snapshots(compaction_control.check_requestable)
     request = writes(compaction_control.request)
     withdraw = writes(compaction_control.withdraw)
-    interrupted = reads(compaction_control.interrupted)
-    request_if_interrupted = writes(compaction_control.request_if_interrupted)
-    hand_over = writes(compaction_control.hand_over)
+    topics_with_dead_run = reads(compaction_control.topics_with_dead_run)
+    request_again_if_run_died = writes(compaction_control.request_again_if_run_died)
+    cancel_and_request_again = writes(compaction_control.cancel_and_request_again)
     pause = writes_once(
         compaction_control.pause,
         compaction_control.has_paused,
@@ -309,12 +309,12 @@ class CompactionControlStore(Store):
     fail_run = writes(compaction_control.fail_run)
     record_success = writes(compaction_control.record_success)
 
-    def request_interrupted(self, by: str) -> list[TopicRecord]:
+    def request_dead_runs_again(self, by: str) -> list[TopicRecord]:
         """Request again the runs that died with their worker, each once; return their topics."""
         requested = []
-        for topic_id in self.interrupted():
+        for topic_id in self.topics_with_dead_run():
             with suppress(TopicNotFound):  # deleted meanwhile
-                requested.append(self.request_if_interrupted(topic_id, by))
+                requested.append(self.request_again_if_run_died(topic_id, by))
         return [topic for topic in requested if topic is not None]
 
 
@@ -390,9 +390,9 @@ class StoreBinding(Store):
         return set()
 
     find = reads(store_binding.find)
-    begin = writes(store_binding.begin)
-    bind = writes(store_binding.bind)
-    some_object = reads(store_binding.some_object)
+    ensure = writes(store_binding.ensure)
+    confirm = writes(store_binding.confirm)
+    expected_object = reads(store_binding.expected_object)
     knows_topic = reads(store_binding.knows_topic)
     has_passed_trial = reads(store_binding.has_passed_trial)
     record_trial = writes(store_binding.record_trial)

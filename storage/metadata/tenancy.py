@@ -265,7 +265,7 @@ def delete_topic(connection: Connection, context: Context, topic_id: int, *, for
 def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *, force: bool = True) -> bool:
     """Return whether a `delete_topic` with this result was committed."""
     # Waits for the lost transaction, which has locked this row; if that was committed, the row does not exist.
-    topics.locked_whole(connection, [topic_id])
+    topics.lock_all_for_deletion(connection, [topic_id])
     return topic_deletion.find(connection, deleted.uid) is not None
 
 
@@ -285,7 +285,7 @@ def create_topics(connection: Connection, context: Context, names: Sequence[Topi
 
     They get a cursor `__compaction` if compaction is enabled in the namespace (S9). Raises InvalidTopicName.
     """
-    around = policy_store.resolved_around(connection, context, policy_store.scope_around(names[0]))
+    around = policy_store.inherited_policies(connection, context, policy_store.enclosing_scope(names[0]))
     created = topics.create(connection, names, context.now)
     if around.compaction_enabled:
         cursors.ensure_all(connection, [topic.id for topic in created], COMPACTION_CURSOR)

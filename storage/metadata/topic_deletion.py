@@ -58,8 +58,8 @@ def delete_topics(
     # no two transactions wait for each other.
     connection.execute(_leases_of(topic_ids).with_for_update()).all()
     if not force:
-        check_unwritten(connection, context, topic_ids)
-    doomed = topics.locked_whole(connection, topic_ids)
+        check_no_writer(connection, context, topic_ids)
+    doomed = topics.lock_all_for_deletion(connection, topic_ids)
     ids = [topic.id for topic in doomed]
     for table in (attempts, runs):
         (key,) = table.primary_key.columns
@@ -82,7 +82,7 @@ def delete_topics(
     return [DeletedTopic(topic.uid, topic.name, now) for topic in doomed]
 
 
-def check_unwritten(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
+def check_no_writer(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
     """Raise LeaseHeld if one of the topics has a writer: a deletion without `force` is refused then."""
     for lease in connection.execute(_leases_of(topic_ids)).mappings().all():
         if is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now):

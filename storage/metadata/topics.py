@@ -1,14 +1,14 @@
 """Topics: creation, look-up, locks, lists and properties.
 
-Every change that must not race with another change of the same topic begins with `locked`: it holds the topic's row
+Every change that must not race with another change of the same topic begins with `lock`: it holds the topic's row
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
 
 Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest, and of several topics first all
 leases, then all topics, and so on; therefore two transactions never wait for each other. Only heartbeats take no lock
 of the topic, and begin at the attempts; they update each row once, since PostgreSQL locks the topic to check the
 foreign key of a row that the same transaction has updated before. A transaction that adds rows of a topic without its
-lock holds it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all
-others (tenancy.py). tests/conformance/metadata/lock_order.py checks this order.
+lock takes `lock_against_deletion`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come
+before all others (tenancy.py). tests/conformance/metadata/lock_order.py checks this order.
 
 tenancy.py creates topics in their namespaces, and deletes them.
 """
@@ -124,7 +124,7 @@ def producer_epoch(connection: Connection, topic_id: int) -> int | None:
 
 def raise_producer_epoch(connection: Connection, topic_id: int, epoch: int) -> None:
     """Store the epoch of an exclusive producer. Raises TopicNotFound, Fenced if a larger one is stored."""
-    topic = locked(connection, topic_id)
+    topic = lock(connection, topic_id)
     stored = producer_epoch(connection, topic_id)
     if stored is not None and stored > epoch:
         raise Fenced(
@@ -147,7 +147,7 @@ def set_properties(
 
     Raises TopicNotFound, InvalidInput for a property that cannot be stored.
     """
-    locked(connection, topic_id)
+    lock(connection, topic_id)
     kept_properties = {key: value for key, value in properties(connection, topic_id).items() if key not in removed}
     store_properties(connection, topic_id, {**kept_properties, **updates})
 
@@ -214,7 +214,7 @@ def of_statement(connection: Connection, statement: Select[Any]) -> list[TopicRe
     return sorted(queries.fetch(connection, statement, row_mapping.topic), key=lambda topic: str(topic.name))
 
 
-def locked(connection: Connection, topic_id: int) -> TopicRecord:
+def lock(connection: Connection, topic_id: int) -> TopicRecord:
     """Lock and return the topic: no other transaction changes its row until this one ends.
 
     Raises TopicNotFound.
@@ -223,7 +223,7 @@ def locked(connection: Connection, topic_id: int) -> TopicRecord:
     return _one(connection, _LOCKED, topic_id)
 
 
-def kept(connection: Connection, topic_id: int) -> TopicRecord:
+def lock_against_deletion(connection: Connection, topic_id: int) -> TopicRecord:
     """Lock and return the topic so that others may change but not delete it until this transaction ends.
 
     For a transaction that adds rows that refer to it, or locks some, without the topic's lock. Raises TopicNotFound.
@@ -231,8 +231,8 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
     return _one(connection, _KEPT, topic_id)
 
 
-def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Lock, as `locked` does, those of the topics that exist, in the order of ids; return them.
+def lock_all(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
+    """Lock, as `lock` does, those of the topics that exist, in the order of ids; return them.
 
     For a transaction that changes several topics.
     """
@@ -243,7 +243,7 @@ def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[Topic
     ]
 
 
-def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
+def lock_all_for_deletion(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Lock those of the topics that exist, in the order of ids, for deletion; return them.
 
     No other transaction adds rows that refer to them until this one ends.

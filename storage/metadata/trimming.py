@@ -46,7 +46,7 @@ def trim(
     TopicNotFound; InvalidInput for an offset beyond the topic's end; Conflict if a cursor, which it names, needs the
     messages, if a ledger was trimmed already, or if deduplication needs it (producer_sequences.py).
     """
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     present = ledgers.of_topic(connection, topic_id)
     compacted = cursors.serving_compacted(connection, topic_id)
     check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
@@ -74,7 +74,7 @@ def has_trimmed(
     keep_start: bool = False,
 ) -> bool:
     """Return whether a `trim` was committed."""
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     moved = keep_start or topic.start_offset >= start_offset
     listed = {ledger.ledger_id for ledger in ledgers.of_topic(connection, topic_id)}
     return moved and not listed & set(ledger_ids)
@@ -109,14 +109,14 @@ def purge(connection: Connection, topic_id: int, before_ms: int) -> int:
 
     Afterwards nothing refers to their objects, and garbage collection may delete them. Raises TopicNotFound.
     """
-    topics.locked(connection, topic_id)
+    topics.lock(connection, topic_id)
     marked = (ledgers_table.c.topic_id == topic_id) & (ledgers_table.c.deleted_at <= before_ms)
     return connection.execute(delete(ledgers_table).where(marked)).rowcount
 
 
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     """Clear one topic, as `truncate_all` does, and return it as it is afterwards. Raises TopicNotFound, Conflict."""
-    topic = topics.locked(connection, topic_id)
+    topic = topics.lock(connection, topic_id)
     check_stored(connection, topic, topic.next_offset)
     _mark(connection, ledgers.of_topic(connection, topic_id), now)
     rolled = (segments.c.topic_id == topic_id) & (segments.c.state == SegmentState.ROLLED.value)
@@ -134,7 +134,7 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
 
 def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
     """Return whether a topic was cleared up to the start of `truncated`. It is locked from then on."""
-    topic = topics.locked(connection, truncated.id)
+    topic = topics.lock(connection, truncated.id)
     # the epoch alone proves nothing: a claim may have raised it
     cleared = _is_cleared(connection, truncated.id, truncated.start_offset)
     return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset

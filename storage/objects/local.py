@@ -37,7 +37,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode_in, make_inside, make_private, sync_folder
+from storage.file_modes import file_mode_in, make_like_parent, make_private, sync_folder
 from storage.objects.capability_check import CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
@@ -213,7 +213,7 @@ class LocalStore(ObjectStore):
         if folder != self.root:
             self._make_folder(folder.parent)
             with suppress(FileExistsError):
-                make_inside(folder)
+                make_like_parent(folder)
             sync_folder(folder.parent)
         elif not folder.is_dir():
             make_private(folder)

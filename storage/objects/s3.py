@@ -116,7 +116,7 @@ class S3Store(ObjectStore):
                 writer.write(data)
             return
         body = data if isinstance(data, bytes) else bytes(data)
-        self.conditionally(
+        self.create_if_absent(
             name,
             metadata,
             lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata=metadata),
@@ -199,7 +199,7 @@ class S3Store(ObjectStore):
         """Return the bucket's key of an object: the store's prefix and the object's name. Raises InvalidInput."""
         return self._prefix + check_object_name(name)
 
-    def conditionally(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
+    def create_if_absent(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
         """Send a request that creates the object unless it exists; return once it exists with the mark in `metadata`.
 
         `send`: sends the request. After 409 ConditionalRequestConflict (a racing write in flight) it is called again.

@@ -66,7 +66,7 @@ class S3Writer(ObjectWriter):
 
     def _commit(self) -> None:
         whole = self._upload is None and self._position < max(self._threshold, 1)
-        self._store.conditionally(self.name, self._metadata, self._put_whole if whole else self._complete)
+        self._store.create_if_absent(self.name, self._metadata, self._put_whole if whole else self._complete)
         self._upload = None
         failpoint(Failpoint.S3_PUT_SENT if whole else Failpoint.S3_AFTER_COMPLETE)
 

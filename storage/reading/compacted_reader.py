@@ -150,7 +150,7 @@ class CompactedReader:
                     self._next = self._first_bound(pinned.snapshot)
                 if self._next is None:
                     continue
-                is_read = compacted is None or self._next.is_after(compacted.horizon)
+                is_read = compacted is None or self._next.is_surely_after(compacted.horizon)
                 if compacted is not None and is_read and self._known_to is not None and not self._is_another(compacted):
                     self._pass_horizon(compacted.horizon.offset)  # a page may end at its last message
                 if (is_read or self._is_another(compacted)) and self._raw_has_next(pinned.snapshot):
@@ -274,7 +274,7 @@ class CompactedReader:
         """Return the pinned compacted ledger; None: the pin expired meanwhile, and the ledger was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
-        retired = self._environment.metadata.pins.retired(self._topic_id)
+        retired = self._environment.metadata.pins.retired_ledgers(self._topic_id)
         record = next((item for item in retired if item.ledger_id == pin.ledger_id), None)
         if record is None:
             self._take_snapshot()  # raises TopicNotFound: the row of a pinned ledger is deleted with its topic

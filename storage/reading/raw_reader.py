@@ -116,10 +116,10 @@ class RawReader:
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
         """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
-        if self._delivered_to + 1 >= reader.first_offset or not reader.is_below(bound):
+        if self._delivered_to + 1 >= reader.first_offset or not reader.is_bound_before_first(bound):
             return False
         compacted = reader.snapshot.compacted
-        stands = compacted is not None and not bound.is_after(compacted.horizon)
+        stands = compacted is not None and not bound.is_surely_after(compacted.horizon)
         if self._or_compacted and (stands or self._delivered_to >= 0):
             self.is_gone = True
             return True

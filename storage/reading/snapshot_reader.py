@@ -98,7 +98,7 @@ class RetentionFilter:
         return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
-def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
+def retention_filter(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
     """Return the filter of a topic with these policies at the time `now` (ms); None: everything is visible.
 
     `start_offset`: the topic's.
@@ -167,7 +167,7 @@ class SnapshotReader:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
 
-    def is_below(self, bound: SeekPosition) -> bool:
+    def is_bound_before_first(self, bound: SeekPosition) -> bool:
         """Return whether the message that a bound by offset or id names is before the topic's first message.
 
         EARLIEST and LATEST never are.
@@ -185,14 +185,14 @@ class SnapshotReader:
             return first is None or start.entry_id < first.entry_id
         return 0 <= start.batch_index < first.batch_index
 
-    def is_after_end(self, start: StartPosition) -> bool:
+    def is_start_after_end(self, start: StartPosition) -> bool:
         """Return whether a start is after the position of the next message. A publish time never is.
 
         No segment is read for a start within sealed ledgers and rolled segments. Raises SegmentNotLocal.
         """
         if isinstance(start, StartTime):
             return False
-        if any(last_of(extent) is not None and may_come_to(start, extent) for extent in self.extents):
+        if any(last_of(extent) is not None and may_read_extent(start, extent) for extent in self.extents):
             return False
         return start.offset > self.end if isinstance(start, StartOffset) else self._is_id_after_end(start)
 
@@ -257,7 +257,7 @@ class SnapshotReader:
         """
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
-                if bound.is_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
+                if bound.is_surely_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
                     if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
@@ -276,7 +276,7 @@ class SnapshotReader:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for extent in extents:
             last = last_of(extent)
-            if last is not None and (bound.is_after(last) or last.offset <= after):
+            if last is not None and (bound.is_surely_after(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
                 tables = self._rows(extent.rows_object, bound)
@@ -370,8 +370,8 @@ class SnapshotReader:
     ) -> Iterator[pa.Table]:
         """Yield the messages of the row groups that `bound` does not skip, also those before it; no table is empty."""
         reader = RowsReader(self._store, rows_object)
-        numbers = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
-        reader.expect(numbers)
+        numbers = [number for number in range(len(reader.groups)) if not bound.skips_row_group(reader, number)]
+        reader.announce_row_groups(numbers)
         return self._groups(reader, numbers, deleted, first_offset)
 
     def _rows_before(
@@ -420,12 +420,12 @@ def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
     return extent.content.max_publish_time if extent.content else _NEVER
 
 
-def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
+def may_read_extent(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
     """Return whether a raw read from `start` may read messages of an extent, by what its row in SQL records."""
     if isinstance(start, StartTime):
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
-    return last is None or not seek_position_of(start).is_after(last)
+    return last is None or not seek_position_of(start).is_surely_after(last)
 
 
 def read_snapshot(

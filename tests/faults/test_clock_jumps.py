@@ -125,7 +125,7 @@ def test_what_a_dead_process_holds_by_a_fast_clock_is_free_at_once(
     publish_all(store, topic)
     clock.advance(GRACE)
     assert store.pins.gc_snapshot(topic.id).pins == ()
-    assert store.pins.collect(topic.id, pin.ledger_id, GRACE)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, GRACE)
     assert store.services.live() == []
     assert store.services.purge_dead() == 1
 
@@ -161,12 +161,12 @@ def test_grace_is_not_over_in_the_past(store: MetadataStore, topic: TopicRecord,
     append(store, topic, 3)
     publish_all(store, topic)
     publish_all(store, topic)
-    (retired,) = store.pins.retired(topic.id)
+    (retired,) = store.pins.retired_ledgers(topic.id)
     clock.advance(-YEAR)
     for grace in (0, GRACE):
-        assert not store.pins.collect(topic.id, retired.ledger_id, grace)
+        assert not store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, grace)
     clock.advance(YEAR + GRACE)
-    assert store.pins.collect(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, GRACE)
 
 
 def test_what_serves_stays_whatever_the_time(
@@ -177,7 +177,7 @@ def test_what_serves_stays_whatever_the_time(
     before = store.topic_snapshot(topic.id)
     assert before.compacted is not None
     clock.advance(jump)
-    assert not store.pins.collect(topic.id, before.compacted.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, before.compacted.ledger_id, 0)
     store.runs.expire_attempts(topic.id, 0)
     store.attempts.purge(topic.id, clock.now_ms())
     clock.advance(-jump)
@@ -195,7 +195,7 @@ def test_a_reader_that_lost_its_pin_to_a_fast_clock_is_told(
     assert pin is not None
     publish_all(store, topic)
     clock.advance(jump)
-    collected = store.pins.collect(topic.id, pin.ledger_id, GRACE)
+    collected = store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, GRACE)
     clock.advance(-jump)
     assert collected == (jump > 0)
     if collected:
@@ -222,9 +222,9 @@ def test_a_pin_outlives_a_jump_that_nobody_collects_in(
     clock.advance(-jump)
     pin = store.pins.renew(pin, TTL)
     clock.advance(TTL - 1)
-    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
     clock.advance(1)
-    assert store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
 
 
 @pytest.mark.slow
@@ -246,6 +246,6 @@ def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL
         assert after.horizon.offset > horizon
         horizon = after.horizon.offset
         assert stores[0].runs.last(topic.id) == stores[1].runs.get(run.run_id)
-    assert [item.generation for item in stores[0].pins.retired(topic.id)] == [1, 2, 3, 4, 5]
+    assert [item.generation for item in stores[0].pins.retired_ledgers(topic.id)] == [1, 2, 3, 4, 5]
     for store in stores:
         store.close()

@@ -227,7 +227,7 @@ CHANGES: dict[str, Change] = {
     "begin an attempt": lambda store, topic, run: store.attempts.begin(topic.id, AttemptKind.IMPORT, "me"),
     "beat": lambda store, topic, run: store.runs.heartbeat([run], {run.run_id: {"parts": 1}}),
     "cancel": lambda store, topic, run: cancelled(store, run),
-    "collect": lambda store, topic, run: store.pins.collect(
+    "collect": lambda store, topic, run: store.pins.delete_ledger_if_unpinned(
         topic.id, store.pins.gc_snapshot(topic.id).compacted[0].ledger_id, 0
     ),
     "delete the cursor": lambda store, topic, run: store.cursors.delete(topic.id, "__compaction"),

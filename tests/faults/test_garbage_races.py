@@ -258,14 +258,14 @@ def test_the_harness_notices_when_pins_are_not_looked_at(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the pin check taken out, test_a_pinned_generation_is_read_to_its_end fails."""
-    real = PinStore.collect
+    real = PinStore.delete_ledger_if_unpinned
 
     def blind(self: PinStore, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
         with self._database.write() as connection:
             connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
         return real(self, topic_id, ledger_id, grace_ms)
 
-    monkeypatch.setattr(PinStore, "collect", blind)
+    monkeypatch.setattr(PinStore, "delete_ledger_if_unpinned", blind)
     with pytest.raises(AssertionError, match="it keeps the generation"):
         read_a_pinned_generation_to_its_end(bench, topic)
 

@@ -50,7 +50,7 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
         assert [type(result) for result in results if not isinstance(result, RunRecord)] == [Fenced] * (len(stores) - 1)
         check_serves(stores[0], topic, run, winners[0], before.horizon)
         if before.compacted is not None:
-            assert stores[0].pins.collect(topic.id, before.compacted.ledger_id, 0)
+            assert stores[0].pins.delete_ledger_if_unpinned(topic.id, before.compacted.ledger_id, 0)
 
 
 def check_serves(
@@ -106,7 +106,7 @@ def take_out_the_compare_and_swap(monkeypatch: pytest.MonkeyPatch) -> None:
         new: CompactedLedgerRecord,
         *others: Any,
     ) -> RunRecord:
-        generation = topics.locked(connection, run.topic_id).generation
+        generation = topics.lock(connection, run.topic_id).generation
         return publish(connection, run, generation, replace(new, generation=generation + 1), *others)
 
     def swap_anything(connection: Connection, topic_id: int, *_expected: int) -> bool:

@@ -157,8 +157,10 @@ class Pausing(RuleBasedStateMachine):
         if self.phase == ABORTED:
             self._ended()
             return
-        assert [topic.id for topic in self.metadata.compaction_control.request_interrupted("leader")] == [self.topic]
-        assert self.metadata.compaction_control.request_interrupted("leader") == []
+        assert [topic.id for topic in self.metadata.compaction_control.request_dead_runs_again("leader")] == [
+            self.topic
+        ]
+        assert self.metadata.compaction_control.request_dead_runs_again("leader") == []
         self.run = self.metadata.runs.claim(self.topic, "next", {}, RUN_DEAD_MS)
         assert self.run.cause == "interrupted"
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse, signed
-from storage.entries.sequence_ids import WHOLE, SequenceId, last_whole, sequence_of
+from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.metadata.producer_sequences import ProducerSequences
@@ -133,7 +133,7 @@ class Deduplication:
         """Write the ids to SQL, if any is new. Raises CompactorError."""
         with self._lock:
             count, end = self._note_count, self._end
-            highest = {name: last_whole(sequence) for name, sequence in self._known.items()}
+            highest = {name: last_complete(sequence) for name, sequence in self._known.items()}
         if count > self._written_count:
             self._metadata.producer_sequences.store(self._topic.record.id, ProducerSequences(end, highest))
             with self._lock:

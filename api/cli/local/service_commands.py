@@ -74,16 +74,16 @@ def adopt_store(
         identity = StoreIdentity(environment.metadata, environment.store)
         if yes:
             identity.adopt(force=force)
-        adoption = identity.adoption()
+        state = identity.binding_state()
         database = environment.metadata.url
-    put(f"{adoption.url}: {'no uid' if adoption.store_uid is None else f'uid {adoption.store_uid}'}")
-    bound = "no store" if adoption.database_uid is None else f"the store with the uid {adoption.database_uid}"
+    put(f"{state.url}: {'no uid' if state.store_uid is None else f'uid {state.store_uid}'}")
+    bound = "no store" if state.database_uid is None else f"the store with the uid {state.database_uid}"
     put(f"{database}: {bound}")
-    if adoption.known_object is not None:
-        put(f"{adoption.known_object}: {'is there' if adoption.has_object else 'is NOT there'}")
+    if state.known_object is not None:
+        put(f"{state.known_object}: {'is there' if state.has_object else 'is NOT there'}")
     if yes:
         say("This store and this database are bound to each other now")
-    elif adoption.is_bound:
+    elif state.is_bound:
         say("This store and this database are bound to each other already")
     else:
         say("Nothing was changed: give --yes to bind this store and this database to each other")

@@ -37,7 +37,7 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
     Columns: messages, unsealed messages, logical bytes, and the compacted ledger.
     """
     with open_environment(context.obj) as environment:
-        from storage.log.unsealed_counts import with_open_segments
+        from storage.log.open_segments import with_open_segments
 
         metadata = environment.metadata
         summaries = with_open_segments(metadata, environment.log, metadata.topics.summaries())
@@ -143,7 +143,7 @@ def delete_topic(
         refusal: LeaseHeld | None = None
         try:
             if not yes and not force:
-                environment.metadata.tenancy.check_unwritten([record.id for record in records])
+                environment.metadata.tenancy.check_no_writer([record.id for record in records])
         except LeaseHeld as error:
             refusal = error
         for record in records:

@@ -203,13 +203,13 @@ def test_clients_are_named_or_left_out(rest_topic: RestTopic, monkeypatch: pytes
 def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -> None:
     from dataclasses import replace
 
-    from storage.log.unsealed_counts import unsealed_end
+    from storage.log.open_segments import open_segment_end
 
     rest_topic.put(a="1", b="2")
     environment = rest_topic.served.broker.environment
     record = rest_topic.served.topic(rest_topic.name).record
     (segment,) = environment.metadata.segments.of_topic(record.id)
-    end = unsealed_end(environment.log, record, segment)
+    end = open_segment_end(environment.log, record, segment)
     assert end is not None
     assert (end.next_offset, end.entries) == (2, 2)
-    assert unsealed_end(environment.log, record, replace(segment, log_uid="0" * 32)) is None
+    assert open_segment_end(environment.log, record, replace(segment, log_uid="0" * 32)) is None

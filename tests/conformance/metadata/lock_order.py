@@ -81,7 +81,10 @@ class LockOrder:
             self._lock(transaction, getattr(table, "table", table).name, strength)
 
     def _topics(self, transaction: _Transaction, statement: Any, parameters: Sequence[Mapping[str, object]]) -> None:
-        """Check the order in which topics are locked. All strengths count alike: `topics.kept` is the weakest lock."""
+        """Check the order in which topics are locked. All strengths count alike.
+
+        `topics.lock_against_deletion` is the weakest lock.
+        """
         ids = _topic_ids(statement, parameters)
         new = sorted(set(ids or ()) - transaction.topics)
         before = max(transaction.topics, default=-1)

@@ -67,7 +67,7 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores,
     store.compaction_control.request(topic.id, "manual", "ann")
     with ThreadPoolExecutor(1) as pool:
         with other.database.write() as stuck:
-            topics.locked(stuck, topic.id)
+            topics.lock(stuck, topic.id)
             claimed = pool.submit(store.runs.claim, topic.id, "worker", {}, TTL, leader=token)
             with other.database.read() as looking:
                 while not looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
@@ -156,7 +156,7 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
     assert status() == (CompactionStatus.RUNNING, "")
     clock.advance(RUN_DEAD_MS)
     assert status() == (CompactionStatus.ERROR, "its worker worker stopped answering")
-    store.compaction_control.request_interrupted("leader")
+    store.compaction_control.request_dead_runs_again("leader")
     assert status() == (CompactionStatus.RUNNING, "")
     run = claim(store, topic)
     store.runs.finish(run, {})
@@ -173,14 +173,14 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
 def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     dead = claim(store, topic)
     clock.advance(RUN_DEAD_MS - 1)
-    assert store.compaction_control.request_interrupted("leader") == []
+    assert store.compaction_control.request_dead_runs_again("leader") == []
     clock.advance(1)
-    answers = at_once(*(lambda: store.compaction_control.request_interrupted("leader") for _ in range(3)))
+    answers = at_once(*(lambda: store.compaction_control.request_dead_runs_again("leader") for _ in range(3)))
     assert sorted(len(item) for item in answers if isinstance(item, list)) == [0, 0, 1]
     assert store.compaction_control.get(topic.id).cause == "interrupted"
     run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
     assert store.runs.get(dead.run_id).state is RunState.ERROR
-    assert store.compaction_control.request_interrupted("leader") == []
+    assert store.compaction_control.request_dead_runs_again("leader") == []
     assert run.cause == "interrupted"
 
 
@@ -190,24 +190,24 @@ def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
     for item in (topic, other):
         claim(store, item)
     clock.advance(RUN_DEAD_MS)
-    real = topics.locked
+    real = topics.lock
 
     def locked(connection: Connection, topic_id: int) -> TopicRecord:
         if topic_id == topic.id:
             raise TopicNotFound("it was deleted", "")
         return real(connection, topic_id)
 
-    monkeypatch.setattr(topics, "locked", locked)
-    assert [item.id for item in store.compaction_control.request_interrupted("me")] == [other.id]
+    monkeypatch.setattr(topics, "lock", locked)
+    assert [item.id for item in store.compaction_control.request_dead_runs_again("me")] == [other.id]
 
 
 def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
     run = claim(store, topic)
-    assert store.compaction_control.hand_over(run, "ending", "me")
+    assert store.compaction_control.cancel_and_request_again(run, "ending", "me")
     assert store.runs.get(run.run_id).state is RunState.CANCELLED
     assert store.compaction_control.get(topic.id).cause == "interrupted"
     assert store.runs.heartbeat([run]) == [run.run_id]
-    assert not store.compaction_control.hand_over(run, "ending", "me")
+    assert not store.compaction_control.cancel_and_request_again(run, "ending", "me")
     assert store.runs.claim(topic.id, "next", {}, TTL, leader=leading(store)).cause == "interrupted"
 
 
@@ -215,7 +215,7 @@ def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore,
     store.compaction_control.request(topic.id, "manual", "ann")
     run = claim(store, topic)
     store.cursors.delete(topic.id, COMPACTION_CURSOR, force=True)
-    assert not store.compaction_control.hand_over(run, "ending", "me")
+    assert not store.compaction_control.cancel_and_request_again(run, "ending", "me")
     assert store.compaction_control.requests() == []
 
 
@@ -330,11 +330,11 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     assert store.compaction_control.record_failure(topic.id, ErrorText("one\x00"), now + 5).failures == 1
     control = store.compaction_control.record_failure(topic.id, ErrorText("two"), now + 9)
     assert (control.failures, control.retry_at, str(control.last_error)) == (2, now + 9, "two")
-    assert store.compaction_control.retries(3_600_000) == []
+    assert store.compaction_control.topics_to_retry(3_600_000) == []
     clock.advance(9)
-    assert store.compaction_control.retries(3_600_000) == [topic]
+    assert store.compaction_control.topics_to_retry(3_600_000) == [topic]
     store.compaction_control.request(topic.id, "manual", "ann")
-    assert store.compaction_control.retries(3_600_000) == []
+    assert store.compaction_control.topics_to_retry(3_600_000) == []
     run = claim(store, topic)
     store.runs.fail(run, ErrorText("three"))
     assert store.compaction_control.get(topic.id).failures == 2
@@ -355,7 +355,7 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
     control = store.compaction_control.get(topic.id)
     assert (control.failures, control.retry_at, str(control.last_error)) == (1, retry.at, "left\\x00")
     clock.advance(5)
-    assert store.compaction_control.retries(3_600_000) == [store.topics.get(topic.name)]
+    assert store.compaction_control.topics_to_retry(3_600_000) == [store.topics.get(topic.name)]
     with pytest.raises(Fenced):
         store.publishing.publish(
             run, 1, compacted(store, run, 2, end_of(created)), {}, CompactionRetry(ErrorText("late"), 5)

@@ -241,7 +241,7 @@ def test_publishing_does_not_wait_for_acknowledging(
     other = open_store(database_url)
     with store.database.write() as connection:
         update = CursorUpdate(topic.id, "s", life, at(3), {0: BitMap([9])})
-        cursor_ranges.merge(connection, topics.kept(connection, topic.id), update)
+        cursor_ranges.merge(connection, topics.lock_against_deletion(connection, topic.id), update)
         append(other, topic, 3)
         publish_all(other, topic)
     assert store.cursors.get(topic.id, "s").mark_delete == at(3)

@@ -48,7 +48,7 @@ def test_a_dead_process_holds_no_run_segment_service_or_leadership(store: Metada
     append(store, topic, 3)
     run = claim(store, topic, str(DEAD))
     assert not store.compaction_control.activity(topic.id).running
-    assert [item.id for item in store.compaction_control.request_interrupted("here")] == [topic.id]
+    assert [item.id for item in store.compaction_control.request_dead_runs_again("here")] == [topic.id]
     assert claim(store, topic, owner_name()).epoch == run.epoch + 1
     with pytest.raises(CompactionRunning):
         claim(store, topic)

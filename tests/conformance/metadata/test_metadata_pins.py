@@ -45,7 +45,7 @@ def retired(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
     append(store, topic, 3)
     publish_all(store, topic)
     publish_all(store, topic)
-    return store.pins.retired(topic.id)[0]
+    return store.pins.retired_ledgers(topic.id)[0]
 
 
 def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -70,10 +70,10 @@ def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
     assert pin is not None
     assert pin.ledger_id == retired.ledger_id
     assert snapshot == store.topic_snapshot(topic.id), "what serves is what it was"
-    assert not store.pins.collect(topic.id, retired.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, 0)
     store.pins.release(pin)
     assert store.pins.take(other.id, "reader", TTL, retired.ledger_id)[1] is None
-    assert store.pins.collect(topic.id, retired.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, 0)
     pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)[1]
     assert pin is not None
     assert pin.ledger_id == serving(store, topic).ledger_id
@@ -85,10 +85,10 @@ def test_two_pins_of_one_holder_are_two(store: MetadataStore, topic: TopicRecord
     first, second = pinned(store, topic), pinned(store, topic)
     publish_all(store, topic)
     store.pins.release(first)
-    assert not store.pins.collect(topic.id, first.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, first.ledger_id, 0)
     store.pins.release(second)
     store.pins.release(second)
-    assert store.pins.collect(topic.id, first.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, first.ledger_id, 0)
 
 
 def test_a_retired_ledger_goes_after_its_grace_time(
@@ -96,13 +96,13 @@ def test_a_retired_ledger_goes_after_its_grace_time(
 ) -> None:
     assert retired.retired_at == clock.now_ms()
     clock.advance(GRACE - 1)
-    assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
-    assert store.pins.retired(topic.id) == [retired]
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.retired_ledgers(topic.id) == [retired]
     before = store.topic_snapshot(topic.id)
     clock.advance(1)
-    assert store.pins.collect(topic.id, retired.ledger_id, GRACE)
-    assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
-    assert store.pins.retired(topic.id) == []
+    assert store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, GRACE)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.retired_ledgers(topic.id) == []
     assert store.topic_snapshot(topic.id) == before
 
 
@@ -110,8 +110,8 @@ def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord
     append(store, topic, 3)
     publish_all(store, topic)
     clock.advance(10 * GRACE)
-    assert not store.pins.collect(topic.id, serving(store, topic).ledger_id, 0)
-    assert store.pins.retired(topic.id) == []
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, serving(store, topic).ledger_id, 0)
+    assert store.pins.retired_ledgers(topic.id) == []
     assert store.topic_snapshot(topic.id).compacted is not None
 
 
@@ -119,24 +119,24 @@ def test_nor_is_what_another_topic_has(
     store: MetadataStore, topic: TopicRecord, other: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
 ) -> None:
     clock.advance(GRACE)
-    assert not store.pins.collect(other.id, retired.ledger_id, 0)
-    assert not store.pins.collect(topic.id, UNKNOWN_ID, 0)
-    assert store.pins.retired(topic.id) == [retired]
-    assert store.pins.retired(other.id) == []
+    assert not store.pins.delete_ledger_if_unpinned(other.id, retired.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, UNKNOWN_ID, 0)
+    assert store.pins.retired_ledgers(topic.id) == [retired]
+    assert store.pins.retired_ledgers(other.id) == []
     with pytest.raises(TopicNotFound):
-        store.pins.collect(UNKNOWN_ID, retired.ledger_id, 0)
+        store.pins.delete_ledger_if_unpinned(UNKNOWN_ID, retired.ledger_id, 0)
 
 
 def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     created = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
-    assert [item.ledger_id for item in store.pins.retired(topic.id)] == created[:3]
+    assert [item.ledger_id for item in store.pins.retired_ledgers(topic.id)] == created[:3]
     assert kept(store, topic) == created
     # With the cursor the last one retires too.
     store.cursors.delete(topic.id, "__compaction")
-    assert [item.ledger_id for item in store.pins.retired(topic.id)] == created
+    assert [item.ledger_id for item in store.pins.retired_ledgers(topic.id)] == created
     assert store.pins.take(topic.id, "reader", TTL)[1] is None
-    assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in created] == [True] * 4
+    assert [store.pins.delete_ledger_if_unpinned(topic.id, int(ledger or 0), 0) for ledger in created] == [True] * 4
     # The generation continues, though no row remembers where it was.
     publish_all(store, topic)
     assert serving(store, topic).generation == 5
@@ -150,11 +150,11 @@ def test_a_pin_holds_its_ledger_until_it_expires(store: MetadataStore, topic: To
     newer = pinned(store, topic, "another", ttl_ms=2 * TTL)
     assert newer.ledger_id == serving(store, topic).ledger_id != pin.ledger_id
     clock.advance(TTL - 1)
-    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [pin.ledger_id, newer.ledger_id]
     clock.advance(1)
     assert store.pins.gc_snapshot(topic.id).pins == (newer,)
-    assert store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [newer.ledger_id]
 
 
@@ -167,7 +167,7 @@ def test_a_renewed_pin_holds_on(store: MetadataStore, topic: TopicRecord, clock:
         clock.advance(TTL - 1)
         renewed = store.pins.renew(pin, TTL)
         assert renewed == replace(pin, expires_at=clock.now_ms() + TTL)
-        assert not store.pins.collect(topic.id, pin.ledger_id, 0)
+        assert not store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
         pin = renewed
     assert store.pins.gc_snapshot(topic.id).pins == (pin,)
 
@@ -185,7 +185,7 @@ def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
     assert store.pins.gc_snapshot(topic.id).pins == (newer,)
     renewed = store.pins.renew(pin, TTL)
     assert set(store.pins.gc_snapshot(topic.id).pins) == {newer, renewed}
-    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
 
 
 def test_a_pin_whose_ledger_was_collected_is_fenced(
@@ -196,7 +196,7 @@ def test_a_pin_whose_ledger_was_collected_is_fenced(
     pin = pinned(store, topic, "slow")
     publish_all(store, topic)
     clock.advance(TTL)
-    assert store.pins.collect(topic.id, pin.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0)
     with pytest.raises(Fenced, match=rf"pin of slow on compacted ledger {pin.ledger_id} of persistent:.*collected"):
         store.pins.renew(pin, TTL)
     assert store.pins.gc_snapshot(topic.id).pins == ()
@@ -232,7 +232,9 @@ def test_a_collection_that_fails_in_the_middle_changes_nothing(
     pin = pinned(store, topic)
     publish_all(store, topic)
     clock.advance(TTL)
-    check_all_or_nothing(store, topic, lambda: store.pins.collect(topic.id, pin.ledger_id, 0), at_least=5)
+    check_all_or_nothing(
+        store, topic, lambda: store.pins.delete_ledger_if_unpinned(topic.id, pin.ledger_id, 0), at_least=5
+    )
     assert pin.ledger_id not in kept(store, topic)
 
 
@@ -248,7 +250,7 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(open_stores: OpenSto
         new = compacted(stores[0], run, old.generation + 1, old.horizon)
 
         def collect(store: MetadataStore, old: CompactedLedgerRecord = old) -> bool:
-            return any(store.pins.collect(topic.id, old.ledger_id, 0) for _ in range(4))
+            return any(store.pins.delete_ledger_if_unpinned(topic.id, old.ledger_id, 0) for _ in range(4))
 
         def publish(run: RunRecord = run, old: CompactedLedgerRecord = old, new: object = new) -> bool:
             assert isinstance(new, CompactedLedgerRecord)
@@ -274,7 +276,7 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(open_stores: OpenSto
             assert snapshot.compacted.ledger_id == pin.ledger_id
             assert pin.ledger_id in remaining
             stores[0].pins.release(pin)
-        stores[0].pins.collect(topic.id, old.ledger_id, 0)
+        stores[0].pins.delete_ledger_if_unpinned(topic.id, old.ledger_id, 0)
 
 
 def test_renewal_against_collection_is_one_or_the_other(
@@ -288,7 +290,8 @@ def test_renewal_against_collection_is_one_or_the_other(
         publish_all(stores[0], topic)
         clock.advance(TTL)
         renewed, collected = at_once(
-            partial(stores[0].pins.renew, pin, TTL), partial(stores[1].pins.collect, topic.id, pin.ledger_id, 0)
+            partial(stores[0].pins.renew, pin, TTL),
+            partial(stores[1].pins.delete_ledger_if_unpinned, topic.id, pin.ledger_id, 0),
         )
         if collected is True:
             assert isinstance(renewed, Fenced)
@@ -306,7 +309,9 @@ def test_of_many_collectors_one_collects(open_stores: OpenStores, topic: TopicRe
     for _ in range(6):
         old = serving(stores[0], topic)
         publish_all(stores[0], topic)
-        results = at_once(*(partial(store.pins.collect, topic.id, old.ledger_id, 0) for store in stores))
+        results = at_once(
+            *(partial(store.pins.delete_ledger_if_unpinned, topic.id, old.ledger_id, 0) for store in stores)
+        )
         assert sorted(map(repr, results)) == ["False"] * 3 + ["True"]
 
 
@@ -317,6 +322,6 @@ def test_a_run_reads_on_what_it_began_with(store: MetadataStore, topic: TopicRec
     run = claim(store, topic)
     base = serving(store, topic)
     clock.advance(10 * GRACE)
-    assert not store.pins.collect(topic.id, base.ledger_id, 0)
+    assert not store.pins.delete_ledger_if_unpinned(topic.id, base.ledger_id, 0)
     store.publishing.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(created[0])), {})
-    assert store.pins.collect(topic.id, base.ledger_id, 0)
+    assert store.pins.delete_ledger_if_unpinned(topic.id, base.ledger_id, 0)

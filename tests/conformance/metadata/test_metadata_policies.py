@@ -186,7 +186,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
         "cleanup.policy": PolicyOrigin.BROKER,
     }
     assert store.policies.resolver().resolved(other) == resolved
-    assert store.policies.resolved_around(NAMESPACE) == resolved
+    assert store.policies.inherited_policies(NAMESPACE) == resolved
     assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
     assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], UnreadableStoredValue)
     assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [

@@ -81,7 +81,7 @@ def _swap_blindly(connection: Connection, topic_id: int, expected_generation: in
 
 
 def _publish_over(connection: Connection, run: Any, expected: int, compacted: Any, *others: Any) -> Any:
-    topic = topics.locked(connection, run.topic_id)
+    topic = topics.lock(connection, run.topic_id)
     return _publish_row(connection, run, expected, replace(compacted, generation=topic.generation + 1), *others)
 
 
@@ -223,7 +223,7 @@ _scan = recovery.scan
 
 
 def _seal_beside(connection: Connection, context: Context, attempt: Any, ledger: Any) -> None:
-    topic = topics.locked(connection, attempt.topic_id)
+    topic = topics.lock(connection, attempt.topic_id)
     connection.execute(insert(ledgers_table).values(**row_mapping.ledger_values(topic.id, ledger)))
     attempts.finish(connection, context, attempt.attempt_id)
     failpoint(Failpoint.SEAL_INSIDE_COMMIT)

@@ -321,8 +321,8 @@ class WatchedPins(PinStore):
             if all(item.pin_id != pin.pin_id for item in world.observer.pins.gc_snapshot(pin.topic_id).pins):
                 world.pins.pop(pin.pin_id, None)
 
-    def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
-        collected = super().collect(topic_id, ledger_id, grace_ms)
+    def delete_ledger_if_unpinned(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        collected = super().delete_ledger_if_unpinned(topic_id, ledger_id, grace_ms)
         if collected:
             self._process.world.after_collected(ledger_id)
         return collected

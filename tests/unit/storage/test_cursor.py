@@ -404,13 +404,13 @@ def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) ->
     cursor = world.open(name="a")
     for offset in (2, 3, 9, 1, 0):
         cursor.acknowledge(at(offset))
-    assert cursor.lacks_mark
+    assert cursor.lacks_mark_id
     assert flush_together(world.metadata, [cursor]) == {}
     assert world.located == []
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(0)
     assert world.open(name="a").acknowledged_end == 3
     cursor.locate_mark()
-    assert (world.located, cursor.lacks_mark) == ([3], False)
+    assert (world.located, cursor.lacks_mark_id) == ([3], False)
     flush_together(world.metadata, [cursor])
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
 

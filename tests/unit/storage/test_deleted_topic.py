@@ -201,12 +201,12 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     state = topic.reader(ContinuationToken(EARLIEST), read_compacted=True).messages(ReadLimits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
-    retired = bench.metadata.pins.retired
+    retired = bench.metadata.pins.retired_ledgers
 
     def deleted_meanwhile(topic_id: int) -> object:
         delete(bench)
         return retired(topic_id)
 
-    monkeypatch.setattr(bench.metadata.pins, "retired", deleted_meanwhile)
+    monkeypatch.setattr(bench.metadata.pins, "retired_ledgers", deleted_meanwhile)
     with pytest.raises(TopicNotFound, match=DELETED):
         topic.reader(state, read_compacted=True).messages(ReadLimits())

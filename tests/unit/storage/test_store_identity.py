@@ -203,7 +203,7 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     assert store.get(STORE_UID).startswith(begun.uid.encode())
     # another database is first
     late = database(tmp_path, "late")
-    late.store_binding.begin(store.url)
+    late.store_binding.ensure(store.url)
     with pytest.raises(WrongStore, match="belongs to another database"):
         StoreIdentity(late, store).require()
 
@@ -229,7 +229,7 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
         identity.adopt()
     for info in bench.store.list("topics/"):
         moved.put(info.name, bench.store.get(info.name))
-    adoption = identity.adoption()
+    adoption = identity.binding_state()
     assert (adoption.store_uid, adoption.has_object, adoption.is_bound) == (None, True, False)
     assert STORE_UID not in names(moved)
     assert identity.adopt() == adoption

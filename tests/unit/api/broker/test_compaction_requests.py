@@ -17,12 +17,12 @@ def test_a_partition_that_is_deleted_meanwhile_is_named(tmp_path: Path, monkeypa
     with serving(tmp_path) as served:
         metadata = served.broker.environment.metadata
         metadata.partitions.create(whole, 2, {})
-        check_idle = metadata.compaction_control.check_idle
+        check_requestable = metadata.compaction_control.check_requestable
 
         def delete_before_check(topic_id: int) -> None:
             metadata.tenancy.delete_topic(topic_id)
-            check_idle(topic_id)
+            check_requestable(topic_id)
 
-        monkeypatch.setattr(metadata.compaction_control, "check_idle", delete_before_check)
+        monkeypatch.setattr(metadata.compaction_control, "check_requestable", delete_before_check)
         with pytest.raises(MissingPartition):
             compaction.trigger(served.broker, whole, "ann")

@@ -9,9 +9,9 @@ from api.broker.stats import stats_snapshot, topic_stats
 from compactor.maintenance.backlog_limits import BacklogLimits
 from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import cause_of
+from storage.log.open_segments import with_open_segments
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
-from storage.log.unsealed_counts import with_open_segments
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
 from tests.entries import produce, single

@@ -59,7 +59,7 @@ async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
     looks = threads_of(monkeypatch, bench.metadata.segments, "active_segments")
-    files = threads_of(monkeypatch, long_polls, "unsealed_end")
+    files = threads_of(monkeypatch, long_polls, "open_segment_end")
     many = [polls.changes(topics[0].record.id, FAR_MS, is_here) for _ in range(100)]
     other = polls.changes(topics[1].record.id, FAR_MS, is_here)
     await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were checked

@@ -265,14 +265,14 @@ def test_what_could_not_be_handed_over_is_not_lost(stage: Stage, monkeypatch: py
     """The database is away when the run is to be handed over, and back when its worker has stopped."""
     loop, topic = stage.lead(), stage.topic("t")
     stage.hold(loop, topic)
-    hand_over, away = stage.control.hand_over, [True]
+    cancel_and_request_again, away = stage.control.cancel_and_request_again, [True]
 
     def first_away(*arguments: Any) -> bool:
         if away.pop() if away else False:
             raise Unavailable("no database", "try again")
-        return hand_over(*arguments)
+        return cancel_and_request_again(*arguments)
 
-    monkeypatch.setattr(stage.control, "hand_over", first_away)
+    monkeypatch.setattr(stage.control, "cancel_and_request_again", first_away)
     loop.drain(0)
     stage.engines.go.set()
     stage.clock.advance(RUN_DEAD_MS)

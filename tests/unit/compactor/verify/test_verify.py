@@ -276,12 +276,12 @@ def test_a_generation_that_is_replaced_meanwhile_is_verified_to_its_end(bench: W
 
     def replace_and_collect() -> None:
         bench.compact(topic)
-        collected.append(bench.metadata.pins.collect(topic.record.id, before.ledger_id, 0))
+        collected.append(bench.metadata.pins.delete_ledger_if_unpinned(topic.record.id, before.ledger_id, 0))
 
     report = verify(bench, topic, engine=Meanwhile(replace_and_collect))
     assert collected == [False]
     assert (report.total, report.compacted_ledger) == (0, before.ledger_id)
-    assert bench.metadata.pins.collect(topic.record.id, before.ledger_id, 0)
+    assert bench.metadata.pins.delete_ledger_if_unpinned(topic.record.id, before.ledger_id, 0)
 
 
 def test_a_ledger_that_is_trimmed_meanwhile_is_no_damage(bench: Workbench) -> None:

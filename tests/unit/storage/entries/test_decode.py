@@ -14,7 +14,7 @@ from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import SCHEMA, CompressionType, RowType
-from storage.ledger.sealing import keyed_rows
+from storage.ledger.sealing import keyed_mask
 from storage.log.bulk_append import INPUT_SCHEMA
 from tests.pulsar_entries import (
     PUBLISHED,
@@ -183,7 +183,7 @@ def test_a_slot_that_was_compacted_out_is_not_a_message() -> None:
     table = unpack([stored(entry(metadata(num_messages_in_batch=2), batch_payload(singles)))], LEDGER)
     assert table.column("slot").to_pylist() == [RowType.MESSAGE, RowType.COMPACTED_OUT]
     assert table.column("payload").to_pylist() == [b"1", None]
-    assert keyed_rows(table).to_pylist() == [True, False]
+    assert keyed_mask(table).to_pylist() == [True, False]
 
 
 def test_what_a_batch_says_holds_where_its_messages_are_silent() -> None:

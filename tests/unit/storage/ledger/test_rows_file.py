@@ -219,7 +219,7 @@ def test_damage_is_found_however_the_groups_are_read(
     with pytest.raises(ObjectDamaged, match=name):
         list(RowsReader(object_store, damaged))
     reader = RowsReader(object_store, damaged)
-    reader.expect([0, 1])
+    reader.announce_row_groups([0, 1])
     assert pa.concat_tables([reader.read(0), reader.read(1)]).to_pylist() == table.slice(0, 20).to_pylist()
     with pytest.raises(ObjectDamaged, match=name):
         reader.read(2)

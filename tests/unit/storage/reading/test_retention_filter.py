@@ -12,7 +12,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST
 from storage.options.policies import TopicPolicies
 from storage.reading.last_message import LastMessageFinder
-from storage.reading.snapshot_reader import BOTH, RetentionFilter, SnapshotReader, filter_under
+from storage.reading.snapshot_reader import BOTH, RetentionFilter, SnapshotReader, retention_filter
 from storage.topic import Topic
 from tests.segments import NO_LOG
 from tests.workbench import Workbench
@@ -50,13 +50,13 @@ def test_rows_below_the_start_or_too_old_are_left_out(retention_filter: Retentio
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
 def test_other_policies_hide_nothing(cleanup: set[str]) -> None:
-    assert filter_under(TopicPolicies(cleanup_policy=frozenset(cleanup), retention_ms=0), 25, NOW) is None
+    assert retention_filter(TopicPolicies(cleanup_policy=frozenset(cleanup), retention_ms=0), 25, NOW) is None
 
 
 def test_both_policies_hide_by_time_and_start() -> None:
-    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == RetentionFilter(25, NOW - 7)
-    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == RetentionFilter(25, None)
-    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
+    assert retention_filter(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == RetentionFilter(25, NOW - 7)
+    assert retention_filter(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == RetentionFilter(25, None)
+    assert retention_filter(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
 
 
 @pytest.fixture

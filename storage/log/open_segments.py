@@ -1,11 +1,11 @@
-"""Counts of open segments: SQL knows nothing of their content before they are rolled.
+"""The content of open segments: SQL knows nothing of their content before they are rolled.
 
-    unsealed_end        the end of a segment: one small file is read, and no frame unless that file is damaged
-    last_publish_time   the time of its last entry: a few frames are read
-    unsealed_count      its messages and logical bytes up to that end, without times
-    UnsealedCounter     its messages and logical bytes, as its row will have them: reads only what is new since the last
-                        count
-    with_open_segments  the counts of topics in lists, with those of their open segments
+    open_segment_end      the end of a segment: one small file is read, and no frame unless that file is damaged
+    last_publish_time     the time of its last entry: a few frames are read
+    open_segment_content  its messages and logical bytes up to that end, without times
+    OpenSegmentCounter    its messages and logical bytes, as its row will have them: reads only what is new since the
+                          last count
+    with_open_segments    the counts of topics in lists, with those of their open segments
 
 Entries that a reader cannot see yet do not count (segment_reader.py). A segment in another log directory cannot be
 counted here. An unreadable segment keeps its last count, or has none: its reader or sealer reports why.
@@ -29,7 +29,7 @@ from storage.metadata.store import MetadataStore
 
 
 @dataclass(frozen=True)
-class UnsealedEnd:
+class OpenSegmentEnd:
     """The readable end of an open segment.
 
     `logical_bytes`: of its entries; their stored bytes, if its writer was of an older version or the file is damaged.
@@ -40,7 +40,7 @@ class UnsealedEnd:
     logical_bytes: int
 
 
-def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
+def open_segment_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentEnd | None:
     """Return the end of an open segment. Raises Misconfigured.
 
     None: the segment is in another log directory, or its file cannot be read, which its readers report.
@@ -54,13 +54,13 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
     size = watermark.logical_bytes
     if size is None:
         size = max(watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES, 0)
-    return UnsealedEnd(watermark.next_offset, watermark.entries, size)
+    return OpenSegmentEnd(watermark.next_offset, watermark.entries, size)
 
 
-def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: UnsealedEnd) -> int:
+def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: OpenSegmentEnd) -> int:
     """Return the publish time (ms) of an open segment's last entry; 0: it has none, or it cannot be read.
 
-    `end`: as `unsealed_end` returned it. Reads the frames after the last one that the segment's index knows.
+    `end`: as `open_segment_end` returned it. Reads the frames after the last one that the segment's index knows.
     """
     if not end.entries:
         return 0
@@ -74,7 +74,7 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
 
 
 @dataclass(frozen=True)
-class UnsealedCount:
+class OpenSegmentContent:
     """The content of an open segment up to `next_offset`. `oldest`, `newest`: publish times (ms); None: it is empty, or
     they were not read."""
 
@@ -85,29 +85,29 @@ class UnsealedCount:
     newest: int | None = None
 
 
-def unsealed_count(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
-    """Return the present count of a segment without times: one small file is read, and no entry."""
+def open_segment_content(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
+    """Return the present content of a segment without times: one small file is read, and no entry."""
     try:
-        end = unsealed_end(log, topic, segment)
+        end = open_segment_end(log, topic, segment)
     except (CompactorError, OSError):
         end = None
     if end is None:
-        return UnsealedCount(segment.first_offset)
-    return UnsealedCount(end.next_offset, end.next_offset - segment.first_offset, end.logical_bytes)
+        return OpenSegmentContent(segment.first_offset)
+    return OpenSegmentContent(end.next_offset, end.next_offset - segment.first_offset, end.logical_bytes)
 
 
-class UnsealedCounter:
+class OpenSegmentCounter:
     """A counter of the open segments of one log directory, which keeps the last counts. Thread-safe."""
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._known: dict[int, UnsealedCount] = {}
+        self._known: dict[int, OpenSegmentContent] = {}
 
-    def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedCount:
+    def count(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
         """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
         with self._lock:
-            before = self._known.get(segment.ledger_id) or UnsealedCount(segment.first_offset)
+            before = self._known.get(segment.ledger_id) or OpenSegmentContent(segment.first_offset)
         counted = self._counted(topic, segment, before)
         with self._lock:
             self._known[segment.ledger_id] = counted
@@ -118,7 +118,7 @@ class UnsealedCounter:
         with self._lock:
             self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
 
-    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: UnsealedCount) -> UnsealedCount:
+    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: OpenSegmentContent) -> OpenSegmentContent:
         try:
             if segment.log_uid != self._log.known_uid:
                 return before
@@ -127,7 +127,7 @@ class UnsealedCounter:
             if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and visible entries were lost
-                before = UnsealedCount(segment.first_offset)
+                before = OpenSegmentContent(segment.first_offset)
             counted = before
             for entry in SegmentReader(local, end.visible).entries(before.next_offset):
                 header = entry.header
@@ -165,7 +165,7 @@ def with_open_segments(
 
 def _counted(log: LogDirectory, summary: TopicSummary, topic: TopicRecord, segment: SegmentRecord) -> TopicSummary:
     try:
-        end = unsealed_end(log, topic, segment)
+        end = open_segment_end(log, topic, segment)
     except (CompactorError, OSError):
         return summary
     if end is None:
