@@ -55,9 +55,9 @@ def serve(settings: Settings) -> None:
     """Run a service until SIGTERM or SIGINT. Raises Misconfigured and Unavailable before it answers requests."""
     check_exposure(settings)
     check_tls(settings)
-    check_parts(settings)
+    check_settings_used_later(settings)
     logs.configure(settings)
-    for note in (*variable_notes(os.environ), *exposed_folders(settings), *plaintext_ports(settings)):
+    for note in (*variable_notes(os.environ), *exposed_folder_warnings(settings), *plaintext_port_warnings(settings)):
         LOG.warning(note)
     with ExitStack() as sockets:
         listening = sockets.enter_context(bound(settings.host, settings.port, "port"))
@@ -238,7 +238,7 @@ def check_tls(settings: Settings) -> None:
         raise Misconfigured(f"tls.certificate and tls.key cannot be used: {what}", "name PEM files") from error
 
 
-def check_parts(settings: Settings) -> None:
+def check_settings_used_later(settings: Settings) -> None:
     """Raise Misconfigured for settings that would fail much later: Spark's master, the advertised URL, the log
     directory.
 
@@ -272,7 +272,7 @@ def check_parts(settings: Settings) -> None:
         ) from error
 
 
-def exposed_folders(settings: Settings) -> list[str]:
+def exposed_folder_warnings(settings: Settings) -> list[str]:
     """Return a warning for each folder of the service that contains messages and that any user of the machine may
     read."""
     store = urlsplit(settings.store_url)
@@ -285,7 +285,7 @@ def exposed_folders(settings: Settings) -> list[str]:
     ]
 
 
-def plaintext_ports(settings: Settings) -> list[str]:
+def plaintext_port_warnings(settings: Settings) -> list[str]:
     """Return warnings for ports that take tokens and messages in clear although the service has a certificate."""
     if not settings.tls_certificate or settings.broker_service_tls_only:
         return []

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
 from compactor.engines.engine import current_stop
-from compactor.run.chunked_messages import ChunkDecision, RangeChunks, read_chunks, with_complete, write_chunks
+from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_winners, read_chunks, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
-from compactor.run.resolve import ResolutionRules, newest_of, resolve, without_expired, without_removed
+from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -63,14 +63,14 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     hash_range = plan.ranges[number]
     by_event = plan.policies.event_time_order
     runs = [key_index.read_records(store, location, hash_range, events=by_event) for location in plan.indexes]
-    winners = newest_of(runs, by_event)
+    winners = winners_of(runs, by_event)
     chunks = read_chunks(store, plan, hash_range)
     if chunks is not None:
-        winners = with_complete(newest_of([chunks.due(), winners], by_event), chunks.complete(), by_event)
-    dirty = without_expired(winners, _among(store, plan, plan.expired, winners))
-    dirty = without_removed(dirty, _among(store, plan, plan.removed, winners))
+        winners = merge_winners(winners_of([chunks.due(), winners], by_event), chunks.complete(), by_event)
+    dirty = mark_expired(winners, _among(store, plan, plan.expired, winners))
+    dirty = mark_removed(dirty, _among(store, plan, plan.removed, winners))
     if chunks is not None:
-        dirty = without_removed(dirty, chunks.removed())
+        dirty = mark_removed(dirty, chunks.removed())
     levels = _read_levels(store, plan, hash_range, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))

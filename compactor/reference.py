@@ -76,7 +76,7 @@ def run(
                 markers[key] = _order(message, policies)
     live = [row for message in kept for row in rows_of[message.offset]]
     for chunks in pending:
-        too_long = policies.incomplete_to(now)
+        too_long = policies.incomplete_removed_to(now)
         remaining = [chunk for chunk in chunks if not _removed(chunk, policies, now)]
         if too_long is None or any(chunk.publish_time > too_long for chunk in remaining):
             live += remaining

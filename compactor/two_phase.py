@@ -297,7 +297,7 @@ class TwoPhaseCompactor:
             floor,
             self.rates.shared_by(self.engine.parallelism),
         )
-        reindexed = run_input.changes_order(previous, policies)
+        reindexed = run_input.lacks_event_times(previous, policies)
         timer.lap("snapshot")
 
         scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))

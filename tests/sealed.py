@@ -125,7 +125,7 @@ def decide(
         cursor_floor,
         RateLimits(),
     )
-    reindexed = run_input.changes_order(previous, policies)
+    reindexed = run_input.lacks_event_times(previous, policies)
     scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
     scanned: list[ScanTaskResult] = [run_scan(plan, scan) for scan in scans]
     plan = run_input.with_scans(plan, scanned, reindexed=reindexed) if scans else plan

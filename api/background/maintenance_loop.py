@@ -105,14 +105,14 @@ class MaintenanceLoop:
 
     def _run(self) -> None:
         while True:
-            self.try_store()
+            self.run_store_trial()
             self._check_log_directory()
             if self.maintenance.run_due():
                 self._environment.metadata.keep_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
-    def try_store(self) -> None:
+    def run_store_trial(self) -> None:
         """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes.
 
         Raises nothing: a failed trial is logged and repeated later.

@@ -105,10 +105,10 @@ def seal_until(
         with open_for_writing(settings) as environment:
             sealing = Sealing(environment, lambda: writer is None or writer.is_alive())
             if name is None:
-                sealing.until(stop, sealing.seal_all, report)
+                sealing.repeat_until_stopped(stop, sealing.seal_one_per_topic, report)
             else:
                 topic = environment.metadata.topics.get(TopicName.parse(name))
-                sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), report)
+                sealing.repeat_until_stopped(stop, lambda _: sealing.seal_and_sweep(topic), report)
     except Exception as error:  # the writer continues, and starts another one when it rolls again
         report(error)
 
@@ -128,7 +128,7 @@ class Sealing:
         self._turns: dict[int, Iterator[LedgerRecord]] = {}
         """Topics that have had a turn and may have more to seal."""
 
-    def until(self, stop: Connection, seal: Callable[[bool], bool], report: _Once) -> None:
+    def repeat_until_stopped(self, stop: Connection, seal: Callable[[bool], bool], report: _Once) -> None:
         """Call `seal` repeatedly until the other end of `stop` is closed, and then until it has sealed everything.
 
         `seal`: gets True after the end of `stop`; returns whether more may wait. `report` gets the errors of `seal`.
@@ -153,7 +153,7 @@ class Sealing:
             LogManager(self._environment).sweep(topic)
         return False
 
-    def seal_all(self, last: bool) -> bool:
+    def seal_one_per_topic(self, last: bool) -> bool:
         """Seal a segment of each topic with a rolled segment in this log directory. Return whether more may wait.
 
         `last`: also try topics that failed less than `RETRY_SECONDS` ago. It removes no files: the service's

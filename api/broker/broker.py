@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from api.broker.ownership import TopicOwnership
     from api.broker.schema_processes import SchemaProcesses
     from api.broker.schemas import SchemaRegistry
-    from api.broker.serving.connected_clients import ConnectedClients
+    from api.broker.serving.connected_clients import ConnectedClientsView
     from api.broker.serving.logs import TopicLogs
     from api.broker.threads import Pools
     from api.settings.settings import Settings
@@ -45,7 +45,7 @@ class Broker:
     maintenance: MaintenanceLoop
     schema_processes: SchemaProcesses
     schemas: SchemaRegistry
-    clients: ConnectedClients
+    clients: ConnectedClientsView
     """Clients of Pulsar's protocol."""
     verify_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: verification reads the whole topic, so the process verifies one at a time."""

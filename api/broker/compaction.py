@@ -77,7 +77,7 @@ def trigger(broker: Broker, name: TopicName, by: str) -> None:
         for record in records:
             broker.control.trigger(record, MANUAL, by)
     except TopicNotFound as error:  # deleted meanwhile
-        raise names.missing(environment, record.name) from error
+        raise names.missing_topic_error(environment, record.name) from error
 
 
 def status(environment: Environment, name: TopicName) -> StatusAndError:

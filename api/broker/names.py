@@ -35,7 +35,7 @@ def topic(environment: Environment, name: TopicName) -> TopicRecord:
     try:
         return environment.metadata.topics.get(name)
     except TopicNotFound as error:
-        raise missing(environment, name) from error
+        raise missing_topic_error(environment, name) from error
 
 
 def unpartitioned(environment: Environment, name: TopicName) -> TopicRecord:
@@ -80,7 +80,7 @@ def ensure(environment: Environment, name: TopicName) -> TopicRecord:
     partitioned = partitioned_topic_of(environment, name)
     record = environment.metadata.tenancy.ensure_topic(name)
     if partitioned is not None:
-        share_policies(environment, partitioned)
+        copy_policies_to_partitions(environment, partitioned)
     return record
 
 
@@ -94,7 +94,7 @@ def other_owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord 
     try:
         record = environment.metadata.topics.get(name)
     except TopicNotFound:
-        partitioned_or_new(environment, name, create)
+        find_partitioned(environment, name, create)
         return None
     try:
         broker.ownership.check_for_writing(record)
@@ -103,7 +103,7 @@ def other_owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord 
     return None
 
 
-def partitioned_or_new(environment: Environment, name: TopicName, create: bool) -> PartitionedTopic | None:
+def find_partitioned(environment: Environment, name: TopicName, create: bool) -> PartitionedTopic | None:
     """Return a partitioned topic; None: the topic has no partitions, or does not exist and may be created.
 
     Creates nothing. `create`: a missing topic may be created later. Raise MissingTopic, MissingNamespace.
@@ -120,7 +120,7 @@ def partitioned_or_new(environment: Environment, name: TopicName, create: bool) 
 def _check_creation(environment: Environment, name: TopicName, create: bool) -> None:
     """Raise MissingTopic unless a missing topic may be created, MissingNamespace unless its namespace exists."""
     if not create:
-        raise missing(environment, name)
+        raise missing_topic_error(environment, name)
     namespace(environment, namespace_of(name))
 
 
@@ -151,7 +151,7 @@ def policy_topics(environment: Environment, name: TopicName) -> list[TopicRecord
     return topics(environment, name)
 
 
-def share_policies(environment: Environment, partitioned: PartitionedTopic) -> None:
+def copy_policies_to_partitions(environment: Environment, partitioned: PartitionedTopic) -> None:
     """Copy the policies of the first partition that has some to the partitions that have none.
 
     Policies are set for all partitions together. This restores them for a partition that was created again, and after
@@ -212,7 +212,7 @@ def namespace_of(name: TopicName) -> str:
     return f"{name.tenant}/{name.namespace}"
 
 
-def missing(environment: Environment, name: TopicName) -> MissingTopic:
+def missing_topic_error(environment: Environment, name: TopicName) -> MissingTopic:
     """Return the error for a topic that does not exist: MissingTopic, PartitionOfMissingTopic or MissingPartition."""
     if name.whole is None:
         return MissingTopic(name)

@@ -12,7 +12,7 @@ from api.broker.broker import Broker
 from api.broker.ownership import TopicOwnership
 from api.broker.schema_processes import SchemaProcesses
 from api.broker.schemas import SchemaRegistry
-from api.broker.serving.connected_clients import ConnectedClients
+from api.broker.serving.connected_clients import ConnectedClientsView
 from api.broker.serving.logs import TopicLogs
 from api.broker.threads import make_pools
 from api.components import open_for_writing, store_trial
@@ -40,7 +40,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         with suppress(Unavailable):  # then it is done before this process gives out an id
             reserve_lost_ids(metadata, environment.log)
         control = control_loop(settings, environment)
-        clients = ConnectedClients()
+        clients = ConnectedClientsView()
         maintenance = MaintenanceLoop(
             settings, environment, lambda: control.leads, lambda topic, name: clients.subscription(topic, name)
         )

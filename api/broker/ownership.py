@@ -71,7 +71,7 @@ class TopicOwnership:
             raise NotTheOwner(service, topic)
         raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
 
-    def check_for_clients(self, *topics: TopicRecord) -> None:
+    def check_clients_here(self, *topics: TopicRecord) -> None:
         """Raise NotTheOwner if another service has the producers and consumers of one of the topics."""
         for other in self.leased_elsewhere(topics):
             raise other

@@ -48,7 +48,7 @@ def grow(environment: Environment, name: TopicName, partitions: int) -> None:
     current = get(environment, name).partitions
     if partitions < current:
         raise FewerPartitions(name, current, partitions)
-    names.share_policies(environment, environment.metadata.partitions.update(name, partitions))
+    names.copy_policies_to_partitions(environment, environment.metadata.partitions.update(name, partitions))
 
 
 def restore(environment: Environment, name: TopicName) -> None:
@@ -57,7 +57,7 @@ def restore(environment: Environment, name: TopicName) -> None:
     Raise TopicNotFound, NotPartitioned.
     """
     current = get(environment, name).partitions
-    names.share_policies(environment, environment.metadata.partitions.update(name, current))
+    names.copy_policies_to_partitions(environment, environment.metadata.partitions.update(name, current))
 
 
 def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:

@@ -74,7 +74,7 @@ def change(
     environment.metadata.policies.change(scope_keys(environment, scope), values, removed)
 
 
-def get_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
+def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
     """Return the wire value that the scope itself sets; if it sets none, the `unset` value of the calls of its level.
 
     Raise as `scope_keys`.
@@ -83,7 +83,7 @@ def get_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolic
     return policy.calls[scope.origin].unset if value is None else value
 
 
-def set_pulsar(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
+def set_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
     """Set a policy of Pulsar to a wire value. Raise as `scope_keys`, PolicyValueRefused."""
     scopes, changes = scope_keys(environment, scope), policy.write(value, policy.calls[scope.origin])
     values = {name: setting for name, setting in changes.items() if setting is not None}

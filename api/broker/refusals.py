@@ -12,7 +12,7 @@ from storage.options.policies import HOLD
 from storage.owner import Owner
 
 if TYPE_CHECKING:
-    from compactor.maintenance.backlog_limits import OverQuota
+    from compactor.maintenance.backlog_limits import ExceededQuota
 
 
 class ConsumerBusy(Conflict):
@@ -101,7 +101,7 @@ class InvalidTopicEpoch(InvalidInput):
 class BacklogQuotaExceeded(Conflict):
     """The topic's backlog exceeds a quota. `holds`: producers wait until it shrinks; otherwise they get an error."""
 
-    def __init__(self, over: OverQuota) -> None:
+    def __init__(self, over: ExceededQuota) -> None:
         super().__init__(over.error.message, over.error.advice or over.error.remedy)
         self.holds = over.action == HOLD
 

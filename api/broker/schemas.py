@@ -50,7 +50,7 @@ class SchemaRegistry:
 
     def outlines(self, topic: TopicName) -> list[SchemaOutline]:
         """Return all versions of a known type of a topic's schema, without their definitions, oldest first."""
-        return [item for item in self._metadata.schemas.outlines(topic) if is_known(item.type)]
+        return [item for item in self._metadata.schemas.outlines(topic) if is_schema_type(item.type)]
 
     def versions(self, topic: TopicName, outlines: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
         """Return the versions of a known type of a topic's schema, with their definitions, oldest first.
@@ -67,7 +67,7 @@ class SchemaRegistry:
             outlines = self.outlines(topic)
             return self._load(topic, outlines[-1]) if outlines else None
         records = self._metadata.schemas.versions(topic, [version])
-        return records[0] if records and is_known(records[0].type) else None
+        return records[0] if records and is_schema_type(records[0].type) else None
 
     def find_equal(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
         """Return the stored version that equals a schema, apart from the layout of an Avro definition; None: none does.
@@ -176,19 +176,19 @@ class SchemaRegistry:
         return records[0] if records else None
 
 
-def is_known(number: int) -> bool:
+def is_schema_type(number: int) -> bool:
     """Return whether a number is that of a type of schema."""
     return number in SchemaType._value2member_map_
 
 
 def type_name(number: int) -> str:
     """Return the name of a type of schema; `number N` for a number without a type."""
-    return SchemaType(number).name if is_known(number) else f"number {number}"
+    return SchemaType(number).name if is_schema_type(number) else f"number {number}"
 
 
 def _known_type(schema: SchemaRecord) -> SchemaType:
     """Return the type of a schema. Raises InvalidSchema."""
-    if not is_known(schema.type):
+    if not is_schema_type(schema.type):
         raise InvalidSchema(
             f"a schema of type {schema.type} cannot be stored",
             f"use a type from 0 to {max(SchemaType)}; AUTO_CONSUME describes no messages",

@@ -56,7 +56,7 @@ def of_topic(environment: Environment, name: TopicName) -> list[str]:
     return sorted({cursor.name for record in names.topics(environment, name) for cursor in cursors.of_topic(record.id)})
 
 
-def of_consumers(environment: Environment, record: TopicRecord) -> list[str]:
+def names_without_compaction(environment: Environment, record: TopicRecord) -> list[str]:
     """Return the names of a topic's subscriptions, sorted, without `__compaction`."""
     return [
         cursor.name for cursor in environment.metadata.cursors.of_topic(record.id) if cursor.name != COMPACTION_CURSOR
@@ -111,7 +111,7 @@ def delete(broker: Broker, name: TopicName, subscription: str, force: bool = Fal
     def delete_from(record: TopicRecord) -> None:
         live = broker.clients.subscription(record, subscription)
         if live is not None:
-            live.end(force)
+            live.prepare_deletion(force)
         broker.environment.metadata.cursors.delete(record.id, subscription, force)
 
     _each(broker, name, subscription, delete_from, needs_messages=False)
@@ -195,9 +195,9 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
     TopicNotFound, NotTheOwner."""
     oldest = _published_since(broker, seconds)
     records = names.local_topics(broker, name)
-    broker.ownership.check_for_clients(*records)
+    broker.ownership.check_clients_here(*records)
     for record in records:
-        for subscription in of_consumers(broker.environment, record):
+        for subscription in names_without_compaction(broker.environment, record):
             _acknowledge_before(broker, record, subscription, oldest)
 
 
@@ -270,7 +270,7 @@ def _each(
     others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has it.
     """
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
-    broker.ownership.check_for_clients(*records)  # the cursor of connected consumers is in their service
+    broker.ownership.check_clients_here(*records)  # the cursor of connected consumers is in their service
 
     def change_again_if_fenced(record: TopicRecord) -> None:
         try:

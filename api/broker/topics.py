@@ -36,7 +36,7 @@ def create(environment: Environment, name: TopicName, properties: Mapping[str, s
     partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
     if partitioned is not None:
-        names.share_policies(environment, partitioned)
+        names.copy_policies_to_partitions(environment, partitioned)
 
 
 def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
@@ -47,17 +47,17 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     """
     metadata = broker.environment.metadata
     record = names.unpartitioned(broker.environment, name)
-    broker.ownership.check_for_clients(record)
+    broker.ownership.check_clients_here(record)
     if not force:
         broker.clients.check_none(name)
     broker.logs.close_topics(record)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_here(record.id))
     except LeaseHeld as error:
-        broker.ownership.check_for_clients(record)
+        broker.ownership.check_clients_here(record)
         raise TopicHasWriter(1) from error
     except NotFound as error:
-        raise names.missing(broker.environment, name) from error
+        raise names.missing_topic_error(broker.environment, name) from error
 
 
 def truncate(broker: Broker, name: TopicName) -> None:
@@ -67,12 +67,12 @@ def truncate(broker: Broker, name: TopicName) -> None:
     `compactor.maintenance.truncation.truncate`.
     """
     records = names.local_topics(broker, name)
-    broker.ownership.check_for_clients(*records)
+    broker.ownership.check_clients_here(*records)
     truncate_all(broker.patient, records)
     for record in records:
         broker.clients.truncated(record)
     # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
-    broker.ownership.check_for_clients(*records)
+    broker.ownership.check_clients_here(*records)
 
 
 def unload(broker: Broker, name: TopicName) -> None:
@@ -81,7 +81,7 @@ def unload(broker: Broker, name: TopicName) -> None:
     A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
     """
     records = names.topics(broker.environment, name)
-    broker.ownership.check_for_clients(*records)
+    broker.ownership.check_clients_here(*records)
     broker.logs.close_topics(*records)
 
 

@@ -125,7 +125,7 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
         )
     snapshot = stats_snapshot(environment, name)
     if snapshot is None:
-        raise names.missing(environment, name)
+        raise names.missing_topic_error(environment, name)
     subscriptions = [item for item in snapshot.stats.cursors if item.record.name != COMPACTION_CURSOR]
     is_compacted = snapshot.stats.compacted is not None
     return Losses(snapshot.end - snapshot.first, snapshot.size, 0, len(subscriptions), is_compacted)

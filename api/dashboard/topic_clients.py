@@ -40,7 +40,7 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
     """Return the clients of a topic. `live`: those of this process. Reads the database."""
     elsewhere = ""
     try:
-        broker.ownership.check_for_clients(snapshot.stats.topic)
+        broker.ownership.check_clients_here(snapshot.stats.topic)
     except NotTheOwner as error:
         elsewhere = error.service.url or error.service.name
     cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}

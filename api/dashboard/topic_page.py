@@ -137,7 +137,7 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     snapshot = environment.metadata.topic_snapshot(record.id)
     stats = stats_snapshot(environment, name)
     if stats is None:
-        raise names.missing(broker.environment, name)
+        raise names.missing_topic_error(broker.environment, name)
     compacted = snapshot.compacted
     manifest, problem, cause = None, "", None
     if compacted is not None:

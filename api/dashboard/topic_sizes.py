@@ -67,7 +67,7 @@ class TopicSizesPoller:
 
     def _read(self) -> TopicSizes:
         now = self._clock.now_ms()
-        backlogs = self._backlogs.of_every_topic()
+        backlogs = self._backlogs.read_all()
         self._last = TopicSizes(topic_rows(self._metadata.topics.summaries(), backlogs), now)
         return self._last
 

@@ -279,7 +279,7 @@ class Session:
                 yield True
             subscription.leave(*(connected.consumer for connected in group))
             topic = group[0].topic
-            topic.spawn(topic.note_left(subscription))
+            topic.spawn(topic.close_unused_subscription(subscription))
             count += len(group)
 
 

@@ -62,7 +62,7 @@ class ExtentBytes:
 
 
 @dataclass(frozen=True)
-class OverQuota:
+class ExceededQuota:
     """A quota of a topic that the backlog of the subscription `cursor` exceeds.
 
     `backlog`, `limit`: in `unit`, which is bytes or seconds. `action`: the policy's action beyond the quota.
@@ -119,7 +119,7 @@ def bytes_from(sizes: Sequence[ExtentBytes], offset: int) -> int:
     return sum(extent.size_from(offset) for extent in sizes)
 
 
-def first_of_last(sizes: Sequence[ExtentBytes], size: int) -> int:
+def start_of_last_bytes(sizes: Sequence[ExtentBytes], size: int) -> int:
     """Return the smallest offset from which at most `size` bytes remain."""
     end = 0
     for extent in reversed(sizes):
@@ -157,14 +157,14 @@ class BacklogLimits:
     environment: Environment
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
 
-    def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
+    def apply(self, topic: TopicRecord, policies: TopicPolicies) -> ExceededQuota | None:
         """Acknowledge messages for the topic's subscriptions, as time to live and quotas require.
 
         Return the exceeded quota for which the topic accepts no messages now; None: it accepts them.
         """
         if policies.message_ttl_seconds:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000)
-        over = self.over_quota(topic, policies)
+        over = self.exceeded_quotas(topic, policies)
         for item in over:
             if item.action == EVICT:
                 self._evict(topic, item)
@@ -173,11 +173,11 @@ class BacklogLimits:
     def check(self, topic: TopicRecord) -> None:
         """Raise Unavailable or Conflict if the topic accepts no messages now."""
         policies = self.environment.metadata.policies.effective(topic)
-        for item in self.over_quota(topic, policies) if has_limits(policies) else ():
+        for item in self.exceeded_quotas(topic, policies) if has_limits(policies) else ():
             if item.action != EVICT:
                 raise item.error
 
-    def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
+    def exceeded_quotas(self, topic: TopicRecord, policies: TopicPolicies) -> list[ExceededQuota]:
         """Return the exceeded quotas of the topic, by the backlog of its slowest subscription. Changes nothing."""
         slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark, default=None)
         if slowest is None:
@@ -196,16 +196,16 @@ class BacklogLimits:
             else:
                 backlog = self._age_seconds(topic, slowest.mark + 1, limit)
             if backlog > limit:
-                over.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
+                over.append(ExceededQuota(topic.name, slowest.name, backlog, limit, unit, action))
         return over
 
-    def _evict(self, topic: TopicRecord, over: OverQuota) -> None:
+    def _evict(self, topic: TopicRecord, over: ExceededQuota) -> None:
         """Acknowledge the oldest messages for the subscriptions whose backlog is too large."""
         remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
             sizes = extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log)
             self._acknowledge_below(
-                Topic(self.environment, topic), self._cursors(topic), first_of_last(sizes, remaining)
+                Topic(self.environment, topic), self._cursors(topic), start_of_last_bytes(sizes, remaining)
             )
         else:
             self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)

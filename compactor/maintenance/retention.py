@@ -21,8 +21,8 @@ from compactor.maintenance.retention_plan import (
     TrimPlan,
     end_of,
     plan_before,
-    plan_policies,
-    sealed_part,
+    plan_by_policies,
+    without_unsealed,
 )
 from compactor.maintenance.sequence_ids import store_sequence_ids
 from storage.environment import Environment
@@ -81,7 +81,7 @@ class Retention:
             cursors = self._cursors(snapshot.topic, policies, dry_run)
             blocking = [] if force else cursors
             if before is None:
-                plan = plan_policies(snapshot, extents, blocking, policies.policies, now)
+                plan = plan_by_policies(snapshot, extents, blocking, policies.policies, now)
             else:
                 offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
                 plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
@@ -94,7 +94,7 @@ class Retention:
                 error = LogManager(self.environment).try_roll_and_seal(topic)
                 sealed, tail_left = True, NO_ERROR if error is None else ErrorText.of(error)
                 continue
-            plan = sealed_part(plan, snapshot.topic)
+            plan = without_unsealed(plan, snapshot.topic)
             try:
                 self._mark(snapshot.topic, plan, force)
             except Conflict:

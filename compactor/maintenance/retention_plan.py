@@ -85,7 +85,7 @@ def end_of(topic: TopicRecord, extents: Sequence[RetentionExtent]) -> int:
     return max([topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
 
 
-def plan_policies(
+def plan_by_policies(
     snapshot: TopicSnapshot,
     extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
@@ -109,7 +109,7 @@ def plan_before(
     policies: TopicPolicies,
     before: int,
 ) -> TrimPlan:
-    """Return the trim that makes the topic start at offset `before`. `extents`, `cursors`: as in `plan_policies`.
+    """Return the trim that makes the topic start at offset `before`. `extents`, `cursors`: as in `plan_by_policies`.
 
     Raises InvalidInput under the policy `compact` alone (Kafka's POLICY_VIOLATION), and for an offset out of range.
     """
@@ -189,7 +189,7 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
     return TrimPlan(new_start, candidates, requested, slowest, held)
 
 
-def sealed_part(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
+def without_unsealed(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
     """Return the part of a plan that removes only sealed extents, and moves the start no further."""
     if plan.unsealed or plan.start_offset > topic.next_offset:
         sealed = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.candidates))

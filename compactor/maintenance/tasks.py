@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, ServedCursor, has_limits
+from compactor.maintenance.backlog_limits import BacklogLimits, ExceededQuota, ServedCursor, has_limits
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
@@ -67,7 +67,7 @@ def due(starts: Starts, intervals: Intervals, leads: bool, now: int) -> list[Mai
 
 @dataclass(eq=False)
 class Maintenance:
-    """Runner of due tasks. One thread at a time runs them; `hasten` may be called from any thread.
+    """Runner of due tasks. One thread at a time runs them; `make_due` may be called from any thread.
 
     `grace_ms`: grace time of garbage. `leads`: returns whether this process is the leader. `stopping`: ends a task
     between two topics. `rest`: waits between topics, so that thousands of topics do not slow down the other work of the
@@ -82,13 +82,13 @@ class Maintenance:
     rest: Rest = lambda _: None
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
     """The argument `served` of `BacklogLimits`."""
-    over_quota: Mapping[int, OverQuota] = field(init=False, default_factory=dict)
+    over_quota: Mapping[int, ExceededQuota] = field(init=False, default_factory=dict)
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _process: str = field(init=False, default_factory=lambda: str(Owner.current()))
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)
     _starts: dict[MaintenanceTask, int | None] = field(init=False, default_factory=dict)
 
-    def hasten(self, task: MaintenanceTask) -> None:
+    def make_due(self, task: MaintenanceTask) -> None:
         """Make a task due now."""
         self._starts[task] = None
 
@@ -133,7 +133,7 @@ class Maintenance:
     def _limit_backlogs(self) -> None:
         limits = BacklogLimits(self.environment, self.served)
         leads = self.leads()
-        before, current = self.over_quota, dict[int, OverQuota]()
+        before, current = self.over_quota, dict[int, ExceededQuota]()
         for topic, policies in self._topics():
             if not has_limits(policies):
                 continue

@@ -73,7 +73,7 @@ class RangeChunks:
 
     def _beyond_limits(self) -> Mask:
         """Return a mask of the chunks that the topic's limits remove (C2). A message is removed with any of them."""
-        rows_to = self._plan.policies.rows_to(self._plan.now)
+        rows_to = self._plan.policies.rows_removed_to(self._plan.now)
         below: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
         return below if rows_to is None else below | (self._assembled.chunks["publish_time"] <= rows_to)
 
@@ -111,7 +111,7 @@ class RangeChunks:
         )
         live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed]
         newest = assembled.newest_pending(~self._removed_chunks)  # as the next run will read them
-        too_old = self._plan.policies.incomplete_to(self._plan.now)
+        too_old = self._plan.policies.incomplete_removed_to(self._plan.now)
         fresh = newest > (np.iinfo(np.int64).min if too_old is None else too_old)
 
         pending = assembled.message == PENDING
@@ -171,7 +171,7 @@ def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: Chunk
     )
 
 
-def with_complete(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
+def merge_winners(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
     """Return the winner of each key among both sides, in hash order. Each side is in hash order, one record per key.
 
     `by_event`: the largest event time wins (P9), otherwise the largest offset.

@@ -66,15 +66,15 @@ class RunPolicies:
     retention_ms: int | None = None
     start_offset: int = 0
 
-    def values_to(self, now: int) -> int | None:
+    def values_removed_to(self, now: int) -> int | None:
         """Return the publish time up to which values are removed at `now` (T2); None: none is."""
         return None if self.key_ttl_ms is None else now - self.key_ttl_ms
 
-    def incomplete_to(self, now: int) -> int | None:
+    def incomplete_removed_to(self, now: int) -> int | None:
         """Return the publish time up to which incomplete messages are removed at `now`; None: none is."""
         return None if self.incomplete_chunk_max_age_ms is None else now - self.incomplete_chunk_max_age_ms
 
-    def rows_to(self, now: int) -> int | None:
+    def rows_removed_to(self, now: int) -> int | None:
         """Return the publish time up to which every row is removed at `now`; None: none is."""
         return None if self.retention_ms is None else now - self.retention_ms - 1
 

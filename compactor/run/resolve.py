@@ -44,7 +44,7 @@ class ResolutionRules:
             kept |= tombstones.astype(np.int64) > self.cursor_floor
         return kept
 
-    def remembered(self, event_time: I64 | None, count: int) -> Mask:
+    def needed_markers(self, event_time: I64 | None, count: int) -> Mask:
         """Return a mask of the markers that event-time order still needs: a late value must not revive its key (P9).
 
         `event_time`: of each marker; None: they have none. `count`: number of markers.
@@ -74,7 +74,7 @@ class RangeResolution:
     dropped_to: int
 
 
-def newest_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
+def winners_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
     """Return the winner of each key, in hash order. `runs`: oldest first, each in hash order, one record per key."""
     if not by_event:
         dirty = concatenated([IndexRecords(run.hi, run.lo, run.offset) for run in runs])
@@ -85,12 +85,12 @@ def newest_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
     return dirty.take(key_index.latest_by_event(dirty.hi, dirty.lo, dirty.event_time))
 
 
-def without_expired(winners: IndexRecords, expired: U64) -> IndexRecords:
+def mark_expired(winners: IndexRecords, expired: U64) -> IndexRecords:
     """Return the winners with values at offsets of `expired` (ascending) turned into markers (T2)."""
     return _marked(winners, _at(winners, expired) & (winners.offset & TOMBSTONE == 0))
 
 
-def without_removed(winners: IndexRecords, removed: U64) -> IndexRecords:
+def mark_removed(winners: IndexRecords, removed: U64) -> IndexRecords:
     """Return the winners with values and tombstones at offsets of `removed` (ascending) turned into markers (C2)."""
     return _marked(winners, _at(winners, removed))
 
@@ -135,7 +135,7 @@ def resolve(
     dropped = tombstone & ~retained
     removed = marker | dropped
     flagged = np.where(removed, winners.offset | MARKER, winners.offset)
-    needed = ~removed | behind.visible | rules.remembered(winners.event_time, len(winners))
+    needed = ~removed | behind.visible | rules.needed_markers(winners.event_time, len(winners))
     new = IndexRecords(winners.hi, winners.lo, flagged, flagged if by_event else None, winners.event_time)
 
     superseded = old.offset[old.visible]
@@ -203,7 +203,7 @@ def _beaten(winners: IndexRecords, old: _Hits, rules: ResolutionRules) -> Mask:
     """Return a mask of the winners that the old record beats: larger event time, or equal and larger offset (P9)."""
     assert winners.event_time is not None or not len(winners)
     event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)
-    counts = old.visible | (old.present & rules.remembered(old.event_time, len(winners)))
+    counts = old.visible | (old.present & rules.needed_markers(old.event_time, len(winners)))
     later = (old.event_time == event_time) & (old.offset & OFFSET_MASK > winners.offset & OFFSET_MASK)
     beaten: Mask = counts & ((old.event_time > event_time) | later)
     return beaten
@@ -221,7 +221,7 @@ def _merge(
     for level in reversed(older):
         alive = level.offset & MARKER == 0
         hides = np.full(len(level), not merges_all)
-        needs.append(alive | hides | rules.remembered(level.event_time, len(level)))
+        needs.append(alive | hides | rules.needed_markers(level.event_time, len(level)))
     winners = key_index.latest(together.hi, together.lo)
     kept = np.concatenate([*needs, needed])[winners]
     return together.take(winners[kept])

@@ -85,10 +85,10 @@ def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_flo
     scans = (_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts)
     if any(scan != ScanTask(0) for scan in scans):
         return True
-    too_old = policies.incomplete_to(now)
+    too_old = policies.incomplete_removed_to(now)
     return any(
-        _reached(policies.values_to(now), table.oldest_value) is not None
-        or tombstones_due(table, policies, now, cursor_floor) is not None
+        _reached(policies.values_removed_to(now), table.oldest_value) is not None
+        or tombstones_due_to(table, policies, now, cursor_floor) is not None
         or _reached(too_old, table.oldest_pending) is not None
         for table in manifest.chunks
     )
@@ -136,14 +136,14 @@ def first_plan(
     )
 
 
-def changes_order(previous: Manifest | None, policies: RunPolicies) -> bool:
+def lacks_event_times(previous: Manifest | None, policies: RunPolicies) -> bool:
     """Return whether the index of old parts lacks the event times that the policies need (P9)."""
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
 
 def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanTask, ...]:
     """Return the scans: for due rows, a change of order, or a ledger with the topic's start inside; usually none."""
-    reindex, start = changes_order(previous, plan.policies), previous_start(previous)
+    reindex, start = lacks_event_times(previous, plan.policies), previous_start(previous)
     candidates = [
         _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
         for number, part in enumerate(previous.parts if previous else ())
@@ -207,10 +207,10 @@ def _scan_of(
     number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
 ) -> ScanTask:
     """Return the scan of an old part; without any removal if no row is due."""
-    values_to = _reached(policies.values_to(now), part.oldest_value)
-    tombstones_to = tombstones_due(part, policies, now, cursor_floor)
+    values_to = _reached(policies.values_removed_to(now), part.oldest_value)
+    tombstones_to = tombstones_due_to(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
-    rows_to = _reached(policies.rows_to(now), oldest)
+    rows_to = _reached(policies.rows_removed_to(now), oldest)
     start = policies.start_offset
     rows_below = start if start > since and part.first.offset < start else 0
     return ScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
@@ -218,8 +218,8 @@ def _scan_of(
 
 def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int) -> ScanTask:
     """Return the scan of a dirty ledger; without any removal if no row is due."""
-    values_to = _reached(policies.values_to(now), ledger.min_publish_time)
-    rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
+    values_to = _reached(policies.values_removed_to(now), ledger.min_publish_time)
+    rows_to = _reached(policies.rows_removed_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
     reindex = ledger.first_offset < raw_from
     return ScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
@@ -230,7 +230,9 @@ def _reached(limit: int | None, oldest: int | None) -> int | None:
     return limit if limit is not None and oldest is not None and oldest <= limit else None
 
 
-def tombstones_due(bounds: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:
+def tombstones_due_to(
+    bounds: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None
+) -> int | None:
     """Return the `retained_at` up to which tombstones are due for removal (T1); None: no tombstone is due.
 
     `bounds`: has the lower bounds of the tombstones' times and offsets.

@@ -47,7 +47,7 @@ class RunAfterPhaseOne:
     expected: Mapping[int, SourceTotals]
     layout: Layout
 
-    def lost_to(self, horizon: int) -> int:
+    def trimmed_unread_to(self, horizon: int) -> int:
         """Return the highest offset up to the new `horizon` that was trimmed before any run read it; -1: none.
 
         The previous run read up to its own horizon, and this run starts at its first dirty source.
@@ -136,7 +136,7 @@ class RunOutput:
             policies=asdict(self.phase_one.plan.policies),
             dropped_to=max(
                 before.dropped_to if before else -1,
-                self.phase_one.lost_to(horizon.offset),
+                self.phase_one.trimmed_unread_to(horizon.offset),
                 *(each.dropped_to for each in statistics),
             ),
             keys=(before.keys if before else 0) + sum(each.keys for each in statistics),

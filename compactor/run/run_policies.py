@@ -61,7 +61,7 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
     return run_policies(resolved.policies, topic.start_offset)
 
 
-def overridden(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
+def overridden_names(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
     """Return the names in `overrides` (fields of RunPolicies) whose value differs from a policy that the topic, its
     namespace or the broker sets."""
     resolved = metadata.policies.resolved(topic)

@@ -101,7 +101,7 @@ class BacklogReader:
         resolver = self._metadata.policies.resolver()
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
-    def of_every_topic(self) -> list[Backlog]:
+    def read_all(self) -> list[Backlog]:
         """Return the backlogs of all topics, also of those without a trigger, without rests: for a caller that
         waits."""
         records = self._metadata.backlogs.of_all()
@@ -109,7 +109,7 @@ class BacklogReader:
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
         return measured
 
-    def of_triggered(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
+    def read_triggered(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
         """Return the backlogs of all topics with a trigger. `rest` waits between pages (scan_throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()

@@ -178,7 +178,7 @@ class ControlLoop:
     def heartbeat(self) -> None:
         """Send the service's heartbeat, take or renew the leadership, and log services whose heartbeat has stopped."""
         previous = self._leadership.token
-        token = self._leadership.attempt()
+        token = self._leadership.acquire_or_renew()
         uid, now = self._environment.log.known_uid, self._environment.clock.now_ms()
         self._services.heartbeat(
             ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
@@ -203,7 +203,7 @@ class ControlLoop:
             self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs = self._backlogs.of_triggered(self._environment.clock, self._rest)
+                backlogs = self._backlogs.read_triggered(self._environment.clock, self._rest)
                 controls = self._control.all()
                 self._due = due(backlogs, controls, now)
                 self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)

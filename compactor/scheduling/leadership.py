@@ -54,7 +54,7 @@ class Leadership:
             raise Fenced(f"the service {self._name} is not the leader", "the leader executes the request")
         return token
 
-    def attempt(self) -> int | None:
+    def acquire_or_renew(self) -> int | None:
         """Take or renew the leadership. Return the token; None: this service does not lead. Call it `RENEWALS` times a
         TTL.
 

@@ -28,7 +28,7 @@ ID_COLUMNS = ("ledger_id", "entry_id", "batch_index")
 UNKEYED_SLOTS = {"whole_entries": rows.RowType.WHOLE_ENTRY, "chunks": rows.RowType.CHUNK}
 
 
-def mixed(*columns: npt.NDArray[np.generic]) -> U64:
+def mixed_bits(*columns: npt.NDArray[np.generic]) -> U64:
     """Return 64 hash-mixed bits per row of the columns, with the finalizer of SplitMix64 after each column. Shape (n,).
 
     The columns have equal length and items of 64 bits.
@@ -42,23 +42,23 @@ def mixed(*columns: npt.NDArray[np.generic]) -> U64:
     return state
 
 
-def summed(bits: U64) -> Fingerprint:
+def fingerprint_of_bits(bits: U64) -> Fingerprint:
     """Return the fingerprint of a set of elements. `bits`: the mixed bits of each."""
     return Fingerprint(len(bits), int(bits.sum(dtype=np.uint64)))
 
 
 def fingerprint(*columns: npt.NDArray[np.generic]) -> Fingerprint:
     """Return the fingerprint of a set of tuples. Each column holds 64 bits per tuple."""
-    return summed(mixed(*columns))
+    return fingerprint_of_bits(mixed_bits(*columns))
 
 
-def mixed_records(records: IndexRecords, by_event: bool) -> U64:
+def record_bits(records: IndexRecords, by_event: bool) -> U64:
     """Return the mixed bits of each record, with its event time if `by_event`. Shape (n,)."""
     if not by_event:
-        return mixed(records.hi, records.lo, records.offset)
+        return mixed_bits(records.hi, records.lo, records.offset)
     none = np.full(len(records), NO_EVENT_TIME, dtype=np.int64)
     event_time = none if records.event_time is None else records.event_time
-    return mixed(records.hi, records.lo, records.offset, event_time)
+    return mixed_bits(records.hi, records.lo, records.offset, event_time)
 
 
 # Rows
@@ -91,10 +91,10 @@ class RowsObjectWalk:
             joins = before is None or (first[0] > before[0] and first[1] > before[1])
             if not (rising.all() and ascend.all() and joins):
                 what = f"rows between offsets {offsets.min()} and {offsets.max()} do not ascend by offset and id"
-                self._findings.inconsistent(self._where, what)
+                self._findings.add_inconsistency(self._where, what)
             if (group.first_offset, group.last_offset) != (int(offsets[0]), int(offsets[-1])):
                 ends = f"offsets {group.first_offset} to {group.last_offset}"
-                self._findings.inconsistent(
+                self._findings.add_inconsistency(
                     self._where, f"the footer records {ends} for a row group, whose rows have others"
                 )
             self.first, self.last = self.first or first, _position(table, len(table) - 1)
@@ -217,7 +217,7 @@ def key_hash(records: IndexRecords, row: int) -> str:
     return f"{int(records.hi[row]):016x}{int(records.lo[row]):016x}"
 
 
-def name_records(
+def add_record_differences(
     findings: Findings,
     kind: DifferenceKind,
     where: str,

@@ -81,11 +81,11 @@ class Findings:
 
     def add(self, difference: Difference, count: int = 1) -> None:
         """Count a difference `count` times, and name it if fewer than `limit` of its kind are named."""
-        if self.room(difference.kind):
+        if self.remaining_names(difference.kind):
             self.named.append(difference)
         self.add_count(difference.kind, count)
 
-    def inconsistent(self, where: str, what: str) -> None:
+    def add_inconsistency(self, where: str, what: str) -> None:
         """Add a difference of kind INCONSISTENT."""
         self.add(Difference(DifferenceKind.INCONSISTENT, where, what))
 
@@ -102,7 +102,7 @@ class Findings:
 
         `keys`: the key of each, by its number in `offsets`. `key_hash`: returns the key hash for such a number.
         """
-        room = self.room(kind)
+        room = self.remaining_names(kind)
         for number, offset in enumerate(islice(offsets, room)):
             key = None if keys is None else keys[number].as_py()
             self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
@@ -115,7 +115,7 @@ class Findings:
         """
         for name, value in recorded.items():
             if value != actual[name]:
-                self.inconsistent(where, text.format(name, _plain(value), _plain(actual[name])))
+                self.add_inconsistency(where, text.format(name, _plain(value), _plain(actual[name])))
 
     def check_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
         """Add an inconsistency for each lower bound that is None or above the least actual value.
@@ -126,14 +126,14 @@ class Findings:
         for name, values in actual.items():
             bound = getattr(holder, name)
             if values and (bound is None or bound > min(values)):
-                self.inconsistent(where, f"the manifest records {name} {bound}, but {item} has {min(values)}")
+                self.add_inconsistency(where, f"the manifest records {name} {bound}, but {item} has {min(values)}")
 
     def add_count(self, kind: DifferenceKind, count: int) -> None:
         """Add to the number of differences of a kind, without naming any; a negative `count` is subtracted."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
-    def room(self, kind: DifferenceKind) -> int:
+    def remaining_names(self, kind: DifferenceKind) -> int:
         """Return how many more differences of this kind will be named."""
         return max(0, self.limit - sum(1 for difference in self.named if difference.kind is kind))
 
@@ -142,19 +142,19 @@ class Findings:
         for difference in other.named:
             if difference in self.named:
                 self.add_count(difference.kind, -1)
-            elif self.room(difference.kind):
+            elif self.remaining_names(difference.kind):
                 self.named.append(difference)
         for kind, count in other.counts.items():
             self.add_count(kind, count)
 
-    def forgive(self, names: Collection[str]) -> None:
+    def remove_damage(self, names: Collection[str]) -> None:
         """Remove the named differences of kind DAMAGED of these objects."""
         forgiven = [named for named in self.named if named.kind is DifferenceKind.DAMAGED and named.where in names]
         self.named = [named for named in self.named if named not in forgiven]
         self.add_count(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
-    def reading(self, where: str) -> Iterator[None]:
+    def record_damage(self, where: str) -> Iterator[None]:
         """Run the body; if it raises an error of `UNREADABLE`, add that as damage of `where`. Other errors
         propagate."""
         try:
@@ -263,7 +263,7 @@ class ReportBuilder:
     def add_keys(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers about hash ranges and unkeyed rows, and compare the fingerprints of index and parts."""
         self.add(answers)
-        manifest, compacted = self.plan.serving, self.snapshot.compacted
+        manifest, compacted = self.plan.readable_manifest, self.snapshot.compacted
         assert compacted is not None
         index = _summed(answers)
         differing = {name for name, total in index.items() if total != self._rows.get(name, Fingerprint())}
@@ -282,7 +282,7 @@ class ReportBuilder:
         dropped_to = max(answer.dropped_to for answer in answers)
         if dropped_to > manifest.dropped_to:  # readers compare it with their position: they may miss deletions (R7)
             what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key, at offset {dropped_to},"
-            self.findings.inconsistent(where, f"{what} was removed")
+            self.findings.add_inconsistency(where, f"{what} was removed")
 
     def report(self, differences: Sequence[Difference]) -> Report:
         """Return the report. `differences`: the named ones of `findings`, with their keys added."""

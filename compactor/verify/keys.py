@@ -32,25 +32,25 @@ import numpy as np
 
 from compactor.verify.compare import (
     RowsByOffset,
+    add_record_differences,
     align,
+    fingerprint_of_bits,
     key_hash,
     keyed_mask,
     largest_of_each,
     last_of_each,
     live_groups,
-    mixed_records,
-    name_records,
     newest_of_each,
     numbers,
     offsets_of,
+    record_bits,
     records_of,
     split,
-    summed,
 )
 from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import VerifyPlan, WinnerOrder
 from compactor.verify.run_history import ALWAYS
-from compactor.verify.unkeyed import RangeChunksCheck, assembled, certain_of, records_of_messages
+from compactor.verify.unkeyed import RangeChunksCheck, assembled, certain_mask, records_of_messages
 from storage.ledger import chunk_table, key_index
 from storage.ledger.chunk_table import Mask
 from storage.ledger.key_index import I64, MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
@@ -70,7 +70,7 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
     answer = TaskFindings(Findings(plan.limit), complete=False)
     serving = _visible_records(store, plan, hash_range, answer.findings)
     chunks: RangeChunksCheck | None = None
-    with answer.findings.reading(f"chunk tables of {plan.where} and of raw"):
+    with answer.findings.record_damage(f"chunk tables of {plan.where} and of raw"):
         chunks = RangeChunksCheck(store, plan, hash_range)
     if chunks is None:
         return answer
@@ -81,7 +81,9 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
     winners = _winners(store, plan, hash_range, chunks, answer.findings)
     if serving is not None:
         alive = serving.take(serving.offset & MARKER == 0)
-        of_rows = summed(mixed_records(alive, plan.by_event)) - summed(mixed_records(chunked, plan.by_event))
+        of_rows = fingerprint_of_bits(record_bits(alive, plan.by_event)) - fingerprint_of_bits(
+            record_bits(chunked, plan.by_event)
+        )
         answer.add(plan.range_name(number), of_rows)
         chunks.compare(set(offsets_of(alive).tolist()), answer.findings)
         if winners is not None:
@@ -100,7 +102,7 @@ def _visible_records(
     if levels is None:
         return None
     records = _joined(levels)
-    ages = [age for age, level in enumerate(plan.serving.index) for _ in level]
+    ages = [age for age, level in enumerate(plan.readable_manifest.index) for _ in level]
     age = np.repeat(np.array(ages, dtype=np.int64), [len(level) for level in levels])
     return records.take(last_of_each(records.hi, records.lo, -age))
 
@@ -112,7 +114,7 @@ def _winners(
 
     None if a raw index is unreadable.
     """
-    indexes = _read_each(store, [ledger.index for ledger in plan.below], hash_range, findings)
+    indexes = _read_each(store, [ledger.index for ledger in plan.ledgers_to_horizon], hash_range, findings)
     if indexes is None:
         return None
     indexes.append(chunks.winners())
@@ -125,7 +127,7 @@ def _winners(
     if plan.order is not WinnerOrder.OFFSET and len(cut):
         at_winner, at_cut = align(winners, newest_of_each(cut))
         certain[at_winner[(at_winner >= 0) & (at_cut >= 0)]] = False
-    return winners, certain & plan.decided(offsets_of(winners)) & certain_of(winners, chunks.uncertain)
+    return winners, certain & plan.proven_winners(offsets_of(winners)) & certain_mask(winners, chunks.uncertain)
 
 
 def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
@@ -138,7 +140,7 @@ def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[In
     for index in indexes:
         by_event = index.by_event()
         assert by_event.event_time is not None
-        newest_part, event_part = plan.took_part(offsets_of(index)), plan.took_part(offsets_of(by_event))
+        newest_part, event_part = plan.read_by_run(offsets_of(index)), plan.read_by_run(offsets_of(by_event))
         offset = np.where(event_part, by_event.offset, index.offset)
         event_time = np.where(event_part, by_event.event_time, NO_EVENT_TIME)
         newest.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part))
@@ -153,7 +155,7 @@ def _read_each(
     """Return the records of each index in the hash range; None if an index is unreadable."""
     records: list[IndexRecords] = []
     for location in locations:
-        with findings.reading(location.name):
+        with findings.record_damage(location.name):
             records.append(key_index.read_records(store, location, hash_range, events=True))
     return records if len(records) == len(locations) else None
 
@@ -169,7 +171,7 @@ class _Range:
         winner_at, record_at = align(winners, serving)
         extra = serving.take(record_at[winner_at < 0])
         extra = extra.take(extra.offset & MARKER == 0)
-        known = self._plan.covered(offsets_of(extra))
+        known = self._plan.covered_by_ledger(offsets_of(extra))
         undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
         self._answer.counts.update({"keys": len(winners), "undecided": undecided})
         self._name(DifferenceKind.EXTRA, extra.take(known), "a key is in the index that no raw ledger has")
@@ -229,12 +231,12 @@ class _Range:
         """Return a mask of the values, by offset, that a run may have expired (T2). Reads rows only to decide."""
         limits = self._plan.history.values_removable_to(offsets)
         expired: Mask = limits == ALWAYS
-        for ledger in self._plan.below:
+        for ledger in self._plan.ledgers_to_horizon:
             undecided = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
             if not (limits[undecided] >= ledger.min_publish_time).any():
                 continue
             expired[undecided] = True  # stays so if the rows are unreadable
-            with self._answer.findings.reading(ledger.rows.name):
+            with self._answer.findings.record_damage(ledger.rows.name):
                 rows = RowsByOffset(self._store, ledger.rows_object)
                 expired[undecided] = False
                 for number, inside in rows.groups(offsets[undecided]):
@@ -248,7 +250,7 @@ class _Range:
         return expired
 
     def _name(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
-        name_records(self._answer.findings, kind, self._plan.where, records, what)
+        add_record_differences(self._answer.findings, kind, self._plan.where, records, what)
 
 
 def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
@@ -256,7 +258,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
     hash_range = plan.ranges[number]
-    with findings.reading(where):
+    with findings.record_damage(where):
         index = _visible_records(store, plan, hash_range, findings)
         if index is None:
             return TaskFindings(findings)
@@ -265,7 +267,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
         duplicate = np.ones(len(live), dtype=np.bool_)
         duplicate[newest] = False
         what = "a part has a live row of a key with a newer live row"
-        name_records(findings, DifferenceKind.EXTRA, where, live.take(duplicate), what)
+        add_record_differences(findings, DifferenceKind.EXTRA, where, live.take(duplicate), what)
         _compare_live(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
     return TaskFindings(findings)
 
@@ -276,23 +278,23 @@ def _compare_live(findings: Findings, where: str, live: IndexRecords, index: Ind
     displaced = offsets_of(row) != offsets_of(record)
     if by_event and row.event_time is not None and record.event_time is not None:
         same &= row.event_time == record.event_time
-    name_records(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")
-    name_records(findings, DifferenceKind.MISSING, where, no_row, "a key of the index has no live row")
+    add_record_differences(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")
+    add_record_differences(findings, DifferenceKind.MISSING, where, no_row, "a key of the index has no live row")
     what = "the index has another row of the key than the live row"
-    name_records(findings, DifferenceKind.ALTERED, where, record.take(displaced), what)
+    add_record_differences(findings, DifferenceKind.ALTERED, where, record.take(displaced), what)
     what = "flag or event time in the index differ from the row"
-    name_records(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
+    add_record_differences(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
 
 
 def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> IndexRecords:
     """Return a record per live keyed row, and per chunked message, of the hash range."""
     live = []
-    for table in live_groups(store, plan.serving, _KEY_COLUMNS):
+    for table in live_groups(store, plan.readable_manifest, _KEY_COLUMNS):
         records = records_of(keyed_mask(table), plan.hasher)
         if hash_range.bits:
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
-    chunks = chunk_table.read_tables(store, plan.serving.chunks, hash_range)
+    chunks = chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)
     live.append(records_of_messages(assembled(np.concatenate([chunk_table.none(), *chunks])).complete))
     return key_index.concatenated(live)
 

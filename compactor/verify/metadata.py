@@ -37,12 +37,12 @@ def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
     for before, after in pairwise(snapshot.ledgers):
         if before.last_offset >= after.first_offset or before.ledger_id >= after.ledger_id:
             what = f"it does not follow ledger {before.ledger_id}"
-            findings.inconsistent(f"row of ledger {after.ledger_id}", what)
+            findings.add_inconsistency(f"row of ledger {after.ledger_id}", what)
     rolled = [segment.content.last_offset for segment in snapshot.segments if segment.content is not None]
     ends = {ledger.last_offset for ledger in snapshot.ledgers}.union(rolled)
     if ends and max(ends) + 1 != snapshot.topic.next_offset:
         what = f"its ledgers and rolled segments end at {max(ends)}"
-        findings.inconsistent("row of the topic", f"next_offset is {snapshot.topic.next_offset}, {what}")
+        findings.add_inconsistency("row of the topic", f"next_offset is {snapshot.topic.next_offset}, {what}")
 
 
 def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, findings: Findings) -> None:
@@ -60,7 +60,7 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
     )
     for ledger in snapshot.ledgers:
         if ledger.first_offset <= horizon.offset < ledger.last_offset:
-            findings.inconsistent(where, f"the horizon {horizon.offset} is inside ledger {ledger.ledger_id}")
+            findings.add_inconsistency(where, f"the horizon {horizon.offset} is inside ledger {ledger.ledger_id}")
         if ledger.last_offset == horizon.offset:
             findings.compare(where, {"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
     required = max(horizon.offset + 1, topic.start_offset)
@@ -86,10 +86,10 @@ def _check_manifest(
     recorded = {"topic": manifest.topic, "topic_uid": manifest.topic_uid}
     findings.compare(name, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})
     if manifest.dropped_to > manifest.horizon.offset:
-        findings.inconsistent(name, f"dropped_to {manifest.dropped_to} is above the horizon")
+        findings.add_inconsistency(name, f"dropped_to {manifest.dropped_to} is above the horizon")
     run = next((run for run in runs if run.run_id == manifest.run_id), None)
     if run is None:
-        findings.inconsistent(name, f"run {manifest.run_id}, which published it, is not in the database")
+        findings.add_inconsistency(name, f"run {manifest.run_id}, which published it, is not in the database")
     else:
         recorded = {"frozen_at": manifest.frozen_at, "policies": dict(manifest.policies)}
         findings.compare(name, recorded, {"frozen_at": run.started_at, "policies": dict(run.policies)})
@@ -97,8 +97,8 @@ def _check_manifest(
         expected = {"result": (RunState.SUCCESS, manifest.ledger_id, manifest.horizon)}
         findings.compare(f"row of run {run.run_id}", result, expected)
     for number, level in enumerate(manifest.index):
-        with findings.reading(name):
+        with findings.record_damage(name):
             ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
             ends = [(each.prefix << (32 - each.bits), (each.prefix + 1) << (32 - each.bits)) for each in ranges]
             if any(before[1] > after[0] for before, after in pairwise(ends)):
-                findings.inconsistent(name, f"the indexes of level {number} overlap or do not ascend")
+                findings.add_inconsistency(name, f"the indexes of level {number} overlap or do not ascend")

@@ -23,19 +23,19 @@ from pyroaring import BitMap64
 from compactor.verify.compare import (
     RowsByOffset,
     RowsObjectWalk,
+    add_record_differences,
     check_size,
     compare_bitmaps,
     fingerprint,
+    fingerprint_of_bits,
     keyed_mask,
     largest_of_each,
-    mixed_records,
-    name_records,
     newest_of_each,
     numbers,
     offsets_of,
+    record_bits,
     records_of,
     split,
-    summed,
     unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, TaskFindings
@@ -56,14 +56,14 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindi
     answer = TaskFindings(Findings(plan.limit))
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
-    with answer.findings.reading(ledger.rows.name):
+    with answer.findings.record_damage(ledger.rows.name):
         walk, readable = RowsObjectWalk(store, ledger.rows_object, answer.findings), _LedgerRows(plan)
         for table in walk:
             answer.counts["raw rows"] += len(table)
             readable.add(table)
         readable.compare(ledger, walk, answer.findings)
         rows = readable
-    with answer.findings.reading(ledger.index.name):
+    with answer.findings.record_damage(ledger.index.name):
         records = _check_structure(store, ledger.index, answer)
         unkeyed = {name: key_index.read_unkeyed(store, ledger.index, name) for name in key_index.UNKEYED_CLASSES}
         chunks = chunk_table.read_ledger_chunks(store, ledger.index)
@@ -144,12 +144,14 @@ def _compare_winners(
     if by_event and of_rows.event_time is not None and indexed.event_time is not None:
         same &= of_rows.event_time == indexed.event_time
     revived = ~same & (of_rows.offset & TOMBSTONE != 0) & (indexed.offset & TOMBSTONE == 0)
-    name_records(findings, DifferenceKind.MISSING, where, missing, f"the {record} of a key is not in the index")
-    name_records(findings, DifferenceKind.EXTRA, where, extra, "the index has a key that no row has")
+    add_record_differences(
+        findings, DifferenceKind.MISSING, where, missing, f"the {record} of a key is not in the index"
+    )
+    add_record_differences(findings, DifferenceKind.EXTRA, where, extra, "the index has a key that no row has")
     what = f"the {record} of a key is a tombstone, the index has a value"
-    name_records(findings, DifferenceKind.REVIVED, where, indexed.take(revived), what)
+    add_record_differences(findings, DifferenceKind.REVIVED, where, indexed.take(revived), what)
     what = f"the {record} of a key differs from its rows"
-    name_records(findings, DifferenceKind.ALTERED, where, indexed.take(~same & ~revived), what)
+    add_record_differences(findings, DifferenceKind.ALTERED, where, indexed.take(~same & ~revived), what)
 
 
 def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
@@ -157,15 +159,17 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
     location = plan.locations[number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts["indexes"] = 1
-    with answer.findings.reading(location.name):
+    with answer.findings.record_damage(location.name):
         records = _check_structure(store, location, answer)
         for name in key_index.UNKEYED_CLASSES:
             key_index.read_unkeyed(store, location, name)
-        beyond = records.take(offsets_of(records) > plan.serving.horizon.offset)
-        name_records(answer.findings, DifferenceKind.EXTRA, location.name, beyond, "a record is above the horizon")
+        beyond = records.take(offsets_of(records) > plan.readable_manifest.horizon.offset)
+        add_record_differences(
+            answer.findings, DifferenceKind.EXTRA, location.name, beyond, "a record is above the horizon"
+        )
         if records.event_offset is not None and np.any(records.event_offset != records.offset):
             what = "the offsets of event-time winners differ from those of the records"
-            answer.findings.inconsistent(location.name, what)
+            answer.findings.add_inconsistency(location.name, what)
     return answer
 
 
@@ -176,12 +180,12 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     directory = key_index.IndexDirectory.decode(location.directory)
     if directory.length != location.length:
         what = f"the index is {location.length} bytes long, its directory requires {directory.length}"
-        findings.inconsistent(where, what)
+        findings.add_inconsistency(where, what)
     records = key_index.read_records(store, location, HashRange(), events=True)
     answer.counts["index records"] += len(records)
     if len(records) != directory.records:
         what = f"only {len(records)} of {directory.records} records are in the hash range of the index"
-        findings.inconsistent(where, what)
+        findings.add_inconsistency(where, what)
     rising = (records.hi[1:] > records.hi[:-1]) | (
         (records.hi[1:] == records.hi[:-1]) & (records.lo[1:] > records.lo[:-1])
     )
@@ -193,7 +197,7 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     )
     if not rising.all() or misplaced.any():
         what = "its records do not ascend by hash" if not rising.all() else "a record is in the wrong fence"
-        findings.inconsistent(where, what)
+        findings.add_inconsistency(where, what)
     return records
 
 
@@ -201,8 +205,8 @@ def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFinding
     """Check part `number` of the manifest. Return fingerprints of its live rows by hash range and class."""
     answer = TaskFindings(Findings(plan.limit), complete=False)
     answer.counts["parts"] = 1
-    part = plan.serving.parts[number]
-    with answer.findings.reading(part.rows.stored.name):
+    part = plan.readable_manifest.parts[number]
+    with answer.findings.record_damage(part.rows.stored.name):
         _PartCheck(store, plan, part, answer).run()
         answer.complete = True
     return answer
@@ -235,7 +239,7 @@ class _PartCheck:
         deleted = walk.messages - self._live
         if deleted != len(dead) and part.deleted:
             what = f"of {len(dead)} deleted rows only {deleted} are in the part"
-            self._findings.inconsistent(part.deleted.name, what)
+            self._findings.add_inconsistency(part.deleted.name, what)
         self._findings.check_bounds(self._name, part, "a row", self._oldest)
 
     def _dead(self) -> I64:
@@ -248,7 +252,7 @@ class _PartCheck:
         dead = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64) + part.first.offset
         if part.deleted and len(dead) != part.deleted.cardinality:
             what = f"{len(dead)} rows are deleted, the manifest records {part.deleted.cardinality}"
-            self._findings.inconsistent(part.deleted.name, what)
+            self._findings.add_inconsistency(part.deleted.name, what)
         return dead
 
     def _add(self, table: pa.Table, dead: I64) -> None:
@@ -282,9 +286,9 @@ class _PartCheck:
         self._check_times(keyed, records)
         bits = self._plan.range_bits
         prefixes = (records.hi >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keyed), np.int64)
-        mixed = mixed_records(records, self._plan.by_event)
+        mixed = record_bits(records, self._plan.by_event)
         for prefix in np.unique(prefixes).tolist():
-            self._answer.add(self._plan.range_name(prefix), summed(mixed[prefixes == prefix]))
+            self._answer.add(self._plan.range_name(prefix), fingerprint_of_bits(mixed[prefixes == prefix]))
 
     def _check_times(self, keyed: pa.Table, records: IndexRecords) -> None:
         """Add the expired values, the overdue tombstones, and the wrong times of tombstones (T1, T2)."""
@@ -295,7 +299,7 @@ class _PartCheck:
         tombstone = records.offset & TOMBSTONE != 0
         self._note_oldest("oldest_value", published[~tombstone])
         self._note_oldest("oldest_tombstone", retained[tombstone])
-        kept = history.first_kept(offsets)
+        kept = history.first_kept_times(offsets)
         retainable = tombstone if kept is None else tombstone & (kept != NEVER)
         checks = [
             (DifferenceKind.REVIVED, ~tombstone & (published <= history.values_removed_to(offsets)), EXPIRED),
@@ -314,7 +318,7 @@ class _PartCheck:
         for kind, mask, what in checks:
             if mask.any():
                 keys = keyed.column("key").filter(pa.array(mask))
-                name_records(self._findings, kind, self._name, records.take(mask), what, keys)
+                add_record_differences(self._findings, kind, self._name, records.take(mask), what, keys)
 
     def _add_unkeyed(self, live: pa.Table, offsets: I64) -> None:
         for name, mask in unkeyed_masks(live).items():
@@ -336,13 +340,13 @@ class _RawRows:
         """Compare live rows of a part, bit for bit, with raw. Return how many rows had a raw row."""
         offsets = numbers(live, "offset")
         compared = 0
-        for ledger in self._plan.below:
+        for ledger in self._plan.ledgers_to_horizon:
             first, end = np.searchsorted(offsets, [ledger.first_offset, ledger.last_offset + 1], "left").tolist()
             if first == end:
                 continue
             part_rows, part_offsets = live.slice(first, end - first), offsets[first:end]
             matched = np.zeros(len(part_rows), dtype=np.bool_)
-            with self._findings.reading(ledger.rows.name):
+            with self._findings.record_damage(ledger.rows.name):
                 rows_of = self._rows_of(ledger)
                 for number, inside in rows_of.groups(part_offsets):
                     present, raw = rows_of.rows(number, part_offsets[inside])

@@ -56,7 +56,7 @@ class VerifyPlan:
     start_offset: int = 0
 
     @property
-    def serving(self) -> Manifest:
+    def readable_manifest(self) -> Manifest:
         """The manifest, which must be readable: for tasks that exist only then."""
         assert self.manifest is not None
         return self.manifest
@@ -64,7 +64,7 @@ class VerifyPlan:
     @property
     def where(self) -> str:
         """The name of the compacted ledger in differences."""
-        return f"compacted ledger {self.serving.ledger_id}"
+        return f"compacted ledger {self.readable_manifest.ledger_id}"
 
     @staticmethod
     def range_name(number: int) -> str:
@@ -87,7 +87,7 @@ class VerifyPlan:
         return bool(self.manifest and self.manifest.policies.get("event_time_order"))
 
     @cached_property
-    def below(self) -> tuple[LedgerRecord, ...]:
+    def ledgers_to_horizon(self) -> tuple[LedgerRecord, ...]:
         """The raw ledgers at or below the horizon."""
         horizon = self.manifest.horizon.offset if self.manifest else -1
         return tuple(ledger for ledger in self.ledgers if ledger.last_offset <= horizon)
@@ -98,7 +98,7 @@ class VerifyPlan:
         if self.manifest is None:
             return ()
         gaps, following = [], 0
-        for ledger in self.below:
+        for ledger in self.ledgers_to_horizon:
             if ledger.first_offset > following:
                 gaps.append((following, ledger.first_offset - 1))
             following = ledger.last_offset + 1
@@ -110,39 +110,39 @@ class VerifyPlan:
     def order(self) -> WinnerOrder:
         """The order in which raw decides winners. Without any event time both orders are the same."""
         orders = self.history.orders
-        no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
+        no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.ledgers_to_horizon)
         if orders == {False} or no_events:
             return WinnerOrder.OFFSET
         return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
-    def ledger_of(self, offset: int) -> int:
-        """Return the index in `below` of the last ledger that begins at or before an offset; −1: none does."""
-        return bisect_right(self.below, offset, key=lambda ledger: ledger.first_offset) - 1
+    def ledger_index(self, offset: int) -> int:
+        """Return the index in `ledgers_to_horizon` of the last one that begins at or before an offset; −1: none."""
+        return bisect_right(self.ledgers_to_horizon, offset, key=lambda ledger: ledger.first_offset) - 1
 
-    def covered(self, offsets: I64) -> Mask:
+    def covered_by_ledger(self, offsets: I64) -> Mask:
         """Return a mask of the offsets that a raw ledger at or below the horizon holds. Shape (n,)."""
-        if not self.below:
+        if not self.ledgers_to_horizon:
             return np.zeros(len(offsets), dtype=np.bool_)
-        firsts = np.array([ledger.first_offset for ledger in self.below], dtype=np.int64)
-        lasts = np.array([ledger.last_offset for ledger in self.below], dtype=np.int64)
+        firsts = np.array([ledger.first_offset for ledger in self.ledgers_to_horizon], dtype=np.int64)
+        lasts = np.array([ledger.last_offset for ledger in self.ledgers_to_horizon], dtype=np.int64)
         at = np.searchsorted(firsts, offsets, "right") - 1
         inside: Mask = (at >= 0) & (offsets <= lasts[at])
         return inside
 
-    def decided(self, offsets: I64) -> Mask:
+    def proven_winners(self, offsets: I64) -> Mask:
         """Return a mask of the winners, by offset, that raw proves: a run has read them, and no message in a gap can
         win."""
-        known = self.known(offsets)
+        known = self.known_if_read(offsets)
         if self.order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 
-    def took_part(self, offsets: I64) -> Mask:
+    def read_by_run(self, offsets: I64) -> Mask:
         """Return a mask of the raw rows, by offset, that a run has read; with an incomplete history, of all rows."""
-        begins = self.history.raw_from(offsets)
+        begins = self.history.start_at_first_run(offsets)
         return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
 
-    def known(self, offsets: I64) -> Mask:
+    def known_if_read(self, offsets: I64) -> Mask:
         """Return a mask of the raw rows, by offset, for which it is known whether a run has read them."""
         if self.history.complete:
             return np.ones(len(offsets), dtype=np.bool_)

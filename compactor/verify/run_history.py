@@ -133,7 +133,7 @@ class RunHistory:
         """
         if not self.complete:
             return ALWAYS
-        limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)
+        limits = (run.policies.incomplete_removed_to(run.now) for run in self.runs if first <= run.horizon < end)
         return max((limit for limit in limits if limit is not None), default=NEVER)
 
     def values_removed_to(self, offsets: I64) -> I64:
@@ -152,7 +152,7 @@ class RunHistory:
         """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed it (T1)."""
         return _largest(self._certain, offsets, _tombstones_to)
 
-    def first_kept(self, offsets: I64) -> I64 | None:
+    def first_kept_times(self, offsets: I64) -> I64 | None:
         """Return, per offset of a tombstone, the time of the first run that read it; NEVER if that run kept no
         tombstones.
 
@@ -160,7 +160,7 @@ class RunHistory:
         """
         return self._first_met(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
 
-    def raw_from(self, offsets: I64) -> I64 | None:
+    def start_at_first_run(self, offsets: I64) -> I64 | None:
         """Return, per offset of a raw row, the topic's start at the first run up to it; None: the history is
         incomplete.
 
@@ -206,7 +206,7 @@ def _values_to(run: PublishedRun) -> int:
 
 
 def _rows_to(run: PublishedRun) -> int:
-    limit = run.policies.rows_to(run.now)
+    limit = run.policies.rows_removed_to(run.now)
     return NEVER if limit is None else limit
 
 

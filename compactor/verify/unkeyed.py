@@ -148,14 +148,16 @@ class RangeChunksCheck:
     """
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> None:
-        live = np.concatenate([chunk_table.none(), *chunk_table.read_tables(store, plan.serving.chunks, hash_range)])
-        ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.below]
+        live = np.concatenate(
+            [chunk_table.none(), *chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)]
+        )
+        ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.ledgers_to_horizon]
         raw = np.concatenate([chunk_table.none(), *(chunk_table.inside(chunks, hash_range) for chunks in ledgers)])
-        trimmed = live[~plan.covered(chunk_table.offsets(live).astype(np.int64))]
-        took_part = raw[plan.took_part(chunk_table.offsets(raw).astype(np.int64))]
+        trimmed = live[~plan.covered_by_ledger(chunk_table.offsets(live).astype(np.int64))]
+        read_by_run = raw[plan.read_by_run(chunk_table.offsets(raw).astype(np.int64))]
         self._plan = plan
         self._alive = set(chunk_table.offsets(live).tolist())
-        self._raw = assembled(np.concatenate([trimmed, took_part]))
+        self._raw = assembled(np.concatenate([trimmed, read_by_run]))
         self.live = assembled(live)
         self.uncertain = {message.offset for message in self._raw.complete if self._is_uncertain(message)}
 
@@ -166,20 +168,22 @@ class RangeChunksCheck:
     def _is_uncertain(self, message: ChunkedMessage) -> bool:
         offsets = message.offsets
         first, last = offsets[0], offsets[-1]
-        if not self._plan.known(np.array(offsets, dtype=np.int64)).all():
+        if not self._plan.known_if_read(np.array(offsets, dtype=np.int64)).all():
             return True
         if any(first <= end and start <= last for start, end in self._plan.gaps):
             return not self._alive.issuperset(offsets)
         if any(map(self._may_be_removed, message.chunks)):
             return True
-        ledgers = {self._plan.ledger_of(offset) for offset in offsets}
+        ledgers = {self._plan.ledger_index(offset) for offset in offsets}
         oldest = min(int(chunk["publish_time"]) for chunk in message.chunks)
         return len(ledgers) > 1 and oldest <= self._plan.history.chunks_droppable_to(first, last)
 
     def _may_be_removed(self, chunk: np.void) -> bool:
         """Return whether the topic's limits (C2), or a trim before the run, may have removed a chunk of any state."""
         at = np.array([_offset(chunk)], dtype=np.int64)
-        return bool(chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known(at)[0])
+        return bool(
+            chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known_if_read(at)[0]
+        )
 
     def compare(self, visible: set[int], findings: Findings) -> None:
         """Compare the live chunks with raw, and add differences to `findings`. `visible`: offsets of the visible index
@@ -192,7 +196,7 @@ class RangeChunksCheck:
                 excused.update(message.offsets, self._raw.stale[message.offset])
             elif message.keyed:
                 expected.update(message.offsets if message.offset in visible else ())
-            elif self._plan.serving.policies.get("retain_null_key"):
+            elif self._plan.readable_manifest.policies.get("retain_null_key"):
                 dropped = message.offset <= history.null_keys_dropped_to and not self._alive & set(message.offsets)
                 expected.update(() if dropped else message.offsets)
         for chunk in self._raw.pending:
@@ -222,19 +226,21 @@ class RangeChunksCheck:
 def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
     """Compare each chunk table with its record in the manifest. Add the fingerprint of all chunks, if readable."""
     findings, total, read = answer.findings, Fingerprint(), 0
-    for table in plan.serving.chunks:
-        with findings.reading(table.name):
+    for table in plan.readable_manifest.chunks:
+        with findings.record_damage(table.name):
             (chunks,) = chunk_table.read_tables(store, [table], table.hash_range)
             offsets = chunk_table.offsets(chunks)
             ascend = bool(np.all(offsets[1:] > offsets[:-1]))
-            within = len(chunks) == table.records and int(offsets.max(initial=0)) <= plan.serving.horizon.offset
+            within = (
+                len(chunks) == table.records and int(offsets.max(initial=0)) <= plan.readable_manifest.horizon.offset
+            )
             if not (ascend and within):
                 what = "its chunks do not ascend, or some are outside its hash range or above the horizon"
-                findings.inconsistent(table.name, what)
+                findings.add_inconsistency(table.name, what)
             _check_bounds(table, assembled(chunks), findings)
             total += chunk_fingerprint(chunks)
             read += 1
-    if read == len(plan.serving.chunks):
+    if read == len(plan.readable_manifest.chunks):
         answer.add(CHUNK_TABLES, total)
 
 
@@ -252,12 +258,12 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
     }
     findings.check_bounds(table.name, table, "a message", bounds)
     if table.pending != len(messages.pending):
-        findings.inconsistent(
+        findings.add_inconsistency(
             table.name, f"the manifest records pending {table.pending}, the table has {len(messages.pending)}"
         )
 
 
-def certain_of(winners: IndexRecords, uncertain: set[int]) -> Mask:
+def certain_mask(winners: IndexRecords, uncertain: set[int]) -> Mask:
     """Return a mask of the winners that are not uncertain messages."""
     return ~np.isin(offsets_of(winners), np.array(sorted(uncertain), dtype=np.int64))
 
@@ -274,12 +280,12 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
         return answer
     for name, bitmap in bitmaps.items():
         answer.add(name, fingerprint(_offsets(bitmap)))
-    if not plan.serving.policies.get("retain_null_key"):
+    if not plan.readable_manifest.policies.get("retain_null_key"):
         compare_bitmaps(answer.findings, plan.where, "null_keys", BitMap64(), bitmaps["null_keys"])
     dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
-    for ledger in plan.below:
+    for ledger in plan.ledgers_to_horizon:
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
-        with answer.findings.reading(ledger.index.name):
+        with answer.findings.record_damage(ledger.index.name):
             for name, bitmap in bitmaps.items():
                 indexed = bitmap & span
                 removed_to = max(limited_to, dropped_to if name == "null_keys" else -1)
@@ -292,7 +298,7 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
 
 def _participants(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, indexed: BitMap64) -> BitMap64:
     """Return the offsets of a ledger that a run has read. If that is unknown, an `indexed` offset counts as read."""
-    begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
+    begins = plan.history.start_at_first_run(np.array([ledger.last_offset], dtype=np.int64))
     to = plan.start_offset if begins is None else int(begins[0])
     below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
     return raw - below | raw & below & indexed if begins is None else raw - below
@@ -303,7 +309,7 @@ def _unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -
     bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
     read = 0
     for location in plan.locations:
-        with findings.reading(location.name):
+        with findings.record_damage(location.name):
             for name, bitmap in bitmaps.items():
                 bitmap |= key_index.read_unkeyed(store, location, name)
             read += 1
@@ -318,15 +324,15 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFi
     """Name the rows outside the key map, and the chunks, in which index and parts differ. `number` is ignored."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.where}"
-    with findings.reading(where):
+    with findings.record_damage(where):
         live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
         chunks = BitMap64()
-        for table in live_groups(store, plan.serving, _COLUMNS):
+        for table in live_groups(store, plan.readable_manifest, _COLUMNS):
             offsets = numbers(table, "offset")
             for name, mask in unkeyed_masks(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
             chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
-        read = chunk_table.read_tables(store, plan.serving.chunks, HashRange())
+        read = chunk_table.read_tables(store, plan.readable_manifest.chunks, HashRange())
         tables = np.concatenate([chunk_table.none(), *read])
         by_offset = dict(zip(chunk_table.offsets(tables).tolist(), tables, strict=True))
         compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
@@ -339,7 +345,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFi
 
 def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, np.void], findings: Findings) -> None:
     """Name the chunks whose offsets are in tables and parts, but whose records differ."""
-    for table in live_groups(store, plan.serving, _COLUMNS):
+    for table in live_groups(store, plan.readable_manifest, _COLUMNS):
         for chunk in chunk_table.chunk_records(table, plan.hasher):
             offset = int(chunk["offset"] & OFFSET_MASK)
             if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):

@@ -132,7 +132,7 @@ class Verifier:
         )
         if plan.manifest is None:
             return
-        indexes = (*(ledger.index for ledger in plan.below), *plan.locations)
+        indexes = (*(ledger.index for ledger in plan.ledgers_to_horizon), *plan.locations)
         cost = sum(location.length for location in indexes) / (len(plan.ranges) + 1)
         checks = [("range", number) for number in range(len(plan.ranges))] + [("unkeyed", 0)]
         builder.add_keys(self._run("keys", plan, [(check, cost) for check in checks]))
@@ -150,7 +150,7 @@ class Verifier:
     def _manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:
         if snapshot.compacted is None:
             return None
-        with findings.reading(snapshot.compacted.manifest.name):
+        with findings.record_damage(snapshot.compacted.manifest.name):
             return read_manifest(self.environment.store, snapshot.compacted.manifest)
         return None
 
@@ -161,7 +161,7 @@ class Verifier:
         present = {ledger.ledger_id for ledger in self.environment.metadata.ledgers.of_topic(snapshot.topic.id)}
         for ledger in snapshot.ledgers:
             if ledger.ledger_id not in present:
-                builder.findings.forgive({ledger.rows.name, ledger.index.name})
+                builder.findings.remove_damage({ledger.rows.name, ledger.index.name})
                 builder.unchecked.append(f"ledger {ledger.ledger_id} was trimmed during the verification")
 
 

@@ -325,7 +325,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return backlog.dirty_ratio
 
     def due_topics() -> list[str]:
-        backlogs = BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)
+        backlogs = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
         return [backlog.topic.name.topic for backlog in due(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}

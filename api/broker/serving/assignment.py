@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.draining import DrainingHashes
-from api.broker.serving.key_routing import EntryHeader
+from api.broker.serving.key_routing import DeliveryHeader
 from api.broker.serving.pending_acks import Group
 from api.broker.serving.selection import ChunkAssignments, RoundRobin, SingleActive, selector_for
 
@@ -36,9 +36,9 @@ class Assignment:
         """The consumer that receives all messages; None: there is none, or the type is not a single active one."""
         return self._selector.active if isinstance(self._selector, SingleActive) else None
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
-        self._selector.check(consumer)
+        self._selector.check_compatible(consumer)
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer."""
@@ -63,7 +63,7 @@ class Assignment:
             return self._selector.any_can_receive(self._can_receive)
         return any(map(self._can_receive, self.consumers))
 
-    def choose(self, header: EntryHeader) -> Consumer | None:
+    def choose(self, header: DeliveryHeader) -> Consumer | None:
         """Return the consumer to which an entry may be delivered now; None: the entry has to wait."""
         if header.chunk and not self._by_key:
             owner = self._chunks.get(header.chunk)
@@ -81,10 +81,10 @@ class Assignment:
             owner = self._chunks.get(group)
             return self.any_can_receive() if owner is None else self._can_receive(owner)
         if isinstance(group, int):
-            return self.choose(EntryHeader(group)) is not None
+            return self.choose(DeliveryHeader(group)) is not None
         return self.any_can_receive()
 
-    def note_delivered(self, header: EntryHeader, consumer: Consumer) -> None:
+    def note_delivered(self, header: DeliveryHeader, consumer: Consumer) -> None:
         """Note that an entry is delivered to a consumer, which also gets the next entries of its key or chunked
         message."""
         if header.chunk and not self._by_key:

@@ -66,7 +66,7 @@ class LiveSubscription(ServedCursor, Protocol):
         Its consumers are disconnected, and subscribe again.
         """
 
-    def end(self, force: bool) -> None:
+    def prepare_deletion(self, force: bool) -> None:
         """Disconnect the consumers and stop serving the subscription; the caller deletes its cursor next.
 
         Raises SubscriptionHasConsumers if it has consumers, unless `force`.
@@ -74,8 +74,9 @@ class LiveSubscription(ServedCursor, Protocol):
 
 
 @dataclass
-class ConnectedClients:
-    """Functions of the server of Pulsar's protocol; without a server, no client is connected."""
+class ConnectedClientsView:
+    """The view of connected clients for other doors: functions of the server of Pulsar's protocol. Without a server, no
+    client is connected."""
 
     subscription: Callable[[TopicRecord, str], LiveSubscription | None] = lambda _topic, _name: None
     """The subscription of a topic, if its state is in this service."""

@@ -70,9 +70,9 @@ class CursorWriter:
         """Write the noted cursors once a second, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
-            self.write_noted()
+            self.write_scheduled()
 
-    def write_noted(self) -> None:
+    def write_scheduled(self) -> None:
         """Begin to write the noted cursors, if any; do not wait for it."""
         if self._dirty:
             self._start()

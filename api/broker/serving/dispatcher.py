@@ -26,7 +26,7 @@ from typing import Protocol
 
 from api.broker.serving.assignment import Assignment
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.key_routing import EntryHeader, header_of
+from api.broker.serving.key_routing import DeliveryHeader, delivery_header
 from api.broker.serving.loop_turns import finish
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
@@ -64,7 +64,7 @@ class Deliveries(Protocol):
         """Send the slots `live` of an entry and keep it until it is acknowledged. Its acknowledgement covers the
         offsets from `first` on."""
 
-    def retire(self) -> None:
+    def release_all_pending(self) -> None:
         """Remove all pending entries from their consumers: they are read and delivered again."""
 
 
@@ -97,9 +97,9 @@ class Dispatcher:
 
     # Consumers
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
-        self._assignment.check(consumer)
+        self._assignment.check_compatible(consumer)
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -142,7 +142,7 @@ class Dispatcher:
         """
         if not self.is_individual:
             if consumer is self.active:
-                self._deliveries.retire()
+                self._deliveries.release_all_pending()
                 self.rewind()
             return
         held = consumer.pending
@@ -214,7 +214,7 @@ class Dispatcher:
         if active is not before:
             if active is not None:
                 self._position.read_compacted = active.options.read_compacted
-            self._deliveries.retire()
+            self._deliveries.release_all_pending()
             self.rewind()
         if self.type is SubscriptionType.FAILOVER:
             present = () if joined is None else (joined,)
@@ -318,7 +318,7 @@ class Dispatcher:
     def _accept(self, entry: DeliverableEntry, live: int, first: int) -> bool:
         """Deliver, delay or hold a new entry. Return False if it stays in the page: no consumer can receive it, and it
         has no group that would hold it."""
-        header = header_of(entry.data, self._by_key) if self.is_individual else _PLAIN
+        header = delivery_header(entry.data, self._by_key) if self.is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
             self._waiting.delay(entry.offset, header.deliver_at, first)
             self._set_alarm()
@@ -332,7 +332,9 @@ class Dispatcher:
         self._deliver(consumer, entry, live, first, header)
         return True
 
-    def _deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: EntryHeader) -> None:
+    def _deliver(
+        self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: DeliveryHeader
+    ) -> None:
         self._assignment.note_delivered(header, consumer)
         self._deliveries.deliver(consumer, entry, live, first, header.group)
 
@@ -394,11 +396,11 @@ class Dispatcher:
         if not live:
             self._waiting.drop(entry.offset)
             return True
-        header = header_of(entry.data, self._by_key)
+        header = delivery_header(entry.data, self._by_key)
         consumer = self._assignment.choose(header)
         if consumer is None:  # its own consumer cannot receive now; other groups go on
             return self._waiting.queue.regroup(entry.offset, header.group)
-        first = self._waiting.first_acknowledged(entry.offset)
+        first = self._waiting.ack_start(entry.offset)
         self._waiting.drop(entry.offset)
         self._deliver(consumer, entry, live, first, header)
         return True
@@ -411,4 +413,4 @@ class Dispatcher:
             reader.close()
 
 
-_PLAIN = EntryHeader()
+_PLAIN = DeliveryHeader()

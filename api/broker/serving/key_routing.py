@@ -14,7 +14,7 @@ HASH_SLOTS = 65_536
 """Key hashes of a key-shared subscription, as in Pulsar."""
 
 
-class EntryHeader(NamedTuple):
+class DeliveryHeader(NamedTuple):
     """The part of an entry's metadata that decides where and when it is delivered.
 
     `deliver_at`: milliseconds since the Unix epoch; 0: at once. `chunk`: the uuid of a chunked message, of which the
@@ -27,7 +27,7 @@ class EntryHeader(NamedTuple):
     is_last_chunk: bool = False
 
 
-def header_of(entry: bytes, by_key: bool) -> EntryHeader:
+def delivery_header(entry: bytes, by_key: bool) -> DeliveryHeader:
     """Return the header of an entry. `by_key`: for a key-shared subscription, else for a shared one.
 
     The group is the hash slot of the key if `by_key`, else the uuid of a chunked message. An entry that cannot be
@@ -36,10 +36,10 @@ def header_of(entry: bytes, by_key: bool) -> EntryHeader:
     try:
         metadata, _ = parse(entry, checked=True)
     except InvalidRecord:
-        return EntryHeader(0 if by_key else None)
+        return DeliveryHeader(0 if by_key else None)
     chunk = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""
     group: Group = sticky_hash(metadata) if by_key else chunk or None
-    return EntryHeader(
+    return DeliveryHeader(
         group, metadata.deliver_at_time, chunk, bool(chunk) and metadata.chunk_id == metadata.num_chunks_from_msg - 1
     )
 

@@ -42,8 +42,8 @@ class ServedSubscription:
     def reset(self, mark: LogPosition | None) -> None:
         self._call(self._subscription.reset(mark))
 
-    def end(self, force: bool) -> None:
-        self._call(self._topic.end_subscription(self._subscription, force))
+    def prepare_deletion(self, force: bool) -> None:
+        self._call(self._topic.prepare_subscription_deletion(self._subscription, force))
 
     async def _extend(self, end: int) -> None:
         self._subscription.position.extend(end)

@@ -183,7 +183,7 @@ class PendingAcks:
         # A list, because a search for the first item of a dictionary passes those that were removed before it.
         yield from list(islice(takewhile(lambda late: late.end <= offset, self._late.values()), STEP_ENTRIES))
 
-    def retire(self) -> None:
+    def release_all(self) -> None:
         """Remove all entries from their consumers: they are read and delivered again, from the cursor on.
 
         Their counts of redeliveries begin again. A late acknowledgement still finds an entry.
@@ -206,5 +206,5 @@ class PendingAcks:
 
     def clear(self) -> None:
         """Remove all entries and the ids of settled ones: the subscription's position has moved."""
-        self.retire()
+        self.release_all()
         self._late, self._settled = {}, {}

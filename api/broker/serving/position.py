@@ -189,7 +189,7 @@ class SubscriptionPosition:
         self._resumes = False
         return reader
 
-    def begin_consumers(self, read_compacted: bool) -> None:
+    def prepare_first_consumer(self, read_compacted: bool) -> None:
         """Prepare the reads of the first consumer. For a cursor, the read of an earlier consumer is not resumed
         (R7)."""
         self._resumes = self._resumes and not self.durable
@@ -215,7 +215,7 @@ class SubscriptionPosition:
         self._known_end = max(self._known_end, end)
 
     @property
-    def delivered_before(self) -> MessageId:
+    def id_before_first_delivery(self) -> MessageId:
         """The id of the message before the first one to be delivered: mark-delete, or the id before a reader's
         position.
 

@@ -154,7 +154,7 @@ class ProducerRegistry:
                 raise ProducerFenced(f"{self._topic.name} has other producers", "wait until they end")
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
-            self.end_turns(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
+            self.fail_waiting(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
             others = self.all
             for other in others:
                 self.remove(other)
@@ -196,7 +196,7 @@ class ProducerRegistry:
             self._become_exclusive(following)
             self._waiting.pop(following).set_result(None)
 
-    def end_turns(self, error: CompactorError) -> None:
+    def fail_waiting(self, error: CompactorError) -> None:
         """Fail the producers that wait for their turn: some now, the others in later turns of the event loop."""
         turns = list(self._waiting.values())
         self._waiting.clear()

@@ -16,8 +16,8 @@ SEARCHED_GROUPS = 1_000
 """Groups that one search checks: 65,536 would occupy the event loop for 100 ms."""
 
 
-class RedeliveryQueue:
-    """Offsets by group, lowest first."""
+class WaitingOffsets:
+    """Offsets of entries that wait for a consumer, by group, lowest first."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}

@@ -34,7 +34,7 @@ CanReceive = Callable[[Consumer], bool]
 class Selector(Protocol):
     """The consumers of one subscription, and the choice among them."""
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
 
     def add(self, consumer: Consumer) -> None:
@@ -57,7 +57,7 @@ class SingleActive:
         self._joined = 0
         self.active: Consumer | None = None
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         """Accept any consumer."""
 
     def add(self, consumer: Consumer) -> None:
@@ -92,7 +92,7 @@ class RoundRobin:
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         """Accept any consumer."""
 
     def add(self, consumer: Consumer) -> None:
@@ -178,7 +178,7 @@ class ConsistentHash:
         """Consumers, by the number of their join."""
         self._joined = 0
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is not None:
             raise _other_mode(consumer)
 
@@ -214,7 +214,7 @@ class StickyRanges:
         self._ranges: list[tuple[int, int, Consumer]] = []
         """First hash, last hash, consumer; ascending."""
 
-    def check(self, consumer: Consumer) -> None:
+    def check_compatible(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is None:
             raise _other_mode(consumer)
         before: tuple[int, int] | None = None

@@ -84,7 +84,7 @@ class Subscription:
         """The type of its consumers; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
-    def check(self, consumer: Consumer) -> None:
+    def prepare_dispatcher(self, consumer: Consumer) -> None:
         """Prepare the dispatcher for a consumer, which it does not add yet. For the first consumer, make the
         dispatcher.
 
@@ -94,8 +94,8 @@ class Subscription:
         if present is None:
             if self.dispatcher is not None:
                 self.topic.spawn(self.dispatcher.close())
-            self.pending.retire()  # the new dispatcher reads them again
-            self.position.begin_consumers(consumer.options.read_compacted)
+            self.pending.release_all()  # the new dispatcher reads them again
+            self.position.prepare_first_consumer(consumer.options.read_compacted)
             self._use(Dispatcher(self, self.position, self.topic, consumer))
         elif present is not consumer.type:
             raise ConsumerBusy(
@@ -116,7 +116,7 @@ class Subscription:
                 is_public=True,
             )
         assert self.dispatcher is not None
-        self.dispatcher.check(consumer)
+        self.dispatcher.check_compatible(consumer)
 
     def _use(self, dispatcher: Dispatcher | None) -> None:
         self.dispatcher = dispatcher
@@ -150,7 +150,7 @@ class Subscription:
         if self.dispatcher is not None:
             self.dispatcher.redeliver(consumer, keys or None)
 
-    def is_abandoned(self, ticks: int) -> bool:
+    def count_idle_tick(self, ticks: int) -> bool:
         """Count a tick. Return whether this reader's subscription has had no consumer for more than `ticks` ticks.
 
         False for a durable subscription.
@@ -184,9 +184,9 @@ class Subscription:
                 self.pending.remove(oldest.entry_key)
         consumer.send(entry, pending, self.topic.clock.now_ms())
 
-    def retire(self) -> None:
+    def release_all_pending(self) -> None:
         self.position.note_repetition()
-        self.pending.retire()
+        self.pending.release_all()
 
     # Acknowledging
 
@@ -311,7 +311,7 @@ class Subscription:
         self._use(None)
         if dispatcher is not None:
             await dispatcher.close()
-        self.pending.retire()
+        self.pending.release_all()
         if not self.is_deleted:
             try:
                 await self.flush()

@@ -32,7 +32,7 @@ from api.broker.serving.subscription import Subscription
 from api.broker.serving.tail import Tail
 from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
 from api.observability.logs import LogThrottle
-from compactor.maintenance.backlog_limits import OverQuota
+from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.clock import Clock
 from storage.errors import CompactorError, InvalidInput, NotFound
 from storage.log.group_commit import Answer
@@ -70,7 +70,7 @@ class PersistentTopic:
         deduplication: Deduplication | None,
         sequence_loads: SequenceLoads,
         producer_epoch: int | None,
-        over_quota: Callable[[], OverQuota | None],
+        over_quota: Callable[[], ExceededQuota | None],
         on_lost: Callable[[PersistentTopic], object],
         log_throttle: LogThrottle,
     ) -> None:
@@ -223,7 +223,7 @@ class PersistentTopic:
             else:
                 await subscription.join(request)
             self.check_open()
-            subscription.check(consumer)
+            subscription.prepare_dispatcher(consumer)
         self.idle_since = None
         return subscription
 
@@ -236,9 +236,9 @@ class PersistentTopic:
     async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
         """Remove a consumer. The position of a reader ends with its last consumer."""
         subscription.leave(consumer)
-        await self.note_left(subscription)
+        await self.close_unused_subscription(subscription)
 
-    async def note_left(self, subscription: Subscription) -> None:
+    async def close_unused_subscription(self, subscription: Subscription) -> None:
         """Close a subscription that its last consumer has left; remove it if it is not durable.
 
         `tick` later notes whether the topic is idle: a search through all subscriptions at each call would be
@@ -263,7 +263,7 @@ class PersistentTopic:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
 
-    async def end_subscription(self, subscription: Subscription, force: bool) -> None:
+    async def prepare_subscription_deletion(self, subscription: Subscription, force: bool) -> None:
         """Remove a subscription whose cursor the caller deletes next, without writing its acknowledgements.
 
         Raises SubscriptionHasConsumers if it has consumers; `force` disconnects them.
@@ -283,7 +283,7 @@ class PersistentTopic:
         """Delete a subscription and its cursor. Raises SubscriptionHasConsumers if it has consumers; `force`
         disconnects them. Raises CompactorError."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
-            await self.end_subscription(subscription, force)
+            await self.prepare_subscription_deletion(subscription, force)
             if subscription.durable:
                 with contextlib.suppress(NotFound):
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
@@ -348,7 +348,7 @@ class PersistentTopic:
                 consumer.delivered.tick(seconds)
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
-            if subscription.is_abandoned(_READER_TICKS):
+            if subscription.count_idle_tick(_READER_TICKS):
                 self.spawn(self.remove_subscription(subscription))
         if self.idle_since is None:
             self._note_idle()
@@ -368,7 +368,7 @@ class PersistentTopic:
             return
         self._is_closed = True
         try:
-            self.producers.end_turns(self._not_served())
+            self.producers.fail_waiting(self._not_served())
             await self.publishing.close()  # a producer that is disconnected before its receipts sends twice
             async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
                 producer.disconnect()
@@ -379,7 +379,7 @@ class PersistentTopic:
                 except CompactorError as error:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
             if self._deduplication is not None:
-                self._deduplication.pass_to(self.tail.end)
+                self._deduplication.note_known_to(self.tail.end)
         finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
             await self._pools[WaitsFor.LOG].finish(self._release)

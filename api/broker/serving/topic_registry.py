@@ -34,7 +34,7 @@ from api.broker.serving.topic import PersistentTopic
 from api.broker.threads import WaitsFor
 from api.observability.error_text import one_line
 from api.observability.logs import LogThrottle
-from compactor.maintenance.backlog_limits import OverQuota
+from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.errors import CompactorError, LeaseHeld
 from storage.log.segment import AppendResult
 from storage.metadata.records import TopicRecord
@@ -200,7 +200,7 @@ class TopicRegistry:
     def _deduplicates(self, record: TopicRecord) -> bool:
         return self._metadata.policies.effective(record).deduplication_enabled
 
-    def _over_quota(self, record: TopicRecord) -> OverQuota | None:
+    def _over_quota(self, record: TopicRecord) -> ExceededQuota | None:
         return self._broker.maintenance.maintenance.over_quota.get(record.id)
 
     # Closing

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from api.broker.serving.delayed import DelayedEntries
 from api.broker.serving.page_budget import entry_bytes
 from api.broker.serving.pending_acks import Group, PendingAck
-from api.broker.serving.redelivery import RedeliveryQueue
+from api.broker.serving.redelivery import WaitingOffsets
 from storage.entries.rebuild import DeliverableEntry
 
 MAX_HELD = 2_000
@@ -34,7 +34,7 @@ class WaitingEntries:
     """The waiting entries of one subscription."""
 
     def __init__(self) -> None:
-        self.queue = RedeliveryQueue()
+        self.queue = WaitingOffsets()
         self._returned: dict[int, PendingAck] = {}
         self._held: dict[int, DeliverableEntry | None] = {}
         """By offset; None: it is read again."""
@@ -87,7 +87,7 @@ class WaitingEntries:
         for offset in () if self._is_queue_full else self.delayed.take_due(now_ms):
             self.queue.add(offset, None)
 
-    def first_acknowledged(self, offset: int) -> int:
+    def ack_start(self, offset: int) -> int:
         """Return the offset at which the acknowledgement of an entry begins."""
         return self._firsts.get(offset, offset)
 

@@ -242,10 +242,10 @@ class _Work:
     def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that override a stored policy in this run, and policies that differ from those of the previous
         run: messages that only the previous ones kept are dropped."""
-        from compactor.run.run_policies import POLICY_OF, overridden
+        from compactor.run.run_policies import POLICY_OF, overridden_names
         from storage.metadata.records import RunState
 
-        for name in overridden(self.environment.metadata, snapshot.topic, self.overrides):
+        for name in overridden_names(self.environment.metadata, snapshot.topic, self.overrides):
             say(f"{snapshot.topic.name}: {self.options[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:

@@ -277,7 +277,7 @@ def last_message_id(session: Session, request: requests.GetLastMessageId) -> Wor
 
     async def respond() -> responses.GetLastMessageIdResponse:
         last, before_first = await topic.store.run(_ends, topic.storage, subscription.position.read_compacted)
-        mark = subscription.position.delivered_before
+        mark = subscription.position.id_before_first_delivery
         if mark == EARLIEST:
             mark = before_first
         return responses.GetLastMessageIdResponse(

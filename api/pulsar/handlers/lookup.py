@@ -45,7 +45,7 @@ async def partitioned_metadata(
     name = await _topic(session, request)
     create = request.metadata_auto_creation_enabled and session.settings.broker_auto_topic_creation
     partitioned = await session.identity.threads[WaitsFor.DATABASE].run(
-        names.partitioned_or_new, session.context.broker.environment, name, create
+        names.find_partitioned, session.context.broker.environment, name, create
     )
     return responses.PartitionedMetadataResponse(request.request_id, partitioned.partitions if partitioned else 0)
 

@@ -118,7 +118,7 @@ def delete_dynamic_configuration(name: str) -> Response:
 def backlog_quota_check(broker: Broker) -> None:
     """Let this service compare backlogs with their quotas and expire messages soon. The answer does not wait for
     that."""
-    broker.maintenance.maintenance.hasten(MaintenanceTask.BACKLOG)
+    broker.maintenance.maintenance.make_due(MaintenanceTask.BACKLOG)
 
 
 @router.get("/{cluster}", AuthAction.SUPERUSER, refuses=(404,))

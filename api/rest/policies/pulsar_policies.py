@@ -165,7 +165,7 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
 
     def get_set(broker: Broker, scope: PolicyScope = kind.of) -> Any:
         """Return the value that the scope sets; an empty answer if it sets none."""
-        value = policies.get_pulsar(broker.environment, scope, policy)
+        value = policies.get_wire_value(broker.environment, scope, policy)
         return unset_policy_answer() if value is None else value
 
     def get_applied(broker: Broker, scope: PolicyScope = kind.of, applied: bool = False) -> Any:
@@ -174,7 +174,7 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
 
     def set_value(broker: Broker, scope: PolicyScope = kind.of, value: Any = value_read) -> None:
         """Set the policy for the scope; for a partitioned topic, for each of its partitions."""
-        policies.set_pulsar(broker.environment, scope, policy, value)
+        policies.set_wire_value(broker.environment, scope, policy, value)
 
     def remove(broker: Broker, scope: PolicyScope = kind.of, names: Sequence[str] = names_read) -> None:
         """Remove the policy: the next wider scope counts again. It is no error if the scope does not set it."""

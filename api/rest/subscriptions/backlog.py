@@ -169,7 +169,7 @@ async def _for_each(
         )
     database = broker.pools[WaitsFor.DATABASE]
     for record in await database.run(_topics, broker, namespace, bundle):
-        for name in await database.run(subscriptions.of_consumers, broker.environment, record):
+        for name in await database.run(subscriptions.names_without_compaction, broker.environment, record):
             if subscription not in (None, name):
                 continue
             try:

@@ -131,7 +131,7 @@ def get_partitioned_metadata(
     """Return the number of a topic's partitions; 0 for a topic without partitions. This request creates no topic."""
     create = check_auto_creation and broker.settings.broker_auto_topic_creation and topic.partition < 0
     with reword_errors(NO_NAMESPACE if create else ""):
-        whole = names.partitioned_or_new(broker.environment, topic, create)
+        whole = names.find_partitioned(broker.environment, topic, create)
     if whole is None:
         return PartitionedTopicMetadata(partitions=0)
     return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)

@@ -69,7 +69,7 @@ _STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_non
 def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
     """Return the stats of a topic that is not partitioned."""
     snapshot = topic_snapshot(broker, topic, times=True)
-    broker.ownership.check_for_clients(snapshot.stats.topic)
+    broker.ownership.check_clients_here(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
     return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
 
@@ -123,7 +123,7 @@ def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, tim
     """
     snapshot = stats_snapshot(broker.environment, topic, lines=lines, times=times)
     if snapshot is None:
-        error = names.missing(broker.environment, topic)
+        error = names.missing_topic_error(broker.environment, topic)
         if broker.environment.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
             raise RestException(404, f"{public_reason(error)}: {whole}") from PartitionedTopicRefused(topic)

@@ -138,7 +138,7 @@ _delete = GarbageCollector._delete
 
 def _merge_without_markers(new: Any, needed: Any, front: Any, merges_all: bool, rules: Any) -> Any:
     visible = new.offset & resolve.MARKER == 0
-    return _merge(new, visible | rules.remembered(new.event_time, len(new)), front, True, rules)
+    return _merge(new, visible | rules.needed_markers(new.event_time, len(new)), front, True, rules)
 
 
 _merge = resolve._merge

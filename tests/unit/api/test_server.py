@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.components import open_for_writing
-from api.server import bound, check_exposure, check_parts, check_tls, plaintext_ports
+from api.server import bound, check_exposure, check_settings_used_later, check_tls, plaintext_port_warnings
 from api.service import running
 from api.settings.settings import Settings
 from storage.errors import Misconfigured, Unavailable, WrongStore
@@ -61,11 +61,11 @@ def test_parts_that_cannot_work_are_told_before_anything_starts(tmp_path: Path) 
         (Settings(data=str(tmp_path / "file")), "data directory"),
     ):
         with pytest.raises(Misconfigured, match=says) as refused:
-            check_parts(settings)
+            check_settings_used_later(settings)
         assert refused.value.remedy
     for advertised in ("", "localhost", "lb.example:81", "https://lb.example", "[::1]", "::1"):
-        check_parts(Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised))
-    check_parts(Settings(data=str(tmp_path), spark_master="spark://not-started:7077"))
+        check_settings_used_later(Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised))
+    check_settings_used_later(Settings(data=str(tmp_path), spark_master="spark://not-started:7077"))
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_port_without_tls_beside_a_certificate_is_a_warning() -> None:
-    assert plaintext_ports(Settings()) == []
+    assert plaintext_port_warnings(Settings()) == []
     encrypted = Settings(tls_certificate="/c", tls_key="/k")
     for settings, port in ((encrypted, 6650), (replace(encrypted, broker_service_port=16650), 16650)):
-        (warning,) = plaintext_ports(settings)
+        (warning,) = plaintext_port_warnings(settings)
         assert f"({port}) takes connections without TLS" in warning
         assert "broker-service-tls-only" in warning
-    (_,) = plaintext_ports(replace(encrypted, broker_service_port_tls=6651))
-    assert plaintext_ports(replace(encrypted, broker_service_port_tls=6651, broker_service_tls_only=True)) == []
+    (_,) = plaintext_port_warnings(replace(encrypted, broker_service_port_tls=6651))
+    assert plaintext_port_warnings(replace(encrypted, broker_service_port_tls=6651, broker_service_tls_only=True)) == []
 
 
 def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:

@@ -95,7 +95,7 @@ def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("losing", "lost_to"),
+    ("losing", "trimmed_unread_to"),
     [
         (forced_trim_before_the_first_run, 4),
         (forced_trim_above_the_horizon, 14),
@@ -105,17 +105,17 @@ def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
     ],
 )
 def test_a_manifest_says_below_what_a_reader_may_miss_something(
-    bench: Workbench, losing: Callable[[Workbench, Topic], None], lost_to: int
+    bench: Workbench, losing: Callable[[Workbench, Topic], None], trimmed_unread_to: int
 ) -> None:
     """R7: raw that went before a run saw it may have held deletions."""
     topic = bench.topic()
     ten(bench, topic)
     losing(bench, topic)
     bench.compact(topic)
-    assert dropped_to(bench, topic) == lost_to
+    assert dropped_to(bench, topic) == trimmed_unread_to
     ten(bench, topic)
     bench.compact(topic)
-    assert dropped_to(bench, topic) == lost_to, "forever"
+    assert dropped_to(bench, topic) == trimmed_unread_to, "forever"
 
 
 def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.components import open_environment
-from api.server import check_parts, exposed_folders
+from api.server import check_settings_used_later, exposed_folder_warnings
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.entries import produce, single
@@ -25,7 +25,7 @@ def usual_umask() -> Iterator[None]:
 
 def filled(settings: Settings) -> None:
     """A topic with a message, in the log and in the store."""
-    check_parts(settings)
+    check_settings_used_later(settings)
     with open_environment(settings) as environment:
         topic = ensure_topic(environment, TopicName.parse("t"))
         produce(topic, [single(b"k", b"v")])
@@ -51,7 +51,7 @@ def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert {modes_by_path[name] for name in folders} == {"0o700"}
     assert {modes_by_path[name] for name in modes_by_path.keys() - folders} == {"0o600"}, modes_by_path
     assert {"metadata.db", "log/log.uid", "objects/a/b"} <= modes_by_path.keys()
-    assert exposed_folders(settings) == []
+    assert exposed_folder_warnings(settings) == []
     assert (tmp_path / "deep").stat().st_mode & 0o777 == 0o755, "no folder of ours"
 
 
@@ -80,7 +80,7 @@ def test_a_folder_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_like_it
     assert modes_by_path["objects/a"] == oct(mode & ~0o022)
     assert {modes_by_path["log/log.uid"], modes_by_path["objects/a/b"]} == {file}
     assert modes_by_path["metadata.db"] == "0o600"
-    answer = exposed_folders(settings)
+    answer = exposed_folder_warnings(settings)
     assert ([f"chmod 700 {folder}" in line for folder, line in zip(sorted(folders), answer, strict=False)]) == (
         [True] * 3 if exposed else []
     )

@@ -188,7 +188,7 @@ def clients(scene: Scene, subscription: str) -> None:
     """Let a producer and a consumer of each topic be connected; the consumer keeps its subscription."""
 
     class Live:
-        def end(self, force: bool) -> None:
+        def prepare_deletion(self, force: bool) -> None:
             if not force:
                 raise SubscriptionHasConsumers("the subscription has 1 consumer", "end it, or force it")
 

@@ -152,7 +152,7 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
         monkeypatch.setattr(BackgroundSealer, "wake", lambda _: woken.append(None))
         for waited_ms, expected in ((0, 1), (4_999, 1), (1, 2), (59_999, 2), (1, 3), (60_000, 3)):
             clock.advance(waited_ms)
-            loop.try_store()
+            loop.run_store_trial()
             loop.wake()
             assert len(checks) == expected
             assert bool(woken) == (expected == 3), "nothing is sealed into a store that has not passed"

@@ -31,7 +31,7 @@ EVICTING = {SIZE: {"limit": 5, "limitSize": None, "limitTime": None, "policy": E
 @pytest.mark.parametrize(
     "call",
     [
-        lambda environment: policies.set_pulsar(environment, SCOPE, QUOTAS, EVICTING),
+        lambda environment: policies.set_wire_value(environment, SCOPE, QUOTAS, EVICTING),
         lambda environment: policies.change(environment, SCOPE, {TTL: 60}),
         lambda environment: policies.change(environment, SCOPE, {}, SIZE.names),
         lambda environment: policies.change(environment, SCOPE, {}, [TTL]),

@@ -38,7 +38,7 @@ def test_tombstones_count_alike_whether_they_are_open_or_rolled_or_sealed(bench:
         for entry in TOMBSTONES:
             log.append(entry)
         assert counts(bench, topic) == (BYTES, BYTES, BYTES)
-        (backlog,) = BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
         assert cause_of(backlog, bench.clock.now_ms()) == "threshold.bytes"
         log.roll()
     assert counts(bench, topic) == (BYTES, BYTES, BYTES)
@@ -81,6 +81,6 @@ def test_the_backlog_of_a_subscription_is_that_of_its_quota(
     snapshot = stats_snapshot(bench, topic.name)
     assert snapshot is not None
     stats = topic_stats(snapshot, LiveTopicState())
-    over = BacklogLimits(bench).over_quota(topic.record, bench.metadata.policies.effective(topic.record))
+    over = BacklogLimits(bench).exceeded_quotas(topic.record, bench.metadata.policies.effective(topic.record))
     assert (stats.backlog_size, stats.subscriptions["s"].backlog_size) == (size, size)
     assert sum(quota.backlog for quota in over) == size

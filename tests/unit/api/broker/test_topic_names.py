@@ -10,7 +10,7 @@ import pytest
 
 from api.broker import partitions, topics
 from api.broker.broker import Broker
-from api.broker.names import find_or_create, other_owner, partitioned_or_new
+from api.broker.names import find_or_create, find_partitioned, other_owner
 from api.pulsar.errors import ServerError, refusal
 from storage.errors import CompactorError
 from storage.metadata.policy_store import topic_scope
@@ -45,7 +45,7 @@ def test_a_topic_that_cannot_be_created_is_refused_by_each_command(
     broker: Broker, topic: TopicName, create: bool, error: ServerError
 ) -> None:
     for ask in (
-        lambda: partitioned_or_new(broker.environment, topic, create),
+        lambda: find_partitioned(broker.environment, topic, create),
         lambda: other_owner(broker, topic, create),
         lambda: find_or_create(broker.environment, topic, create),
     ):
@@ -73,7 +73,7 @@ def test_a_partition_is_created_for_its_partitioned_topic_alone(
 
 def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
     def number(topic: TopicName, create: bool) -> int | None:
-        partitioned = partitioned_or_new(broker.environment, topic, create)
+        partitioned = find_partitioned(broker.environment, topic, create)
         return partitioned.partitions if partitioned else None
 
     assert number(name("new"), create=True) is None

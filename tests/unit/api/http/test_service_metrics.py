@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.broker.broker import Broker
-from api.broker.serving.connected_clients import ConnectedClients
+from api.broker.serving.connected_clients import ConnectedClientsView
 from api.http.metrics import REFRESH_MS, Metrics
 from api.observability.run_totals import LATE_LOOKS
 from api.settings.settings import Settings
@@ -84,7 +84,7 @@ def metrics(
         environment=SimpleNamespace(
             metadata=SimpleNamespace(metrics=history), clock=clock, log=SimpleNamespace(room=None)
         ),
-        clients=ConnectedClients(),
+        clients=ConnectedClientsView(),
         control=control or Control(),
         logs=logs or Logs(),
     )

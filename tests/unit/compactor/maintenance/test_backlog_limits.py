@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.maintenance.backlog_limits import BacklogLimits, ExtentBytes, bytes_from, first_of_last
+from compactor.maintenance.backlog_limits import BacklogLimits, ExtentBytes, bytes_from, start_of_last_bytes
 from storage.errors import Conflict, Unavailable
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import COMPACTION_CURSOR
@@ -24,12 +24,12 @@ EXTENTS = [ExtentBytes(0, 9, 100), ExtentBytes(10, 14, 1000), ExtentBytes(15, 24
 @pytest.mark.parametrize(("offset", "size"), [(0, 1140), (5, 1090), (10, 1040), (14, 240), (15, 40), (24, 4), (25, 0)])
 def test_bytes_from_an_offset(offset: int, size: int) -> None:
     assert bytes_from(EXTENTS, offset) == size
-    assert first_of_last(EXTENTS, size) == offset
+    assert start_of_last_bytes(EXTENTS, size) == offset
 
 
 def test_the_first_of_the_last_bytes() -> None:
-    assert [first_of_last(EXTENTS, size) for size in (2000, 1041, 239, 3)] == [0, 10, 15, 25]
-    assert (first_of_last([], 5), bytes_from([], 0)) == (0, 0)
+    assert [start_of_last_bytes(EXTENTS, size) for size in (2000, 1041, 239, 3)] == [0, 10, 15, 25]
+    assert (start_of_last_bytes([], 5), bytes_from([], 0)) == (0, 0)
 
 
 class Limited:

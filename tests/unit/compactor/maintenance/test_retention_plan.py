@@ -14,7 +14,7 @@ from compactor.maintenance.retention_plan import (
     TrimReason,
     is_expired,
     plan_before,
-    plan_policies,
+    plan_by_policies,
 )
 from storage.errors import InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord, TopicSnapshot
@@ -62,7 +62,7 @@ def reasons(plan: TrimPlan) -> list[TrimReason]:
 @pytest.mark.parametrize(("age", "goes"), [(HOUR - 1, False), (HOUR, False), (HOUR + 1, True)])
 def test_a_ledger_goes_when_its_newest_message_is_older_than_the_retention(age: int, goes: bool) -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR)
-    plan = plan_policies(snapshot(), extents(3, newest=[NOW - age]), [], policies, NOW)
+    plan = plan_by_policies(snapshot(), extents(3, newest=[NOW - age]), [], policies, NOW)
     assert plan == TrimPlan(*((3, plan.candidates, 3) if goes else (0, (), 0)))
     assert reasons(plan) == [TrimReason.TIME] * goes
 
@@ -82,7 +82,7 @@ def test_milliseconds_beat_minutes_beat_hours_and_minus_one_is_for_ever() -> Non
 def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR)
     old = NOW - 2 * HOUR
-    plan = plan_policies(snapshot(), extents(2, 2, 2, newest=[old, NOW, old]), [], policies, NOW)
+    plan = plan_by_policies(snapshot(), extents(2, 2, 2, newest=[old, NOW, old]), [], policies, NOW)
     assert [candidate.extent.ledger_id for candidate in plan.candidates] == [0]
     assert plan.start_offset == 2
 
@@ -90,7 +90,7 @@ def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
 def test_what_is_not_known_is_not_old() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
     unknown = replace(extents(2)[0], newest=None, sealed=False)
-    assert plan_policies(snapshot(), [unknown], [], policies, NOW + 10**9).candidates == ()
+    assert plan_by_policies(snapshot(), [unknown], [], policies, NOW + 10**9).candidates == ()
 
 
 # --- by size -------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_what_is_not_known_is_not_old() -> None:
 )
 def test_worked_example_9_retention_by_size(limit: int, count: int) -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=-1, retention_bytes=limit)
-    plan = plan_policies(snapshot(), extents(1, 1, 1, 1, 1, size=GB), [], policies, NOW)
+    plan = plan_by_policies(snapshot(), extents(1, 1, 1, 1, 1, size=GB), [], policies, NOW)
     assert reasons(plan) == [TrimReason.SIZE] * count
     assert plan.start_offset == count
 
@@ -110,7 +110,7 @@ def test_worked_example_9_retention_by_size(limit: int, count: int) -> None:
 def test_size_is_of_what_time_leaves() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=HOUR, retention_bytes=2)
     old = NOW - 2 * HOUR
-    plan = plan_policies(snapshot(), extents(1, 1, 1, 1, newest=[old, NOW, NOW, NOW]), [], policies, NOW)
+    plan = plan_by_policies(snapshot(), extents(1, 1, 1, 1, newest=[old, NOW, NOW, NOW]), [], policies, NOW)
     assert reasons(plan) == [TrimReason.TIME, TrimReason.SIZE]
 
 
@@ -153,7 +153,7 @@ def test_records_of_a_topic_with_compact_alone_cannot_be_deleted_by_offset() -> 
 @pytest.mark.parametrize("cleanup", [frozenset(), DELETE, COMPACT, DELETE | COMPACT], ids=sorted)
 def test_what_lies_below_the_start_goes_under_any_policy(cleanup: frozenset[str]) -> None:
     policies = TopicPolicies(cleanup_policy=cleanup, retention_ms=-1)
-    plan = plan_policies(snapshot(start=25), extents(11, 12, 17), [], policies, NOW)
+    plan = plan_by_policies(snapshot(start=25), extents(11, 12, 17), [], policies, NOW)
     assert reasons(plan) == [TrimReason.START_OFFSET] * 2
     assert plan.start_offset == 25
 
@@ -164,18 +164,18 @@ def test_what_lies_below_the_start_goes_under_any_policy(cleanup: frozenset[str]
 @pytest.mark.parametrize(("horizon", "count"), [(None, 0), (1, 0), (2, 1), (4, 1), (5, 2)])
 def test_compact_lets_raw_at_or_below_the_horizon_go(horizon: int | None, count: int) -> None:
     policies = TopicPolicies(cleanup_policy=COMPACT)
-    plan = plan_policies(
+    plan = plan_by_policies(
         snapshot(horizon=horizon), extents(3, 3, 3), [cursor(COMPACTION_CURSOR, horizon)], policies, NOW + 10**12
     )
     assert reasons(plan) == [TrimReason.COMPACTED] * count
     assert plan.start_offset == 0, "what survived is in the compacted ledger, which begins where it did"
-    forced = plan_policies(snapshot(horizon=horizon), extents(3, 3, 3), [], policies, NOW)
+    forced = plan_by_policies(snapshot(horizon=horizon), extents(3, 3, 3), [], policies, NOW)
     assert len(forced.candidates) == count, "a ledger that straddles the horizon is not compacted"
 
 
 def test_an_empty_policy_lets_nothing_go() -> None:
     policies = TopicPolicies(retention_ms=0, retention_bytes=0)
-    assert plan_policies(snapshot(horizon=8), extents(3, 3, 3), [], policies, NOW + 10**12).candidates == ()
+    assert plan_by_policies(snapshot(horizon=8), extents(3, 3, 3), [], policies, NOW + 10**12).candidates == ()
 
 
 def test_both_policies_at_once() -> None:
@@ -183,13 +183,13 @@ def test_both_policies_at_once() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE | COMPACT, retention_ms=HOUR, retention_bytes=0)
     old = NOW - 2 * HOUR
     ledgers = extents(3, 3, 3, newest=[old, NOW, NOW])
-    plan = plan_policies(snapshot(horizon=5), ledgers, [cursor(COMPACTION_CURSOR, 5)], policies, NOW)
+    plan = plan_by_policies(snapshot(horizon=5), ledgers, [cursor(COMPACTION_CURSOR, 5)], policies, NOW)
     assert reasons(plan) == [TrimReason.TIME, TrimReason.COMPACTED]
     assert plan.start_offset == 3
     assert plan.hold is not None
     assert plan.hold.name == COMPACTION_CURSOR
     assert plan.held == (TrimCandidate(ledgers[2], TrimReason.SIZE),)
-    forced = plan_policies(snapshot(horizon=5), ledgers, [], policies, NOW)
+    forced = plan_by_policies(snapshot(horizon=5), ledgers, [], policies, NOW)
     assert reasons(forced) == [TrimReason.TIME, TrimReason.COMPACTED, TrimReason.SIZE]
     assert forced.start_offset == 9
 
@@ -203,7 +203,7 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
     ledgers = extents(3, 3, 3, newest=[0, 0, 0])
     cursors = [cursor(name, marked), cursor("ahead", 100)]
-    plan = plan_policies(snapshot(), ledgers, cursors, policies, NOW)
+    plan = plan_by_policies(snapshot(), ledgers, cursors, policies, NOW)
     assert len(plan.candidates) == count
     assert plan.start_offset == 3 * count
     assert plan.requested_start == 9
@@ -213,7 +213,7 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
         assert (plan.hold.name, plan.hold.mark) == (name, -1 if marked is None else marked)
     else:
         assert plan.hold is None
-    assert len(plan_policies(snapshot(), ledgers, [], policies, NOW).candidates) == 3
+    assert len(plan_by_policies(snapshot(), ledgers, [], policies, NOW).candidates) == 3
 
 
 def test_the_start_moves_as_far_as_the_slowest_cursor() -> None:
@@ -226,5 +226,5 @@ def test_the_start_moves_as_far_as_the_slowest_cursor() -> None:
 
 def test_a_cursor_below_the_start_holds_nothing_more() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
-    plan = plan_policies(snapshot(start=3), extents(3, 3, newest=[0, 0]), [cursor("late", None)], policies, NOW)
+    plan = plan_by_policies(snapshot(start=3), extents(3, 3, newest=[0, 0]), [cursor("late", None)], policies, NOW)
     assert reasons(plan) == [TrimReason.START_OFFSET]

@@ -157,13 +157,13 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {local.record.id}
     bench.leads = True
-    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+    bench.maintenance.make_due(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id, local.record.id}
     answer = [record for record in caplog.records if "accepts no messages" in record.getMessage()]
     assert [record.levelname for record in answer] == ["WARNING", "WARNING"], "once for each topic"
     metadata.cursors.delete(local.record.id, "s")
-    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+    bench.maintenance.make_due(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id}
 
@@ -182,13 +182,13 @@ def test_the_service_that_serves_a_sealed_topic_limits_its_backlog(bench: Bench)
     limited = []
     for leads in (False, True):
         bench.leads = leads
-        bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+        bench.maintenance.make_due(MaintenanceTask.BACKLOG)
         bench.maintenance.run_due()
         limited.append(set(bench.maintenance.over_quota))
     assert limited == [{served.id}, {served.id}]
     for lease in leases:
         metadata.leases.release(lease)
-    bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+    bench.maintenance.make_due(MaintenanceTask.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {served.id, elsewhere.id}
 
@@ -213,7 +213,7 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
     marks = []
     for seconds in (65, 15, 45):  # half of the rolled segment is old, which does not count; all of it; all there is
         bench.clock.advance(seconds * 1000)
-        bench.maintenance.hasten(MaintenanceTask.BACKLOG)
+        bench.maintenance.make_due(MaintenanceTask.BACKLOG)
         bench.maintenance.run_due()
         mark = metadata.cursors.get(topic.record.id, "s").mark_delete
         marks.append((mark and mark.offset, bool(bench.maintenance.over_quota)))

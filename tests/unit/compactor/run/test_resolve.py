@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from compactor.run.plan import RunPolicies
-from compactor.run.resolve import RangeResolution, ResolutionRules, newest_of, resolve, without_expired
+from compactor.run.resolve import RangeResolution, ResolutionRules, mark_expired, resolve, winners_of
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 
 HOUR = 3_600_000
@@ -154,7 +154,7 @@ def run(model: Model, levels: list[IndexRecords], step: Step, now: int) -> tuple
     runs = [markers, *(index_of(ledger, by_event) for ledger in step.ledgers)]
     new = [message for ledger in step.ledgers for message in ledger]
     expired = [message.offset for number, message in enumerate(new) if number in step.expired]
-    winners = without_expired(newest_of(runs, by_event), np.array(expired, dtype=np.uint64))
+    winners = mark_expired(winners_of(runs, by_event), np.array(expired, dtype=np.uint64))
     merged = min(step.merged, len(levels))
     dirty = {message.key for message in new} | {item.key for item in due}
     seen = [*levels[:merged], *(only(level, dirty) if step.probed else level for level in levels[merged:])]
@@ -289,13 +289,13 @@ def test_keys_that_share_the_high_half_are_told_apart() -> None:
 
 
 def test_no_input_decides_nothing() -> None:
-    resolved = resolve(newest_of([], False), [], 0, NO_RULES)
+    resolved = resolve(winners_of([], False), [], 0, NO_RULES)
     assert (len(resolved.survivors), len(resolved.superseded), len(resolved.level)) == (0, 0, 0)
-    by_event = resolve(newest_of([], True), [], 0, ResolutionRules(RunPolicies(event_time_order=True), 0))
+    by_event = resolve(winners_of([], True), [], 0, ResolutionRules(RunPolicies(event_time_order=True), 0))
     assert (len(by_event.survivors), len(by_event.level), by_event.dropped_to) == (0, 0, -1)
 
 
 def test_only_values_expire() -> None:
     expired: U64 = np.array([3, 4, 5], dtype=np.uint64)
-    flags = without_expired(plain((0, 3), (1, 4 | TOMB), (2, 9), (3, 2)), expired).offset.tolist()
+    flags = mark_expired(plain((0, 3), (1, 4 | TOMB), (2, 9), (3, 2)), expired).offset.tolist()
     assert sorted(flags) == sorted([3 | MARK, 4 | TOMB, 9, 2])

@@ -263,10 +263,10 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
 def test_a_change_to_event_time_order_scans_every_part_once() -> None:
     policies = RunPolicies(event_time_order=True)
     previous = manifest(part(0), part(1))
-    assert run_input.changes_order(previous, policies)
-    assert not run_input.changes_order(manifest(part(0), policies=policies), policies)
-    assert not run_input.changes_order(previous, RunPolicies())
-    assert not run_input.changes_order(None, policies)
+    assert run_input.lacks_event_times(previous, policies)
+    assert not run_input.lacks_event_times(manifest(part(0), policies=policies), policies)
+    assert not run_input.lacks_event_times(previous, RunPolicies())
+    assert not run_input.lacks_event_times(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
     assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanTask(0, reindex=True), ScanTask(1, reindex=True))
 

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies, Sizing
-from compactor.run.run_policies import POLICY_OF, overridden, run_policies, stored_policies
+from compactor.run.run_policies import POLICY_OF, overridden_names, run_policies, stored_policies
 from storage.metadata.policy_store import BROKER, namespace_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy
@@ -71,10 +71,10 @@ def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
 
 def test_who_set_what_apart(bench: Workbench, topic: Topic) -> None:
     options = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
-    assert overridden(bench.metadata, topic.record, options) == []
+    assert overridden_names(bench.metadata, topic.record, options) == []
     bench.metadata.policies.change([BROKER], {"delete.retention.ms": 1})
     bench.metadata.policies.change([namespace_scope("public/default")], {"compaction.key-ttl.ms": 5})
-    assert overridden(bench.metadata, topic.record, options) == ["tombstone_retention_ms"]
+    assert overridden_names(bench.metadata, topic.record, options) == ["tombstone_retention_ms"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Return why a service that has just been started takes the topic for due."""
-    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)}
+    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)}
     backlog = backlogs.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
@@ -175,9 +175,9 @@ def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
 def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
     for name in ("a", "b"):
         in_ledgers(bench, bench.topic(name))
-    assert BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock) == []
+    assert BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).of_triggered(bench.clock)] == [
+    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)] == [
         "b"
     ]
 
@@ -188,7 +188,7 @@ def test_every_topic_is_measured_with_its_open_segment(bench: Workbench) -> None
     in_an_open_segment(bench, topics[0])
     set_at(bench, topics[1], MESSAGES, 1)
     reader = BacklogReader(bench.metadata, bench.log)
-    measured = reader.of_every_topic()
+    measured = reader.read_all()
     assert measured == reader.of([topic.record.id for topic in topics])
     assert (measured[0].open_messages, measured[0].open_bytes) == (3, measured[0].bytes - measured[0].dirty)
     assert (measured[1].messages, measured[1].open_messages) == (0, 0)

@@ -59,41 +59,41 @@ def leadership(metadata: MetadataStore, clock: ManualClock, name: str) -> Leader
 
 def test_one_leads_until_its_term_is_over(metadata: MetadataStore, clock: ManualClock) -> None:
     first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
-    token = first.attempt()
+    token = first.acquire_or_renew()
     assert token is not None
-    assert second.attempt() is None
+    assert second.acquire_or_renew() is None
     assert metadata.services.leader() == "a:1:x"
     clock.advance(TERM - 1)
-    assert second.attempt() is None
+    assert second.acquire_or_renew() is None
     clock.advance(1)
     assert metadata.services.leader() is None
-    following = second.attempt()
+    following = second.acquire_or_renew()
     assert following is not None
     assert following > token
     assert (first.token, second.token) == (None, following)
-    assert first.attempt() is None, "the first stands again, and the second leads"
+    assert first.acquire_or_renew() is None, "the first stands again, and the second leads"
 
 
 def test_a_leader_renews_and_keeps_its_token(metadata: MetadataStore, clock: ManualClock) -> None:
     first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
-    token = first.attempt()
+    token = first.acquire_or_renew()
     for _ in range(20):
         clock.advance(TERM // 3)
-        assert first.attempt() == token
-        assert second.attempt() is None
+        assert first.acquire_or_renew() == token
+        assert second.acquire_or_renew() is None
 
 
 def test_trust_ends_before_anybody_else_may_lead(metadata: MetadataStore, clock: ManualClock) -> None:
     first = leadership(metadata, clock, "a:1:x")
-    token = first.attempt()
+    token = first.acquire_or_renew()
     clock.advance(TRUST - 1)
     assert first.required_token() == token
     clock.advance(1)
     assert first.token is None
     with pytest.raises(Fenced, match="is not the leader"):
         first.required_token()
-    assert leadership(metadata, clock, "b:2:y").attempt() is None
-    assert first.attempt() == token, "no other took it meanwhile"
+    assert leadership(metadata, clock, "b:2:y").acquire_or_renew() is None
+    assert first.acquire_or_renew() == token, "no other took it meanwhile"
 
 
 def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clock: ManualClock) -> None:
@@ -101,21 +101,21 @@ def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clo
     slow = Slow(metadata.database, clock, {}, RUN_DEAD_MS)
     first = Leadership(slow, clock, "a:1:x", TERM)
     slow.takes_ms = TRUST - 1
-    assert first.attempt() is not None
+    assert first.acquire_or_renew() is not None
     clock.advance(1)
     assert first.token is None
     slow.takes_ms = TRUST
-    assert first.attempt() is None, "it is over when it comes"
+    assert first.acquire_or_renew() is None, "it is over when it comes"
 
 
 def test_a_leader_without_a_database_leads_until_its_trust_is_over(metadata: MetadataStore, clock: ManualClock) -> None:
     slow = Slow(metadata.database, clock, {}, RUN_DEAD_MS)
     first = Leadership(slow, clock, "a:1:x", TERM)
-    token = first.attempt()
+    token = first.acquire_or_renew()
     slow.away = True
     clock.advance(TRUST - 1)
     with pytest.raises(Unavailable):
-        first.attempt()
+        first.acquire_or_renew()
     assert first.token == token
     clock.advance(1)
     assert first.token is None
@@ -123,14 +123,14 @@ def test_a_leader_without_a_database_leads_until_its_trust_is_over(metadata: Met
 
 def test_who_resigns_is_followed_at_once_and_never_leads_again(metadata: MetadataStore, clock: ManualClock) -> None:
     first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
-    first.attempt()
+    first.acquire_or_renew()
     first.resign()
     assert metadata.services.leader() is None
-    assert second.attempt() is not None
+    assert second.acquire_or_renew() is not None
     first.resign()
     assert metadata.services.leader() == "b:2:y"
     clock.advance(10 * TERM)
-    assert first.attempt() is None
+    assert first.acquire_or_renew() is None
 
 
 def test_a_leader_that_died_before_the_clock_was_set_back_is_followed(
@@ -138,15 +138,15 @@ def test_a_leader_that_died_before_the_clock_was_set_back_is_followed(
 ) -> None:
     """Its term would end in a day: that is no term. One that lives finds out that it was overtaken."""
     first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
-    token = first.attempt()
+    token = first.acquire_or_renew()
     assert token is not None
     clock.advance(-TERM)
-    assert second.attempt() is None, "a leader with a longer term, or a clock that is ahead, is one"
+    assert second.acquire_or_renew() is None, "a leader with a longer term, or a clock that is ahead, is one"
     clock.advance(-24 * 3_600_000)
-    following = second.attempt()
+    following = second.acquire_or_renew()
     assert following is not None
     assert following > token
-    assert first.attempt() is None
+    assert first.acquire_or_renew() is None
     assert first.token is None
 
 
@@ -160,7 +160,7 @@ def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataSto
             return term
 
     first = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
-    assert first.attempt() is None
+    assert first.acquire_or_renew() is None
     assert metadata.services.leader() is None
 
 
@@ -175,7 +175,7 @@ def test_a_leader_that_resigns_while_it_renews_is_no_cause_for_a_warning(
             super().renew(token, term_ms)
 
     leader = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
-    assert leader.attempt() is not None
-    assert leader.attempt() is None
+    assert leader.acquire_or_renew() is not None
+    assert leader.acquire_or_renew() is None
     assert metadata.services.leader() is None
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []

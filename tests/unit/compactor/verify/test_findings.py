@@ -13,7 +13,7 @@ from storage.errors import ObjectMissing, Unavailable
 
 
 def damaged(findings: Findings, where: str, error: Exception) -> Findings:
-    with findings.reading(where):
+    with findings.record_damage(where):
         raise error
     return findings
 
@@ -67,8 +67,8 @@ def test_forgive_removes_the_damage_of_the_objects_alone() -> None:
     findings = Findings(limit=5)
     for name in ("trimmed", "kept"):
         damaged(findings, name, ObjectMissing(f"{name} is missing", "restore it"))
-    findings.inconsistent("trimmed", "its row differs")
-    findings.forgive({"trimmed"})
+    findings.add_inconsistency("trimmed", "its row differs")
+    findings.remove_damage({"trimmed"})
     assert [(each.kind, each.where) for each in findings.named] == [
         (DifferenceKind.DAMAGED, "kept"),
         (DifferenceKind.INCONSISTENT, "trimmed"),

@@ -71,13 +71,13 @@ def test_a_run_that_waits_for_cursors_requires_nothing_of_tombstones() -> None:
 
 def test_first_kept_is_the_time_of_the_first_run_over_a_tombstone() -> None:
     history = complete(ran(10, 1000, tombstone_retention_ms=1), ran(15, 2000), ran(20, 3000, tombstone_retention_ms=1))
-    kept = history.first_kept(np.array([10, 11, 16, 21]))
+    kept = history.first_kept_times(np.array([10, 11, 16, 21]))
     assert kept is not None
     assert kept.tolist() == [1000, NEVER, 3000, NEVER]
 
 
 def test_raw_from_is_the_start_of_the_first_run_over_a_row() -> None:
-    begins = complete(ran(10, 1000), ran(20, 2000, raw_from=12)).raw_from(OFFSETS)
+    begins = complete(ran(10, 1000), ran(20, 2000, raw_from=12)).start_at_first_run(OFFSETS)
     assert begins is not None
     assert begins.tolist() == [0, 0, 12, 12, 0]
 
@@ -105,7 +105,7 @@ def test_an_incomplete_history_explains_everything_and_requires_only_its_last_ru
     history = RunHistory((ran(10, 1000, key_ttl_ms=1), ran(20, 1000, key_ttl_ms=400)), complete=False)
     assert history.values_removable_to(OFFSETS).tolist() == history.rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 5
     assert history.values_removed_to(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
-    assert (history.first_kept(OFFSETS), history.raw_from(OFFSETS)) == (None, None)
+    assert (history.first_kept_times(OFFSETS), history.start_at_first_run(OFFSETS)) == (None, None)
     assert (history.purged_to, history.chunks_droppable_to(3)) == (ALWAYS, ALWAYS)
     assert (history.null_keys_dropped_to, history.unkeyed_dropped_to) == (20, 20)
     assert history.orders == {True, False}

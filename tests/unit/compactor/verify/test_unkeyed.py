@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compactor.verify.unkeyed import assembled, certain_of, chunk_fingerprint, records_of_messages
+from compactor.verify.unkeyed import assembled, certain_mask, chunk_fingerprint, records_of_messages
 from storage.ledger.chunk_table import EMPTY, KEYED, RECORD, Chunks
 from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE
 from tests.unit.compactor.verify.records import index_records
@@ -71,4 +71,4 @@ def test_the_fingerprint_of_chunks_ignores_when_a_run_first_kept_them() -> None:
 
 
 def test_uncertain_messages_are_no_certain_winners() -> None:
-    assert certain_of(index_records((1, 4), (2, 5 | int(TOMBSTONE))), {5}).tolist() == [True, False]
+    assert certain_mask(index_records((1, 4), (2, 5 | int(TOMBSTONE))), {5}).tolist() == [True, False]

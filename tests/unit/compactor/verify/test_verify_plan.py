@@ -38,18 +38,18 @@ def test_gaps_are_the_offsets_up_to_the_horizon_without_a_ledger(
 def test_without_a_manifest_no_ledger_is_below_the_horizon() -> None:
     whole = plan([ledger(0, 4)], horizon=9)
     empty = VerifyPlan(whole.store, whole.hasher, whole.ledgers, None, whole.history, 0, 5)
-    assert (empty.below, empty.gaps, empty.locations, empty.by_event) == ((), (), (), False)
+    assert (empty.ledgers_to_horizon, empty.gaps, empty.locations, empty.by_event) == ((), (), (), False)
 
 
 def test_covered_offsets_are_in_a_ledger_at_or_below_the_horizon() -> None:
-    covered = plan([ledger(2, 3), ledger(6, 7), ledger(10, 11)], horizon=9).covered(OFFSETS)
+    covered = plan([ledger(2, 3), ledger(6, 7), ledger(10, 11)], horizon=9).covered_by_ledger(OFFSETS)
     assert np.flatnonzero(covered).tolist() == [2, 3, 6, 7]
-    assert not plan([], horizon=9).covered(OFFSETS).any()
+    assert not plan([], horizon=9).covered_by_ledger(OFFSETS).any()
 
 
 def test_ledger_of_is_the_last_ledger_that_begins_at_or_before_an_offset() -> None:
     two = plan([ledger(2, 3), ledger(6, 7)], horizon=9)
-    assert [two.ledger_of(offset) for offset in (1, 2, 4, 6, 9)] == [-1, 0, 0, 1, 1]
+    assert [two.ledger_index(offset) for offset in (1, 2, 4, 6, 9)] == [-1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,23 @@ def test_an_incomplete_history_leaves_the_order_open() -> None:
 
 
 def test_by_offset_a_later_gap_leaves_earlier_winners_undecided() -> None:
-    decided = plan([ledger(0, 3), ledger(6, 9)], 9, history(False)).decided(OFFSETS)
+    decided = plan([ledger(0, 3), ledger(6, 9)], 9, history(False)).proven_winners(OFFSETS)
     assert np.flatnonzero(decided).tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_by_event_time_any_gap_leaves_all_winners_undecided() -> None:
     gap = plan([ledger(0, 3), ledger(6, 9, EVENTS.encode())], 9, history(True))
-    assert not gap.decided(OFFSETS).any()
-    assert plan([ledger(0, 9, EVENTS.encode())], 9, history(True)).decided(OFFSETS).all()
+    assert not gap.proven_winners(OFFSETS).any()
+    assert plan([ledger(0, 9, EVENTS.encode())], 9, history(True)).proven_winners(OFFSETS).all()
 
 
 def test_rows_below_the_start_of_their_run_took_no_part() -> None:
-    took_part = plan([ledger(0, 9)], 9, history(False, raw_from=4)).took_part(OFFSETS)
-    assert np.flatnonzero(~took_part).tolist() == [0, 1, 2, 3]
+    read_by_run = plan([ledger(0, 9)], 9, history(False, raw_from=4)).read_by_run(OFFSETS)
+    assert np.flatnonzero(~read_by_run).tolist() == [0, 1, 2, 3]
 
 
 def test_with_an_incomplete_history_rows_below_the_start_may_have_taken_part() -> None:
     unknown = plan([ledger(0, 9)], 9, start_offset=4)
-    assert unknown.took_part(OFFSETS).all()
-    assert np.flatnonzero(~unknown.known(OFFSETS)).tolist() == [0, 1, 2, 3]
-    assert not unknown.decided(OFFSETS)[:4].any()
+    assert unknown.read_by_run(OFFSETS).all()
+    assert np.flatnonzero(~unknown.known_if_read(OFFSETS)).tolist() == [0, 1, 2, 3]
+    assert not unknown.proven_winners(OFFSETS)[:4].any()

@@ -557,7 +557,7 @@ def test_a_subscription_with_consumers_is_deleted_by_force_only_and_stays_delete
             await served.unsubscribe(reader.subscription, force=True)
             assert reader.channel.is_closed
             reader.subscription.acknowledge(reader.consumer, [AckedEntry(reader.ledger_id, 1)])
-            served.cursor_writer.write_noted()
+            served.cursor_writer.write_scheduled()
             await quiet()
             with pytest.raises(NotFound):
                 bench.metadata.cursors.get(topic.record.id, "s")
@@ -572,14 +572,14 @@ def test_the_mark_delete_position_is_always_known(bench: Workbench, topic: Topic
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 5) as served:
             reader = await Reader(served, "a", EXCLUSIVE, durable=False, start=start).join(permits=0)
-            before = reader.subscription.position.delivered_before
+            before = reader.subscription.position.id_before_first_delivery
             assert before.entry_id == (-1 if start == EARLIEST else 4)
             if start == LATEST:
                 produce(served, ["k"])
                 await reader.flow(ALL)
-                assert reader.subscription.position.delivered_before.entry_id == 4
+                assert reader.subscription.position.id_before_first_delivery.entry_id == 4
                 await reader.acknowledge(5)
-                assert reader.subscription.position.delivered_before.entry_id == 5
+                assert reader.subscription.position.id_before_first_delivery.entry_id == 5
 
     run(main())
 

@@ -12,7 +12,7 @@ from api.broker.refusals import ConsumerNotAssigned
 from api.broker.serving import dispatcher as dispatcher_module, redelivery, subscription as subscription_module
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import SubscriptionType
-from api.broker.serving.key_routing import header_of
+from api.broker.serving.key_routing import delivery_header
 from storage.cursor import Cursor
 from storage.errors import Unavailable
 from storage.metadata.records import READ_COMPACTED_PROPERTY
@@ -255,7 +255,8 @@ def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Top
             produce(served, [f"k{number}" for number in range(50)])
             await quiet()
             hashes = [
-                cast(int, header_of(entry.data, True).group) for entry in served.storage.entry_reader(EARLIEST).read()
+                cast(int, delivery_header(entry.data, True).group)
+                for entry in served.storage.entry_reader(EARLIEST).read()
             ]
             assert low.received == [number for number in range(50) if hashes[number] <= 32767]
             assert high.received == [number for number in range(50) if hashes[number] > 32767]

@@ -56,7 +56,7 @@ def test_a_step_settles_a_bounded_number_of_entries_and_of_slots(
     for offset in (100, 160, 220):
         deliver(acks, reader, offset, 60)
     if is_retired:
-        acks.retire()
+        acks.release_all()
     assert settled_through(acks, 1_000) == [0, 1, 2, 3]
     assert settled_through(acks, 6) == [4, 5]
     steps = [([6, 7, 8, 9], True), ([100, 160], True), ([220], False), ([], False)]
@@ -114,7 +114,7 @@ def test_a_late_acknowledgement_finds_what_was_retired(monkeypatch: pytest.Monke
     acks, reader = PendingAcks(), consumer("a")
     for offset in range(6):
         deliver(acks, reader, offset).redeliveries = 2
-    acks.retire()
+    acks.release_all()
     assert (len(acks), reader.unacked) == (0, 0)
     late = acks.get((LEDGER, 2))
     assert late is not None

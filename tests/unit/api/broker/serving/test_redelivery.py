@@ -6,12 +6,12 @@ import random
 
 from api.broker.serving.delayed import TICK_MS, DelayedEntries
 from api.broker.serving.draining import DrainingHashes
-from api.broker.serving.redelivery import SEARCHED_GROUPS, RedeliveryQueue
+from api.broker.serving.redelivery import SEARCHED_GROUPS, WaitingOffsets
 from tests.unit.api.broker.serving.consumers import consumer
 
 
 def test_the_lowest_offset_of_the_groups_that_can_go_comes_first() -> None:
-    queue = RedeliveryQueue()
+    queue = WaitingOffsets()
     for offset, group in ((5, 1), (3, 2), (9, 1), (7, None), (3, 9)):
         queue.add(offset, group)
     assert len(queue) == 4
@@ -30,7 +30,7 @@ def test_the_lowest_offset_of_the_groups_that_can_go_comes_first() -> None:
 
 def test_a_search_looks_at_some_groups_and_the_next_one_continues() -> None:
     """Entries of 50,000 keys may wait for a consumer that takes none, and the loop must not look at all in a turn."""
-    queue, count = RedeliveryQueue(), 5 * SEARCHED_GROUPS + 1
+    queue, count = WaitingOffsets(), 5 * SEARCHED_GROUPS + 1
     for group in range(count):
         queue.add(group, group)
     looked_at: list[object] = []
@@ -54,7 +54,7 @@ def test_a_search_looks_at_some_groups_and_the_next_one_continues() -> None:
 
 
 def test_a_search_that_is_under_way_sees_what_changes() -> None:
-    queue, count = RedeliveryQueue(), 2 * SEARCHED_GROUPS
+    queue, count = WaitingOffsets(), 2 * SEARCHED_GROUPS
     for group in range(count):
         queue.add(group, group)
     assert queue.next(lambda _: False) is None
@@ -65,7 +65,7 @@ def test_a_search_that_is_under_way_sees_what_changes() -> None:
 
 
 def test_a_group_keeps_its_order_whatever_is_removed() -> None:
-    rnd, queue = random.Random(7), RedeliveryQueue()
+    rnd, queue = random.Random(7), WaitingOffsets()
     expected: dict[int, list[int]] = {}
     for offset in rnd.sample(range(10_000), 500):
         group = rnd.randrange(5)
@@ -84,7 +84,7 @@ def test_a_group_keeps_its_order_whatever_is_removed() -> None:
 
 
 def test_what_waits_without_a_group_can_join_one() -> None:
-    queue = RedeliveryQueue()
+    queue = WaitingOffsets()
     queue.add(4, None)
     assert not queue.regroup(4, None)
     assert queue.regroup(4, 11)

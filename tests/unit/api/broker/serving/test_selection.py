@@ -73,15 +73,15 @@ def test_few_hashes_move_when_a_consumer_joins() -> None:
 def test_sticky_ranges_are_checked_against_their_neighbours_and_themselves() -> None:
     selector = StickyRanges()
     low = consumer("low", KEY_SHARED, sticky_ranges=((0, 99), (200, 299)))
-    selector.check(low)
+    selector.check_compatible(low)
     selector.add(low)
     for ranges in (((50, 60),), ((99, 150),), ((100, 199), (150, 160)), ((100, 400),)):
         with pytest.raises(ConsumerNotAssigned, match="overlaps"):
-            selector.check(consumer("x", KEY_SHARED, sticky_ranges=ranges))
+            selector.check_compatible(consumer("x", KEY_SHARED, sticky_ranges=ranges))
     with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
-        selector.check(consumer("x", KEY_SHARED))
+        selector.check_compatible(consumer("x", KEY_SHARED))
     middle = consumer("middle", KEY_SHARED, sticky_ranges=((100, 199),))
-    selector.check(middle)
+    selector.check_compatible(middle)
     selector.add(middle)
     assert [selector.select(number, yes) for number in (0, 99, 100, 199, 200, 299, 300)] == [
         low, low, middle, middle, low, low, None,
@@ -92,7 +92,7 @@ def test_sticky_ranges_are_checked_against_their_neighbours_and_themselves() -> 
 
 def test_a_consumer_of_ranges_does_not_fit_the_ring() -> None:
     with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
-        ConsistentHash().check(consumer("x", KEY_SHARED, sticky_ranges=((0, 1),)))
+        ConsistentHash().check_compatible(consumer("x", KEY_SHARED, sticky_ranges=((0, 1),)))
 
 
 def test_the_chunks_of_a_message_stay_with_a_consumer_until_the_last() -> None:

@@ -71,7 +71,7 @@ def test_a_mark_that_was_located_is_written_without_another_acknowledgement(
             subscription.acknowledge(reading, acks[:0:-1])
             subscription.acknowledge(reading, acks[:1])
             for _ in range(3):
-                served.cursor_writer.write_noted()
+                served.cursor_writer.write_scheduled()
                 await quiet()
             mark = bench.metadata.cursors.get(topic.record.id, "s").mark_delete
             assert mark is not None
@@ -90,8 +90,8 @@ class Hanging(AtOnce):
 
 
 def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Workbench, topic: Topic) -> None:
-    """Threads of the store wait for `reset`, and those of the database for `end_subscription`: if these waited for the
-    store, directly or by a seek before them, requests of one client would hold all threads."""
+    """Threads of the store wait for `reset`, and those of the database for `prepare_subscription_deletion`: if
+    these waited for the store, directly or by a seek before them, requests of one client would hold all threads."""
 
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 3) as served:
@@ -112,7 +112,7 @@ def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Work
             assert subscription.position.current is not fenced
             await within_turns(subscription.reset(None))
             assert subscription.position.current.mark_delete is None
-            await within_turns(served.end_subscription(subscription, force=True))
+            await within_turns(served.prepare_subscription_deletion(subscription, force=True))
             assert served.subscriptions == {}
             seeking.cancel()
             served.store = store

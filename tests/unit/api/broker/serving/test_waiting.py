@@ -20,10 +20,10 @@ def test_a_held_entry_keeps_its_content_and_the_offset_where_it_acknowledges() -
     held = entry(7, data=b"four")
     entries.hold(held, "chunk", first=5)
     assert entries.in_memory(7) == [held]
-    assert (entries.first_acknowledged(7), entries.bytes) == (5, 4)
+    assert (entries.ack_start(7), entries.bytes) == (5, 4)
     assert entries.queue.blocks("chunk")
     assert entries.drop(7) is None
-    assert (entries.first_acknowledged(7), entries.bytes, len(entries.queue)) == (7, 0, 0)
+    assert (entries.ack_start(7), entries.bytes, len(entries.queue)) == (7, 0, 0)
 
 
 def test_held_entries_beyond_the_bound_and_those_whose_memory_is_released_are_read_again(
@@ -76,9 +76,9 @@ def test_a_delayed_entry_is_queued_when_it_is_due() -> None:
     entries.release_due(10 * TICK_MS - 1)
     assert len(entries.queue) == 0
     entries.release_due(10 * TICK_MS)
-    assert (len(entries.delayed), 4 in entries.queue, entries.first_acknowledged(4)) == (0, True, 2)
+    assert (len(entries.delayed), 4 in entries.queue, entries.ack_start(4)) == (0, True, 2)
     entries.clear()
-    assert (len(entries.queue), entries.first_acknowledged(4)) == (0, 4)
+    assert (len(entries.queue), entries.ack_start(4)) == (0, 4)
 
 
 def test_a_step_queues_a_bounded_number_of_due_entries(monkeypatch: pytest.MonkeyPatch) -> None:
