@@ -33,7 +33,7 @@ from pathlib import Path
 import httpx
 import pulsar
 import pyarrow as pa
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 from sqlalchemy import Table, insert, select
 
 from compactor.run.plan import Sizing
@@ -131,7 +131,7 @@ PAGES = {
     "topic-100-ledgers": "/dashboard/topics/telemetry/plants/sensor-states",
     "topic-failing": f"/dashboard/topics/{BROKEN}",
     "topic-running": f"/dashboard/topics/{RUNNING}",
-    "messages": f"/dashboard/topics/{CUSTOMERS}/messages?order=oldest&offset=19988",
+    "messages": f"/dashboard/topics/{CUSTOMERS}/messages?order=oldest&offset=19978",
     "message": f"/dashboard/topics/{CUSTOMERS}/messages/24299",
     "policies": f"/dashboard/topics/{CUSTOMERS}/policies",
     "trim": f"/dashboard/topics/{CUSTOMERS}/trim",
@@ -178,7 +178,8 @@ def data_folder() -> Iterator[Path]:
 
 def take(browser: Browser, url: str, file: Path, width: int, dark: bool, *, is_whole: bool) -> None:
     """Save the page at `url` as a picture, the whole or its top."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    viewport: ViewportSize = {"width": width, "height": 900 if is_whole else 1_500}
+    context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light")
     page = context.new_page()
     page.goto(url)
     page.screenshot(path=file, full_page=is_whole)
@@ -269,13 +270,13 @@ def copy_topics(data: Path) -> None:
                 connection.execute(insert(table), items[batch_start : batch_start + 1_000])
     control = bench.metadata.compaction_control
     bench.clock.advance(int(time.time() * 1000) - bench.clock.now_ms())
-    for number in draw.sample(range(1, 10_000), 30):
-        if number % 3:
-            control.pause([original + number])
-        else:
-            retry_at = bench.clock.now_ms() + HOUR_MS
-            error = "an executor has no space left on its disk" if number % 2 else "the object store does not answer"
-            control.record_failure(original + number, ErrorText(error), retry_at)
+    affected = draw.sample(range(1, 10_000), 8)
+    control.pause([original + number for number in affected[:3]])
+    for number in affected[3:]:
+        error = (
+            "the object store does not answer" if number == affected[3] else "an executor has no space left on its disk"
+        )
+        control.record_failure(original + number, ErrorText(error), bench.clock.now_ms() + HOUR_MS)
     for size, remainder in ((512 << 10, 7), (64 << 20, 9)):
         scopes = [topic_scope(topic) for topic in bench.metadata.topics.all() if topic.id % 400 == remainder]
         bench.metadata.policies.change(scopes, {"compaction.threshold.bytes": size})

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.errors import CompactorError, DataLoss
+from storage.model import TopicName
 
 _OBJECT = re.compile(r"\bobject (\S+) does not exist in (\S*[^\s:;,.])")
 _REMOVE_THE_CAUSE = ("Remove the cause that the error names.",)
@@ -29,7 +30,13 @@ class Failure:
 
 
 def topic_failure(
-    last_error: str, ledger_id: int | None, problem: str, cause: CompactorError | None, *, is_raw_whole: bool
+    name: TopicName,
+    last_error: str,
+    ledger_id: int | None,
+    problem: str,
+    cause: CompactorError | None,
+    *,
+    is_raw_whole: bool,
 ) -> Failure | None:
     """Return the failure of a topic, or None.
 
@@ -43,7 +50,7 @@ def topic_failure(
         return Failure(
             f"The compacted ledger {ledger_id} cannot be read: {reason}.",
             "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on.",
-            _steps(is_raw_whole) if isinstance(cause, DataLoss) else _REMOVE_THE_CAUSE,
+            _steps(name, is_raw_whole) if isinstance(cause, DataLoss) else _REMOVE_THE_CAUSE,
             _object(lost),
             last_error if is_other else "",
         )
@@ -54,7 +61,7 @@ def topic_failure(
         return Failure(
             "The last compaction failed: an object of the topic is not in the object store.",
             "Compactions fail, and so do reads of that object. Producers and subscriptions go on.",
-            _steps(is_raw_whole),
+            _steps(name, is_raw_whole),
             _object(lost),
             last_error,
         )
@@ -66,13 +73,14 @@ def topic_failure(
     )
 
 
-def _steps(is_raw_whole: bool) -> Sequence[str]:
+def _steps(name: TopicName, is_raw_whole: bool) -> Sequence[str]:
     """Return the steps after the loss of an object, the cheapest first."""
-    remains = "" if is_raw_whole else " Values whose raw messages are trimmed are then lost."
+    force, loss = ("", "") if is_raw_whole else (" --force", " Values whose raw messages are trimmed are lost.")
     return (
         "Check that the setting store (COMPACTOR_STORE) names the object store of this database.",
         "If it does, restore the object from a backup (docs/operations.md).",
-        f"If there is no backup, delete the cursor __compaction: the next run compacts again from raw.{remains}",
+        f"If there is no backup, run: compactor cursor delete {name} __compaction{force}. Compacted reads then return "
+        f"all raw messages until the next run, which reads them all.{loss}",
     )
 
 

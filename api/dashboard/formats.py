@@ -16,6 +16,13 @@ _JUST_NOW_MS = 5_000
 _STEPS = (("second", 60), ("minute", 60), ("hour", 48), ("day", 60), ("month", 24))
 """Units of a relative time, each with the number from which the next one is used."""
 _SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "month": 2_629_746, "year": 31_556_952}
+_POLICY_OF_CAUSE = {
+    "threshold.bytes": "compaction.threshold.bytes",
+    "threshold.messages": "compaction.threshold.messages",
+    "dirty.ratio": "min.cleanable.dirty.ratio",
+    "max.lag": "max.compaction.lag.ms",
+}
+"""The policy of each cause in compactor/scheduling/due.py."""
 _BREAKS = re.compile(r"(?<=[/._-])(?=[^/._-])")
 """Places in a name after which a line may break."""
 
@@ -83,6 +90,11 @@ def shortened(name: str, limit: int = 12) -> str:
     return name if len(name) <= limit else name[:limit] + "…"
 
 
+def cause(word: str) -> str:
+    """Return the policy for which a compaction is due, by its name; any other cause of a run as it is."""
+    return _POLICY_OF_CAUSE.get(word, word)
+
+
 def duration(value: int | None) -> str:
     """Format a duration in milliseconds."""
     if value is None:
@@ -129,5 +141,5 @@ def chart_slice(index: int, height: int, text: str) -> Markup:
 
 FILTERS: Mapping[str, Callable[..., object]] = {
     function.__name__: function
-    for function in (size, count, share, time, parse_pulsar_time, ago, breakable, duration, rate, text)
+    for function in (size, count, share, time, parse_pulsar_time, ago, breakable, cause, duration, rate, text)
 }

@@ -88,11 +88,6 @@ class MessageState:
     is_trimmed: bool = False
     may_be_superseded: bool = False
 
-    @property
-    def is_struck(self) -> bool:
-        """True if the message does not count any more."""
-        return self.is_left_out or self.superseded_by is not None
-
 
 @dataclass(frozen=True)
 class MessagePage:

@@ -17,10 +17,11 @@ from storage.environment import Environment
 from storage.model import TopicName
 from storage.options.kinds import Boolean, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
 from storage.options.option import Option
-from storage.options.policies import POLICIES
+from storage.options.policies import POLICIES, RETENTION_TIMES
 from storage.options.resolution import PolicyOrigin, PolicyResolution
 
 PolicyRow: TypeAlias = dict[str, Any]
+_RETENTION = (*RETENTION_TIMES, "retention.bytes")
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,15 @@ def policies_of(environment: Environment, name: TopicName) -> OptionTables:
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
     """Return a row of each policy; those that are set come first, then the defaults, each sorted by name."""
     document = policies_document(resolved)
-    return _sorted(
+    rows = [
         _row(policy, document[policy.name]["value"], document[policy.name]["origin"], policy.default)
         for policy in POLICIES.values()
-    )
+    ]
+    if "delete" not in resolved.policies.cleanup_policy:
+        for row in rows:
+            if row["option"].name in _RETENTION and row["origin"] != PolicyOrigin.DEFAULT:
+                row["warning"] = "No effect: cleanup.policy does not have delete."
+    return _sorted(rows)
 
 
 def settings_of(settings: Settings) -> OptionTables:
@@ -58,12 +64,12 @@ def settings_of(settings: Settings) -> OptionTables:
 
 def _row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
     """Return the row of an option: `option`, its effective `value` as text and `meant` in larger units, `origin`,
-    `default` as text, its `choices`, and whether the value `differs` from the default. `value` and `default`: as JSON,
-    and as Python has them."""
+    `default` as text, its `choices`, whether the value `differs` from the default, and a `warning`. `value` and
+    `default`: as JSON, and as Python has them."""
     text, default_text = value_text(value), value_text(option.kind.to_json(default))
     return {
         "option": option, "value": text, "origin": origin, "default": default_text, "choices": choices(option.kind),
-        "differs": text != default_text, "meant": value_in_larger_units(option.kind, value),
+        "differs": text != default_text, "meant": value_in_larger_units(option.kind, value), "warning": "",
     }  # fmt: skip
 
 

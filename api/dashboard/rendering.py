@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
+from api.dashboard.topic_status import current_states
 from api.http.access import ANY_USE, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
 from api.http.limits import limit_body
@@ -141,7 +142,8 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
 
 
 def render_page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """Render a page from a template. Needs a thread if the template checks permissions: `may_create`, `tabs`."""
+    """Render a page from a template. Needs a thread if the template checks permissions or states: `may_create`,
+    `tabs`, `states_of`."""
     context = context_of(request)
     broker = context.broker
     content = _TEMPLATES.get_template(template).render(
@@ -156,6 +158,7 @@ def render_page(request: Request, template: str, status: int = 200, **values: An
         is_operator=context.access.is_superuser(caller_of(request)),
         may_create=lambda: context.access.may_create_topics(caller_of(request)),
         tabs=lambda name: _tabs(request, name),
+        states_of=lambda name: current_states(broker.environment, name),
         **values,
     )
     return Response(content, status, HEADERS, media_type="text/html")

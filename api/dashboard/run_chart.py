@@ -5,10 +5,9 @@
     duration    the phases, in the order of execution from the bottom
 
 The runs of a panel share its scale, and fill its width. A panel without a number above 0 is left out. A run that
-failed, was cancelled or is active has a strip below its column in the colour of its state, and the first two a tint
-over the whole height. Each column has the run's numbers as a title, which browsers show, and which the script copies
-below the panels while the arrow keys walk along the runs. Pure: from the documents of runs
-(`api/reports.py: run_document`) to text.
+failed, was cancelled or is active has a strip below the axis in the colour of its state. Below that stand numbers of
+runs. Each column has the run's numbers as a title, which browsers show, and which the script copies below the panels
+while the arrow keys walk along the runs. Pure: from the documents of runs (`api/reports.py: run_document`) to text.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ _STRIP = 6
 _LEAST_HEIGHT = 1
 _FILLED = 0.8
 """The share of its place, which is 1 wide, that a column fills at most."""
+_NUMBERED = 6
+"""The runs that have their number below the axis at most."""
 MARKED = ("ERROR", "CANCELLED", "RUNNING")
 """States that the chart marks."""
 ENDED_EARLY = ("ERROR", "CANCELLED")
@@ -69,10 +70,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class RunChart:
-    """The panels of a topic's runs. `texts`: the numbers of each run in words, the oldest first. `marks`: the states
-    that are marked in it."""
+    """The panels of a topic's runs. `axis`: numbers of runs, drawn below each panel. `texts`: the numbers of each run
+    in words, the oldest first. `marks`: the states that are marked in it."""
 
     panels: Sequence[Panel]
+    axis: Markup
     texts: Sequence[str]
     marks: Sequence[str]
 
@@ -136,7 +138,7 @@ def draw_chart(runs: Sequence[Run]) -> RunChart:
     texts = [run_text(run) for run in oldest_first]
     marks = [state for state in MARKED if any(run["state"] == state for run in runs)]
     panels = [panel for scheme in PANELS if (panel := _panel(scheme, oldest_first, texts)) is not None]
-    return RunChart(panels, texts, marks)
+    return RunChart(panels, _axis(oldest_first), texts, marks)
 
 
 def run_text(run: Run) -> str:
@@ -182,6 +184,7 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
         for kind, box in _boxes(scheme, index, run, highest, _FILLED * share):
             paths[kind] += box
     pieces = [
+        Markup('<path d="M0 {}h{}" class="axis"/>').format(_HEIGHT, len(runs)),
         *(_mark(index, run, share) for index, run in enumerate(runs) if run["state"] in MARKED),
         *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
         *(chart_slice(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
@@ -212,11 +215,22 @@ def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: floa
 
 
 def _mark(index: int, run: Run, width: float) -> Markup:
-    """Draw the strip of a run that has not succeeded, and the tint of one that ended early."""
-    kind = run["state"].lower()
-    box = Markup('<rect x="{:.2f}" y="{}" width="{:.2f}" height="{}" class="{} {}"/>')
-    left = index + (1 - width) / 2
-    strip = box.format(left, _HEIGHT, width, _STRIP, "strip", kind)
-    if run["state"] not in ENDED_EARLY:
-        return strip
-    return box.format(left, 0, width, _HEIGHT, "tint", kind) + strip
+    """Draw the strip of a run that has not succeeded."""
+    return Markup('<rect x="{:.2f}" y="{}" width="{:.2f}" height="{}" class="strip {}"/>').format(
+        index + (1 - width) / 2, _HEIGHT, width, _STRIP, run["state"].lower()
+    )
+
+
+def _axis(runs: Sequence[Run]) -> Markup:
+    """Draw the numbers of runs at equal distances, that of the newest always."""
+    step = max(1, -(-len(runs) // _NUMBERED))
+    numbers = [
+        Markup('<text x="{:.2f}%" y="12" text-anchor="middle">{}</text>').format(
+            100 * (index + 0.5) / len(runs), run["run"]
+        )
+        for index, run in enumerate(runs)
+        if (len(runs) - 1 - index) % step == 0
+    ]
+    return Markup('<svg class="axis" width="100%" height="16" aria-hidden="true">{}</svg>').format(
+        Markup("").join(numbers)
+    )

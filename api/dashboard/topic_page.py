@@ -19,7 +19,15 @@ from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, topic_failure
 from api.dashboard.formats import shortened
 from api.dashboard.policy_table import PolicyRow, policy_rows
-from api.dashboard.run_chart import EarlyEndReason, RunChart, draw_chart, early_end_reasons, messages_in_and_out
+from api.dashboard.run_chart import (
+    PHASES,
+    EarlyEndReason,
+    Quantity,
+    RunChart,
+    draw_chart,
+    early_end_reasons,
+    messages_in_and_out,
+)
 from api.dashboard.schema_versions import SchemaHistory, schema_history
 from api.dashboard.topic_clients import TopicClients, topic_clients
 from api.dashboard.topic_picture import (
@@ -64,7 +72,8 @@ RUNS_IN_TABLE = 10
 class TopicView:
     """The content of a topic's page.
 
-    `failure`: that of the last run, or of the manifest. `can_read_compacted`: the manifest can be read, or there is
+    `garbage`: rows of the compacted ledger that no read returns. `failure`: that of the last run, or of the manifest.
+    `can_read_compacted`: the manifest can be read, or there is
     none. `unserved`: log directories with unsealed messages of the topic that no live service has.
     """
 
@@ -81,6 +90,7 @@ class TopicView:
     clients: TopicClients
     schemas: SchemaHistory
     policies: Sequence[PolicyRow]
+    garbage: int = 0
     failure: Failure | None = None
     can_read_compacted: bool = True
     unserved: Sequence[UnservedLog] = ()
@@ -99,6 +109,11 @@ class TopicView:
     def newest_runs(self) -> Sequence[tuple[dict[str, Any], int | None, int | None]]:
         """Return the runs that the table lists, each with its messages in and out."""
         return [(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
+
+    @property
+    def phases(self) -> Sequence[Quantity]:
+        """Return the phases that took time in a run of the table."""
+        return [phase for phase in PHASES if any(phase.of(run) for run in self.runs[:RUNS_IN_TABLE])]
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,9 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
         clients,
         schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
+        0 if manifest is None else sum(part.dead for part in manifest.parts),
         topic_failure(
+            name,
             document["last_error"],
             None if compacted is None else compacted.ledger_id,
             problem,

@@ -47,7 +47,7 @@ _CHARACTER = 7.5
 _UNREADABLE_TEXT = "cannot be read"
 SEALED, UNSEALED, LIVE, GARBAGE = "ledger", "open", "part", "garbage"
 """Kinds of messages, each with its column; also the classes of the drawing."""
-_WORDS = {SEALED: "sealed", UNSEALED: "not sealed", LIVE: "live", GARBAGE: "garbage"}
+_WORDS = {SEALED: "sealed", UNSEALED: "not sealed", LIVE: "left by compaction", GARBAGE: "garbage"}
 HORIZON, START, CURSOR, READER = "horizon", "start", "cursor", "reader"
 LINES = (HORIZON, START, READER, CURSOR)
 """Kinds of lines, in the order in which they get labels."""
@@ -55,10 +55,10 @@ BEHIND, UNREADABLE = "behind", "unreadable"
 _LEGEND = {
     SEALED: "raw, sealed",
     UNSEALED: "raw, not sealed yet",
-    LIVE: "compacted, live: what a compacted read returns",
-    GARBAGE: "compacted, garbage: superseded rows that no read returns, until a run rewrites their part",
+    LIVE: "live rows of the compacted ledger",
+    GARBAGE: "its garbage: superseded rows that no read returns, until a run rewrites their part",
     UNREADABLE: "compacted ledger that cannot be read",
-    BEHIND: "not compacted yet",
+    BEHIND: "not compacted yet: a compacted read returns the raw messages",
     HORIZON: "horizon: compacted up to here",
     START: "first raw offset",
     CURSOR: "subscription: all before it is acknowledged",
@@ -146,9 +146,7 @@ def draw(
     divided = divide_into_slices(extents, marks, first, end)
     behind = max(first, horizon_end or 0)
     unread_end = behind if is_unreadable else first
-    texts = [
-        f"{item.text}; compacted: {_UNREADABLE_TEXT}" if item.first < unread_end else item.text for item in divided
-    ]
+    texts = [f"{item.text}; {note}" if (note := _note(item, behind, unread_end)) else item.text for item in divided]
     marks = sorted(marks, key=lambda mark: LINES.index(mark.kind))
     top = _ROW * min(len(marks), LABELS)
 
@@ -190,6 +188,15 @@ def draw(
     legend = [(kind, word) for kind, word in _LEGEND.items() if kind in kinds]
     widest = max(item.last - item.first + 1 for item in divided)
     return Picture(svg, first, end, texts, widest, legend)
+
+
+def _note(item: Slice, behind: int, unread_end: int) -> str:
+    """Return what the columns below do not show by their height: nothing is left, not compacted, or unreadable."""
+    if item.first < unread_end:
+        return f"compacted: {_UNREADABLE_TEXT}"
+    if item.first >= behind:
+        return "not compacted yet"
+    return "" if item.messages[LIVE] else "none left by compaction"
 
 
 def _hatch(kind: str, top: int, left: float, right: float) -> Markup:

@@ -1,4 +1,6 @@
-"""State of a topic for the top of its page: states, the share that compaction saves, and the next run. Pure.
+"""State of a topic for the top of its pages: states, the share that compaction saves, and the next run.
+
+Pure, but for `current_states`.
 
 States and the share are those of the topic's row in the table of topics (`topics_table.py`), so both pages agree. A
 topic that is due is due by the code of the control loop (`compactor/scheduling/due.py`).
@@ -10,10 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.dashboard.formats import count, duration, share, size
-from api.dashboard.topics_table import DUE, FAILING, PAUSED, REQUESTED, RUNNING, STATES, TopicRow
-from compactor.scheduling.backlog import Backlog
+from api.dashboard.topics_table import (
+    DUE,
+    FAILING,
+    PAUSED,
+    REQUESTED,
+    RUNNING,
+    STATES,
+    CompactionStates,
+    TopicRow,
+    topic_rows,
+)
+from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
+from storage.environment import Environment
 from storage.metadata.records import CompactionControl
+from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
 
 UP_TO_DATE, NOT_DUE = "up to date", "not due"
@@ -24,9 +38,9 @@ UP_TO_DATE, NOT_DUE = "up to date", "not due"
 class TopicStatus:
     """The state of a topic.
 
-    `saved`: the share of its raw bytes that a compacted read leaves out; None: never compacted. `returned`,
-    `returned_bytes`: of a compacted read; `messages`, `bytes`: of a raw read. `next_run`: cause of the next run, in
-    words; `next_at`: its time in milliseconds, where that is known.
+    `saved`: the share of its raw bytes that a compacted read does not read; None: never compacted. `returned`: messages
+    of a compacted read; `read_bytes`: the bytes that it reads, with garbage; `messages`, `bytes`: of a raw read.
+    `next_run`: cause of the next run, in words; `next_at`: its time in milliseconds, where that is known.
     """
 
     states: Sequence[str]
@@ -34,7 +48,7 @@ class TopicStatus:
     messages: int
     bytes: int
     returned: int | None
-    returned_bytes: int | None
+    read_bytes: int | None
     next_run: str
     next_at: int | None = None
 
@@ -43,10 +57,26 @@ def topic_status(
     row: TopicRow, backlog: Backlog, control: CompactionControl, compacted_messages: int | None, now: int
 ) -> TopicStatus:
     """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger."""
-    states = sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
     next_run, next_at = _next_run(row, backlog, control, now)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
-    return TopicStatus(states, row.saved, row.messages, row.raw_bytes, returned, row.read_bytes, next_run, next_at)
+    return TopicStatus(
+        _states(row, backlog), row.saved, row.messages, row.raw_bytes, returned, row.read_bytes, next_run, next_at
+    )
+
+
+def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
+    """Return the states of a topic; none for a partitioned topic. Reads the database."""
+    metadata = environment.metadata
+    topic_ids = [record.id for record in metadata.topics.named([name]).values()]
+    backlogs = BacklogReader(metadata, environment.log).of(topic_ids)
+    rows = CompactionStates.read(environment).rows_with_states(
+        topic_rows(metadata.topics.summaries(topic_ids), backlogs)
+    )
+    return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog)]
+
+
+def _states(row: TopicRow, backlog: Backlog) -> list[str]:
+    return sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
 
 
 def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: int) -> tuple[str, int | None]:
@@ -57,28 +87,29 @@ def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: 
         return "requested, begins when the leader has a free slot", None
     if PAUSED in row.states:
         return "none until compaction is resumed", None
-    behind = _behind(backlog)
+    left = _left(backlog)
     if FAILING in row.states and control.retry_at is not None and control.retry_at > now:
-        return f"as the next try; {behind}", control.retry_at
+        return f"as the next try; {left}", control.retry_at
     if DUE in row.states:
-        return f"due now by {row.cause}; {behind}{_of_triggers(backlog)}", None
+        return f"due now by {row.cause}; {left}{_of_triggers(backlog)}", None
     if not backlog.messages:
-        return "not due; nothing is behind the horizon", None
+        return "none; there is no message to compact", None
     triggers = backlog.triggers
     if not triggers.any:
-        return f"not due; {behind}, no threshold is set", None
+        return f"on request; {left}, no threshold is set", None
     if triggers.min_lag_ms and cause_of(backlog, now) is None:
         begins = (backlog.soonest or now) + triggers.min_lag_ms
         if begins > now:
-            return f"not due; {behind}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
+            return f"not yet; {left}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
     if triggers.max_lag_ms and backlog.oldest is not None:
         latest = max(backlog.oldest + triggers.max_lag_ms, now)
-        return f"at the latest by max.compaction.lag.ms; {behind}{_of_triggers(backlog)}", latest
-    return f"not due; {behind}{_of_triggers(backlog)}", None
+        return f"at the latest by max.compaction.lag.ms; {left}{_of_triggers(backlog)}", latest
+    return f"when a policy requires it; {left}{_of_triggers(backlog)}", None
 
 
-def _behind(backlog: Backlog) -> str:
-    return f"{count(backlog.messages)} {'message' if backlog.messages == 1 else 'messages'} behind the horizon"
+def _left(backlog: Backlog) -> str:
+    """Return the size of the backlog in words."""
+    return f"{count(backlog.messages)} {'message' if backlog.messages == 1 else 'messages'} not compacted yet"
 
 
 def _of_triggers(backlog: Backlog) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.broker import names
-from api.dashboard.formats import count, share, size
+from api.dashboard.formats import cause, count, share, size
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import due
 from storage.environment import Environment
@@ -36,7 +36,7 @@ STATES = (FAILING, PAUSED, DUE, REQUESTED, RUNNING)
 class TopicRow:
     """A topic in a table. Sizes are logical bytes, as producers sent them; unsealed messages count.
 
-    `backlog` None: the topic was created after the backlogs were read. `cause`: of a compaction that is due.
+    `backlog` None: the topic was created after the backlogs were read. `cause`: the policy by which it is due.
     `is_unreadable`: the last run failed because the compacted ledger cannot be read.
     """
 
@@ -73,8 +73,8 @@ class TopicRow:
 
     @functools.cached_property
     def read_bytes(self) -> int | None:
-        """Return the bytes of a compacted read: the compacted ledger and the backlog; None: never compacted, or it
-        cannot be read."""
+        """Return the bytes that a compacted read reads: the compacted ledger with its garbage, and the backlog; None:
+        never compacted, or it cannot be read."""
         compacted = None if self.is_unreadable else self.summary.compacted_bytes
         return None if compacted is None else compacted + (self.backlog.bytes if self.backlog else 0)
 
@@ -90,7 +90,7 @@ class TopicRow:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """Return the bytes behind the horizon."""
+        """Return the bytes that are not compacted yet."""
         return self.backlog.bytes if self.backlog else None
 
     @property
@@ -145,40 +145,47 @@ COLUMNS = (
     ),
     Column("messages", "Messages", lambda row: row.messages, count),
     Column("raw", "Raw", lambda row: row.raw_bytes, size),
-    Column("compacted", "Compacted", lambda row: None if row.is_unreadable else row.summary.compacted_bytes, size),
+    Column(
+        "compacted",
+        "Compacted",
+        lambda row: None if row.is_unreadable else row.summary.compacted_bytes,
+        size,
+        meaning="The compacted ledger with its garbage: superseded rows that no read returns, until a run rewrites "
+        "their part.",
+    ),
     Column(
         "saved",
         "Saved",
         lambda row: row.saved,
         share,
-        meaning="The share of the raw bytes that a compacted read leaves out. It reads the compacted ledger, then what "
-        "is behind the horizon. Unreadable: the compacted ledger is lost or damaged, so a compacted read fails. The "
-        "total counts all topics, also those that were never compacted.",
+        meaning="The share of the raw bytes that a compacted read does not read. It reads the compacted ledger with "
+        "its garbage, then what is not compacted yet. Unreadable: the compacted ledger is lost or damaged, so a "
+        "compacted read fails. The total counts all topics, also those that were never compacted.",
     ),
     Column(
         "backlog",
-        "Behind the horizon",
+        "Not compacted yet",
         lambda row: row.backlog_bytes,
         size,
-        meaning="The horizon is the last message that a compaction has read. The messages behind it, sealed or not, "
-        "are the input of the next one.",
+        meaning="The messages after the horizon, the last message that a compaction has read. Sealed or not, they are "
+        "the input of the next one.",
     ),
     Column(
         "cleanable",
         "Cleanable",
         lambda row: row.cleanable,
         share,
-        meaning="Kafka's cleanable ratio: sealed bytes behind the horizon, as a share of these and the compacted "
-        "ledger. 100 %: nothing is compacted yet. It makes a topic due only where cleanup.policy has compact, or where "
-        "the topic or its namespace sets min.cleanable.dirty.ratio: its default alone does not.",
+        meaning="Kafka's cleanable ratio: sealed bytes that are not compacted yet, as a share of these and the "
+        "compacted ledger. 100 %: nothing is compacted yet. It makes a topic due only where cleanup.policy has "
+        "compact, or where the topic or its namespace sets min.cleanable.dirty.ratio: its default alone does not.",
     ),
     Column(
         "threshold",
         "Of the threshold",
         lambda row: row.threshold_share,
         share,
-        meaning="The bytes behind the horizon as a share of the policy compaction.threshold.bytes. Above 100 % the "
-        "topic is due.",
+        meaning="The bytes that are not compacted yet as a share of the policy compaction.threshold.bytes. Above 100 % "
+        "the topic is due.",
     ),
     Column("at", "Last compaction", lambda row: row.summary.compacted_at),
 )
@@ -328,15 +335,15 @@ class CompactionStates:
         """Return the rows with their states, in the same order. A topic without a state keeps its row."""
         active = {run.topic_id for _, run in self.running}
         due_topics = due([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
-        causes = {item.topic.id: item.cause for item in due_topics if item.topic.id not in active}
+        causes = {item.topic.id: cause(item.cause) for item in due_topics if item.topic.id not in active}
         affected = self.controls.keys() | active | causes.keys()
         return [self._with_states(row, active, causes) if row.summary.topic_id in affected else row for row in rows]
 
     def _with_states(self, row: TopicRow, active: Collection[int], causes: Mapping[int, str]) -> TopicRow:
         topic_id = row.summary.topic_id
-        control, cause = self.controls.get(topic_id), causes.get(topic_id, "")
-        states = _states(control, bool(cause), topic_id in active)
-        return TopicRow(row.summary, row.backlog, states, cause, _is_unreadable(row.summary, control))
+        control, policy = self.controls.get(topic_id), causes.get(topic_id, "")
+        states = _states(control, bool(policy), topic_id in active)
+        return TopicRow(row.summary, row.backlog, states, policy, _is_unreadable(row.summary, control))
 
 
 def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:

@@ -218,7 +218,8 @@ class TopicPolicies:
         0.5,
         "min.cleanable.dirty.ratio",
         RATIO,
-        "A compaction is due when a larger share of the bytes is after the horizon.",
+        "A compaction is due when a larger share of the sealed bytes is after the horizon. Set by the broker, the file "
+        "or the default it counts only where cleanup.policy has `compact`.",
         "log.cleaner.min.cleanable.ratio",
     )
     delete_retention_ms: int = _policy(

@@ -30,8 +30,8 @@ def test_topics_are_filtered_sorted_and_paged(browser: Browser, service: Running
         expect(names).to_have_count(10)
         page.get_by_role("link", name="Show all topics").click()
         expect(page.get_by_text(re.compile(r"^(\d+) of \1 topics"))).to_be_visible()
-        page.get_by_role("link", name=re.compile("behind the horizon$")).click()
-        expect(page.get_by_role("columnheader", name="Behind the horizon")).to_have_attribute("aria-sort", "descending")
+        page.get_by_role("link", name=re.compile("not compacted yet$")).click()
+        expect(page.get_by_role("columnheader", name="Not compacted yet")).to_have_attribute("aria-sort", "descending")
 
 
 def test_a_total_leads_to_its_topics_and_a_name_is_copied(browser: Browser, service: RunningService) -> None:
@@ -56,7 +56,7 @@ def test_a_total_leads_to_its_topics_and_a_name_is_copied(browser: Browser, serv
 def test_columns_are_explained_by_keyboard(browser: Browser, service: RunningService) -> None:
     with watched(browser, service) as watch:
         page = watch.open("/")
-        for heading in ("Behind the horizon", "Cleanable", "Of the threshold"):
+        for heading in ("Not compacted yet", "Cleanable", "Of the threshold"):
             page.get_by_role("link", name=f"Meaning of {heading}").focus()
             page.keyboard.press("Enter")
             expect(page.locator("dt:target")).to_have_text(heading)

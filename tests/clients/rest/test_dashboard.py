@@ -16,8 +16,10 @@ import pytest
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
 from api.dashboard import topic_sizes
+from api.dashboard.formats import breakable
 from api.http.tokens import create
 from storage.errors import ErrorText
+from storage.ledger.manifest import Part
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving
@@ -88,7 +90,7 @@ def test_totals_lead_to_the_topics_that_they_count(served: Served, rest_topic: R
         (link,) = re.findall(rf'id="total-{state}" [^>]*href="([^"]*)"', text)
         listed = page(served.client, html.unescape(link))
         assert re.findall(r'data-text="([^"]*)"', listed) == [topic.name]
-    assert "due <small>by threshold.bytes</small>" in text
+    assert "due <small>by compaction.<wbr>threshold.<wbr>bytes</small>" in text
 
 
 def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
@@ -104,6 +106,9 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     control.record_failure(summary.record.id, ErrorText(text), now + 3_600_000)
     overview = page(served.client, f"/?q={rest_topic.local}")
     reason = f"the compacted ledger {compacted.ledger_id} cannot be read"
+    policies = page(served.client, f"{page_of(rest_topic)}/policies")
+    assert f"<h1><small>{breakable(rest_topic.name)}</small>Policies</h1>" in policies
+    assert '<span class="state failing">failing</span>' in policies
     attention = overview[overview.index('id="attention"') : overview.index("<table")]
     assert f'<b>1 topic:</b> <a href="{page_of(rest_topic)}"' in attention
     assert f"<small>{reason}; next try <time" in attention
@@ -169,19 +174,34 @@ def test_a_topic_is_drawn_with_its_compactions_cursors_and_policies(served: Serv
     text = page(served.client, page_of(rest_topic))
 
     assert str(picture(text).get("aria-label")).startswith(
-        "Offsets 0 to 5: 4 sealed, 1 not sealed, 3 live; the horizon"
+        "Offsets 0 to 5: 4 sealed, 1 not sealed, 3 left by compaction; the horizon"
     )
     assert [str(item.text) for item in picture(text).iter("text")] == ["compacted up to 3", "mine at 5"]
     assert f'for="slice">{html.escape(str(next(picture(text).iter("title")).text))}</output>' in text
     assert '<span class="state due">due</span>' in text
     assert "A compacted read returns 4 of 5 messages, " in text
-    assert "Next run: due now by threshold.bytes; 1 message behind the horizon, 500 % of the threshold of 1 B." in text
+    assert (
+        "Next run: due now by compaction.threshold.bytes; 1 message not compacted yet, 500 % of the threshold of 1 B."
+        in text
+    )
     titles = [str(item.text) for item in picture(text).iter("title")]
     assert "the horizon: compacted up to offset 3" in titles[4]
     assert sum("subscription mine: all before offset 5 is acknowledged" in title for title in titles) == 1
     assert "so it is due" in text
     assert '<span class="state success">success</span>' in text
     assert "compaction.<wbr>threshold.<wbr>bytes" in text
+
+
+def test_the_size_of_a_compacted_ledger_is_that_of_its_garbage_too(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.compact()
+    assert "of garbage" not in page(served.client, page_of(rest_topic))
+    monkeypatch.setattr(Part, "dead", 1)
+    text = page(served.client, page_of(rest_topic))
+    assert re.search(r"<dt>Compacted</dt><dd>[^<]* B: 3 messages and 1 row of garbage</dd>", text)
+    assert re.search(r"returns 3 of 3 messages, and reads \d+ B, with garbage, instead of \d+ B\.", text)
 
 
 def test_readers_that_are_connected_are_in_the_picture(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
-from api.dashboard.policy_table import choices, group_by_prefix, settings_of, value_in_larger_units
+from api.dashboard.policy_table import choices, group_by_prefix, policy_rows, settings_of, value_in_larger_units
 from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
 from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
 from storage.options.policies import POLICIES, Policy
+from storage.options.resolution import resolve
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,20 @@ def test_settings_that_are_set_come_first_and_are_marked() -> None:
     assert len(tables.set_rows) + len(defaults) == len(SETTINGS) + 1
     marked = {row["option"].name for row in (*tables.set_rows, *defaults) if row["differs"]}
     assert marked == {"port", "retention.hours"}
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "warned"),
+    [
+        (frozenset(), {"retention.ms", "retention.bytes"}),
+        ({"compact"}, {"retention.ms", "retention.bytes"}),
+        ({"delete"}, set()),
+    ],
+)
+def test_a_retention_without_effect_says_so(cleanup: Collection[str], warned: set[str]) -> None:
+    settings = {"cleanup.policy": frozenset(cleanup), "retention.ms": 1_000}
+    rows = policy_rows(resolve({}, {"retention.bytes": 5}, settings))
+    assert {row["option"].name for row in rows if row["warning"]} == warned
 
 
 @pytest.mark.parametrize(

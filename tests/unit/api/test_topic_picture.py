@@ -43,15 +43,15 @@ def titles(svg: str) -> list[str]:
 
 def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
     extents = [Extent(SEALED, 0, 23_999, 24_000), Extent(LIVE, 0, 19_999, 5_000), Extent(GARBAGE, 0, 19_999, 1_000)]
-    picture = draw(extents, [], 24_000)
+    picture = draw(extents, [], 24_000, 20_000)
     raw, live, garbage = (heights(picture.svg, kind) for kind in (SEALED, LIVE, GARBAGE))
     assert picture.slice_count == len(raw) == 200
     assert set(raw.values()) == {100}
     assert (live[0], garbage[0]) == (25, 5)
     assert 166 in live
     assert 167 not in live
-    assert titles(picture.svg)[0] == "Offsets 0 to 119: 120 sealed, 30 live, 6 garbage"
-    assert titles(picture.svg)[199] == "Offsets 23,880 to 23,999: 120 sealed"
+    assert titles(picture.svg)[0] == "Offsets 0 to 119: 120 sealed, 30 left by compaction, 6 garbage"
+    assert titles(picture.svg)[199] == "Offsets 23,880 to 23,999: 120 sealed; not compacted yet"
 
 
 @pytest.mark.parametrize("end", [1, 7, 199, 200, 201, 12_345])
@@ -74,8 +74,8 @@ def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None
     ]
     labels = [(label.text, label.get("text-anchor"), label.get("y")) for label in root.iter("text")]
     assert labels == [("up to 49", "start", "15"), ("y", "end", "35")]
-    assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more"
-    assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y"
+    assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more; not compacted yet"
+    assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y; not compacted yet"
     assert str(root.get("aria-label")).endswith("; the <horizon> & more; y")
 
 
@@ -94,7 +94,11 @@ def test_messages_that_no_compaction_has_read_are_hatched(
 ) -> None:
     picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, horizon_end)
     assert hatched(picture.svg, BEHIND) == ([] if hatch is None else [hatch])
-    assert ("not compacted yet" in dict(picture.legend).values()) is (hatch is not None)
+    assert (BEHIND in dict(picture.legend)) is (hatch is not None)
+    notes = [text.partition("; ")[2] for text in picture.texts]
+    assert notes == ["none left by compaction"] * (horizon_end or 0) + ["not compacted yet"] * (
+        100 - (horizon_end or 0)
+    )
 
 
 def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages() -> None:
@@ -107,7 +111,7 @@ def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages
     assert (UNREADABLE, "compacted ledger that cannot be read") in picture.legend
     assert picture.texts[79:81] == [
         "Offsets 79 to 79: 1 sealed; compacted: cannot be read",
-        "Offsets 80 to 80: 1 sealed",
+        "Offsets 80 to 80: 1 sealed; not compacted yet",
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_failed_run_is_marked_and_its_duration_drawn() -> None:
     for panel in drawn.values():
         rects = list(ElementTree.fromstring(panel.svg).iter("rect"))
         marks = [(item.get("class"), int(float(item.get("x", "")))) for item in rects if item.get("class") != "slice"]
-        assert marks == [("tint error", 1), ("strip error", 1), ("strip running", 2)]
+        assert marks == [("strip error", 1), ("strip running", 2)]
     assert boxes(drawn["Duration"], "vain")[0][2] == pytest.approx(95, abs=0.5)
 
 
@@ -122,6 +122,26 @@ def test_few_columns_are_spread_and_no_wider_than_a_twelfth(number: int, width: 
     assert sizes == pytest.approx([width] * number, abs=0.006)
     lefts = [left for left, _, _ in boxes(panel, "one")]
     assert lefts == pytest.approx([index + (1 - width) / 2 for index in range(number)], abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("number", "numbered"),
+    [
+        (0, []),
+        (1, ["1"]),
+        (6, ["1", "2", "3", "4", "5", "6"]),
+        (7, ["1", "3", "5", "7"]),
+        (50, ["5", "14", "23", "32", "41", "50"]),
+    ],
+)
+def test_a_few_runs_have_their_number_below_the_axis_and_the_newest_always(number: int, numbered: list[str]) -> None:
+    drawn = draw_chart([success(item) for item in range(number, 0, -1)])
+    labels = list(ElementTree.fromstring(drawn.axis).iter("text"))
+    assert [item.text for item in labels] == numbered
+    assert all(
+        float(str(item.get("x")).rstrip("%")) == pytest.approx(100 * (int(str(item.text)) - 0.5) / number, abs=0.006)
+        for item in labels
+    )
 
 
 def test_a_panel_of_zeros_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 
@@ -39,10 +40,23 @@ def test_producers_and_consumers_have_their_numbers() -> None:
     assert '<th scope="row">p<small>10.0.0.1:5, java</small><small>connected <time datetime="1970-01-01' in text
     assert "1.5 msg/s<small>0 B/s</small>" in text
     assert '<a href="/topic/subscriptions/s">s</a>' in text
-    assert "<small>Shared; acknowledged: all up to offset 3, and 400 after it</small>" in text
+    assert "<small>Shared; acknowledged: all up to offset 3, and 400 messages after it</small>" in text
     assert '<th scope="row">c<small></small><small>connected –</small><small>7 permits</small>' in text
     assert [line for number in (9, 3) if (line := f'<td class="number">{number}</td>') not in text] == []
     assert "0 msg/s<small>20 B/s</small>" in text
+
+
+def test_a_consumer_that_gets_nothing_says_why() -> None:
+    waits = ConsumerStats(consumer_name="waits", available_permits=0)
+    blocked = ConsumerStats(consumer_name="blocked", available_permits=9, blocked_consumer_on_unacked_msgs=True)
+    served = ConsumerStats(consumer_name="served", available_permits=9)
+    for backlog, reasons in (
+        (9, ["until its program takes those that were sent", "until it acknowledges some"]),
+        (0, []),
+    ):
+        subscription = SubscriptionStats(msg_backlog=backlog, consumers=(waits, blocked, served))
+        text = rendered(TopicStats(subscriptions={"s": subscription}), {})
+        assert re.findall("gets no messages ([^<]*)<", text) == reasons
 
 
 def test_a_subscription_without_consumers_or_cursor() -> None:

@@ -37,7 +37,7 @@ def status(
 def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of_a_compacted_read() -> None:
     result = status(backlog())
     assert (result.returned, result.messages) == (5_095, 24_300)
-    assert (result.returned_bytes, result.bytes) == (51_000, 243_000)
+    assert (result.read_bytes, result.bytes) == (51_000, 243_000)
     assert result.saved == pytest.approx(1 - 51_000 / 243_000)
     assert (status(backlog(), compacted=None).returned, status(backlog(), compacted=None).saved) == (None, None)
 
@@ -45,13 +45,13 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
 @pytest.mark.parametrize(
     ("behind", "control", "running", "state", "next_run", "next_at"),
     [
-        (backlog(0), NO_CONTROL, False, "up to date", "not due; nothing is behind the horizon", None),
+        (backlog(0), NO_CONTROL, False, "up to date", "none; there is no message to compact", None),
         (
             backlog(),
             NO_CONTROL,
             False,
             "not due",
-            "not due; 4,300 messages behind the horizon, no threshold is set",
+            "on request; 4,300 messages not compacted yet, no threshold is set",
             None,
         ),
         (backlog(), NO_CONTROL, True, "running", "a run is active", None),
@@ -69,7 +69,7 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
             CompactionControl(failures=1, retry_at=NOW + 5),
             False,
             "failing",
-            "as the next try; 1 message behind the horizon",
+            "as the next try; 1 message not compacted yet",
             NOW + 5,
         ),
         (
@@ -77,7 +77,8 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
             NO_CONTROL,
             False,
             "due",
-            "due now by threshold.bytes; 4,300 messages behind the horizon, 200 % of the threshold of 21.0 KiB",
+            "due now by compaction.threshold.bytes; 4,300 messages not compacted yet, 200 % of the threshold of "
+            "21.0 KiB",
             None,
         ),
         (
@@ -85,8 +86,8 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
             NO_CONTROL,
             False,
             "not due",
-            "not due; 4,300 messages behind the horizon, 50 % of the threshold of 84.0 KiB, 10 % of the threshold of "
-            "43,000 messages, cleanable ratio 84 %, due above 90 %",
+            "when a policy requires it; 4,300 messages not compacted yet, 50 % of the threshold of 84.0 KiB, 10 % of "
+            "the threshold of 43,000 messages, cleanable ratio 84 %, due above 90 %",
             None,
         ),
         (
@@ -94,7 +95,7 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
             NO_CONTROL,
             False,
             "not due",
-            "at the latest by max.compaction.lag.ms; 4,300 messages behind the horizon",
+            "at the latest by max.compaction.lag.ms; 4,300 messages not compacted yet",
             NOW + 2 * HOUR,
         ),
         (
@@ -102,7 +103,7 @@ def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of
             NO_CONTROL,
             False,
             "not due",
-            "not due; 4,300 messages behind the horizon, younger than min.compaction.lag.ms (120 min 0 s)",
+            "not yet; 4,300 messages not compacted yet, younger than min.compaction.lag.ms (120 min 0 s)",
             None,
         ),
     ],

@@ -71,7 +71,7 @@ def test_a_topic_is_due_as_the_control_loop_decides(
     read = CompactionStates({1: control}, [(item.name, run)] if is_running else [], NOW)
     (result,) = read.rows_with_states([TopicRow(item, backlog(item, 101, THRESHOLD))])
     assert set(result.states) == states
-    assert result.cause == ("threshold.bytes" if DUE in states else "")
+    assert result.cause == ("compaction.threshold.bytes" if DUE in states else "")
 
 
 def test_a_topic_below_its_threshold_and_a_new_topic_have_no_state() -> None:
