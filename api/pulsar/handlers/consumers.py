@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
@@ -117,12 +116,14 @@ def ack(session: Session, request: requests.Ack) -> None:
         return
     count = min(len(request.entries), 1) if request.is_cumulative else len(request.entries)
     unknown: list[AckedEntry] = []
-    parts = _parts(connected, request, count)
-    first = next(parts, ())
+    moves = connected.subscription.position.moves
+    first = next(_parts(connected, request, count, moves), ())
     error = _refused_ack(connected.consumer, request)
     if error is None and len(first) < count:
         # All of it or nothing: a request that is refused because too many are under way has no effect.
-        if session.begin(request, _finish_ack(session, connected, request, chain([first], parts), unknown, None)):
+        # The position may move before the task begins, so the task begins with the first part again.
+        remaining = _parts(connected, request, count, moves)
+        if session.begin(request, _finish_ack(session, connected, request, remaining, unknown, None)):
             session.channel.hold_requests(_ACKNOWLEDGING)  # later requests must not overtake the entries
         return
     if error is None:
@@ -131,14 +132,15 @@ def ack(session: Session, request: requests.Ack) -> None:
         session.begin(request, _finish_ack(session, connected, request, None, unknown, error))
 
 
-def _parts(connected: ConnectedConsumer, request: requests.Ack, count: int) -> Iterator[Sequence[AckedEntry]]:
+def _parts(
+    connected: ConnectedConsumer, request: requests.Ack, count: int, moves: int
+) -> Iterator[Sequence[AckedEntry]]:
     """Yield the first `count` entries of a request in parts, each for one step of the event loop.
 
-    The consumer may leave between two steps. Once the position has moved, the remaining entries are about the earlier
-    one.
+    `moves`: that of the position when the request arrived. The consumer may leave between two steps. Once the position
+    has moved, the remaining entries are about the earlier one.
     """
     position = connected.subscription.position
-    moves = position.moves
     for start in range(0, count, ACKS_AT_ONCE):
         part = request.entries[start : min(start + ACKS_AT_ONCE, count)]
         while part and position.moves == moves:
