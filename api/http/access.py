@@ -149,7 +149,7 @@ class AuthorizationService:
         address = (scope.get("client") or ("unknown", 0))[0]
         if self.verifier is None:
             return Caller(address)
-        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        headers = _authorizations(scope)
         scheme, _, token = headers[0].decode("latin-1").strip().partition(" ") if len(headers) == 1 else ("", "", "")
         if not headers and (scope["path"] == "/" or scope["path"].startswith(DASHBOARD)):
             scheme, token = "bearer", _cookie(scope)
@@ -295,12 +295,18 @@ class AuthorizationService:
 
 
 def bearer_of_cookie(scope: Scope) -> dict[str, str]:
-    """Return the Authorization header for the token of a browser's cookie; empty: the request has no such cookie.
+    """Return the Authorization header for the token of a browser's cookie; empty: the request has no such cookie, or an
+    Authorization header, which decides.
 
     For REST calls that the dashboard makes for the browser, which has no other way to use the cookie there.
     """
-    token = _cookie(scope)
+    token = "" if _authorizations(scope) else _cookie(scope)
     return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _authorizations(scope: Scope) -> list[bytes]:
+    """Return the values of a request's Authorization headers."""
+    return [value for name, value in scope["headers"] if name == b"authorization"]
 
 
 def _cookie(scope: Scope) -> str:

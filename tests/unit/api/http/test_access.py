@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from api.http import openapi
-from api.http.access import AuthAction, CallerName
+from api.http.access import DASHBOARD_COOKIE, AuthAction, CallerName, bearer_of_cookie
 from api.http.paths import UrlDecoding
 from api.http.router import Routes
 from api.http.tokens import create
@@ -242,3 +242,11 @@ def test_the_document_says_what_any_route_may_answer_and_which_need_a_token(clie
                 assert "security" not in operation
             assert common <= set(operation["responses"])
             assert "422" not in operation["responses"]
+
+
+def test_a_cookie_does_not_replace_an_authorization_header() -> None:
+    """A form that a header had authorised was sent over REST for the role of the cookie."""
+    cookie = (b"cookie", f"{DASHBOARD_COOKIE}=t".encode())
+    assert bearer_of_cookie({"headers": [cookie]}) == {"authorization": "Bearer t"}
+    assert bearer_of_cookie({"headers": [cookie, (b"authorization", b"Bearer other")]}) == {}
+    assert bearer_of_cookie({"headers": []}) == {}
