@@ -36,11 +36,14 @@ def _moved(request: Request, topic: TopicName, _: object = None) -> Response:
     return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(_name(request))}", done="reset")
 
 
-def _reset_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
-    """Return the call that resets all partitions to a time: any other position is one partition's, and was refused."""
+def reset_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
+    """Return the call that resets all partitions to a time: any other position is one partition's, and was refused.
+
+    REST takes no time before 1970. No message is older, so such a time is that of the first message.
+    """
     position = _position(form)
     assert isinstance(position, StartTime), "a partitioned topic has no other position"
-    path = f"subscription/{encode_path_segment(_name(request))}/resetcursor/{position.publish_time}"
+    path = f"subscription/{encode_path_segment(_name(request))}/resetcursor/{max(0, position.publish_time)}"
     return RestCall(path, None, partial(_moved, request, topic))
 
 
@@ -94,6 +97,6 @@ add_button_routes(
         _reset,
         _show,
         WaitsFor.STORE,
-        _reset_over_rest,
+        reset_over_rest,
     ),
 )
