@@ -6,15 +6,14 @@
     clean             logical bytes of the current compacted ledger
 
 Logical bytes are those of keys, payloads and properties (docs/scheduling.md), not the bytes in the store. An open
-segment in another machine's log directory counts as empty until it is rolled. Only topics with a trigger are counted
-from files.
+segment in another machine's log directory counts as empty until it is rolled. `of_triggered` counts only the open
+segments of topics with a trigger, `of` and `of_every_topic` all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
@@ -30,10 +29,11 @@ from storage.options.resolution import CompactionTriggers
 class Backlog:
     """Backlog of a topic after its horizon. `bytes`, `messages`, `dirty`, `clean`: see the module.
 
-    `oldest`: earliest publish time in milliseconds; None: the backlog is empty. `soonest`: latest publish time of its
-    first ledger or segment. Runs take whole ledgers in order. So while `soonest` is younger than the minimum lag (S3),
-    a run would compact nothing and only roll the tail. `open_messages`: those of the open segment, whose times count
-    only if the triggers have a lag: entries are read for them.
+    `oldest`: earliest publish time in milliseconds; None: the backlog is empty, or is in the open segment alone and the
+    triggers have no lag. `soonest`: latest publish time of its first ledger or segment. Runs take whole ledgers in
+    order. So while `soonest` is younger than the minimum lag (S3), a run would compact nothing and only roll the tail.
+    `open_messages`: those of the open segment, whose times count only if the triggers have a lag: entries are read for
+    them.
     """
 
     topic: TopicRecord
@@ -94,7 +94,6 @@ class BacklogReader:
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
         self._open = OpenSegmentCounter(log)
-        self._sizes = partial(open_segment_content, log)
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
@@ -134,7 +133,7 @@ class BacklogReader:
         oldest, soonest, open_messages = record.oldest, record.soonest, 0
         if record.open_segment is not None:
             has_lag = triggers.min_lag_ms or triggers.max_lag_ms  # only these need times, which entries have
-            counted = (self._open.count if has_lag else self._sizes)(record.topic, record.open_segment)
+            counted = (self._open.count if has_lag else self._open.size)(record.topic, record.open_segment)
             open_messages = counted.messages
             size, messages = size + counted.logical_bytes, messages + open_messages
             oldest = _earlier(oldest, counted.oldest)

@@ -3,12 +3,13 @@
     open_segment_end      the end of a segment: one small file is read, and no frame unless that file is damaged
     last_publish_time     the time of its last entry: a few frames are read
     open_segment_content  its messages and logical bytes up to that end, without times
-    OpenSegmentCounter    its messages and logical bytes, as its row will have them: reads only what is new since the
-                          last count
+    OpenSegmentCounter    its messages and logical bytes, as its row will have them, with times or without; reads only
+                          the entries that are new since the last count
     with_open_segments    the counts of topics in lists, with those of their open segments
 
 Entries that a reader cannot see yet do not count (segment_reader.py). A segment in another log directory cannot be
-counted here. An unreadable segment keeps its last count, or has none: its reader or sealer reports why.
+counted here. Of a segment that cannot be read an OpenSegmentCounter returns its last count, or an empty one, and the
+functions return None, or count nothing: its reader or sealer reports why.
 
 Memory: a few numbers for each segment. Must not know: SQL.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from storage.errors import CompactorError, DataLoss
 from storage.log.directory import LogDirectory
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
+from storage.log.high_watermark import HighWatermark
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord, TopicSummary
@@ -45,16 +47,23 @@ def open_segment_end(log: LogDirectory, topic: TopicRecord, segment: SegmentReco
 
     None: the segment is in another log directory, or its file cannot be read, which its readers report.
     """
-    if segment.log_uid != log.known_uid:
-        return None
     try:
-        watermark = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
+        watermark = _high_watermark(log, topic, segment)
     except DataLoss:
+        return None
+    if watermark is None:
         return None
     size = watermark.logical_bytes
     if size is None:
         size = max(watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES, 0)
     return OpenSegmentEnd(watermark.next_offset, watermark.entries, size)
+
+
+def _high_watermark(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> HighWatermark | None:
+    """Return the ends of an open segment; None: it is in another log directory. Raises CompactorError, OSError."""
+    if segment.log_uid != log.known_uid:
+        return None
+    return SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
 
 
 def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: OpenSegmentEnd) -> int:
@@ -97,12 +106,16 @@ def open_segment_content(log: LogDirectory, topic: TopicRecord, segment: Segment
 
 
 class OpenSegmentCounter:
-    """A counter of the open segments of one log directory, which keeps the last counts. Thread-safe."""
+    """A counter of the open segments of one log directory, which keeps the last counts. Thread-safe.
+
+    The counts with times and those without are kept apart: a count with times cannot go on from one without.
+    """
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
         self._lock = threading.Lock()
         self._known: dict[int, OpenSegmentContent] = {}
+        self._sizes: dict[int, OpenSegmentContent] = {}
 
     def count(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
         """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
@@ -113,10 +126,31 @@ class OpenSegmentCounter:
             self._known[segment.ledger_id] = counted
         return counted
 
+    def size(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
+        """Return the present count of a segment, as `count` does, with or without times.
+
+        One small file is read, and entries only if its writer has not counted their logical bytes.
+        """
+        try:
+            watermark = _high_watermark(self._log, topic, segment)
+        except (CompactorError, OSError):
+            with self._lock:
+                last = self._sizes.get(segment.ledger_id)
+            return last or self.count(topic, segment)
+        if watermark is None or watermark.logical_bytes is None:
+            counted = self.count(topic, segment)
+        else:
+            messages = watermark.next_offset - segment.first_offset
+            counted = OpenSegmentContent(watermark.next_offset, messages, watermark.logical_bytes)
+        with self._lock:
+            self._sizes[segment.ledger_id] = counted
+        return counted
+
     def keep_only(self, ledger_ids: set[int]) -> None:
         """Drop the counts of all segments but `ledger_ids`, the open ones."""
         with self._lock:
             self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
+            self._sizes = {key: count for key, count in self._sizes.items() if key in ledger_ids}
 
     def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: OpenSegmentContent) -> OpenSegmentContent:
         try:

@@ -12,6 +12,7 @@ from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.entries.decode import StoredEntry
 from storage.log.directory import LogDirectory
+from storage.log.high_watermark import HighWatermark
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.topic import Topic
@@ -150,6 +151,24 @@ def test_a_segment_that_cannot_be_read_stops_no_other(bench: Workbench) -> None:
     end.mkdir()
     set_at(bench, topics[1], BYTES, 1, "broker")
     assert (cause(bench, topics[0]), cause(bench, topics[1])) == (None, "threshold.bytes")
+
+
+@pytest.mark.parametrize("lag", [None, 1])
+def test_a_segment_that_cannot_be_read_for_a_moment_keeps_its_last_count(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, lag: int | None
+) -> None:
+    topic = bench.topic()
+    in_an_open_segment(bench, topic)
+    set_at(bench, topic, "min.compaction.lag.ms", lag)
+    backlogs = BacklogReader(bench.metadata, bench.log)
+    current = backlog(bench, topic, backlogs)
+    assert current.messages == 3
+
+    def fail(_: SegmentReader) -> HighWatermark:
+        raise OSError("the disk does not answer")
+
+    monkeypatch.setattr(SegmentReader, "high_watermark", fail)
+    assert backlog(bench, topic, backlogs) == current
 
 
 def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
