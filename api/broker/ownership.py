@@ -79,13 +79,10 @@ class TopicOwnership:
     def leased_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
         """Return an error for each topic whose producers and consumers another service has; it names the service."""
         leases = self._metadata.leases.current_of([topic.id for topic in topics])
-        return [
-            NotTheOwner(service, topic)
-            for topic in topics
-            if (lease := leases.get(topic.id)) is not None
-            and not self.holds(lease)
-            and (service := self._metadata.services.of_owner(lease.owner)) is not None
-        ]
+        foreign = [(topic, leases[topic.id].owner) for topic in topics if topic.id in leases]
+        foreign = [(topic, owner) for topic, owner in foreign if not same_process(owner, self._process)]
+        services = {owner: self._metadata.services.of_owner(owner) for owner in {owner for _, owner in foreign}}
+        return [NotTheOwner(service, topic) for topic, owner in foreign if (service := services[owner]) is not None]
 
     def check_for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
         """Raise NotTheOwner if another service can read more than this one.

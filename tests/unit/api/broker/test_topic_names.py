@@ -14,6 +14,7 @@ from api.broker.names import find_or_create, find_partitioned, other_owner
 from api.pulsar.errors import ServerError, refusal
 from storage.errors import CompactorError
 from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
 from tests.counted import statements
 from tests.serving import serving
@@ -97,6 +98,7 @@ def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(
 
 def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_number(broker: Broker) -> None:
     metadata, many = broker.environment.metadata, name("many")
+    metadata.services.heartbeat(ServiceRecord("other:1:aa", "http://other", "other", 0, 0))
     counts = []
     for count in (2, 200):
         partitions.create(broker.environment, many, 1, {})
@@ -106,8 +108,16 @@ def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_numbe
             partial(partitions.grow, broker.environment, many, count),
             partial(partitions.restore, broker.environment, many),
             partial(topics.unload, broker, many),
-            partial(partitions.owned_elsewhere, broker, many),
-            partial(partitions.delete, broker, many),
         )
         counts.append([len(statements(metadata, call)) for call in calls])
+        leases = [
+            metadata.leases.acquire(record.id, "other:1:aa", 60_000)
+            for record in metadata.topics.in_namespace("public/default")
+            if record.name.whole == many
+        ]
+        counts[-1].append(len(statements(metadata, partial(partitions.owned_elsewhere, broker, many))))
+        assert len(partitions.owned_elsewhere(broker, many)) == count
+        for lease in leases:
+            metadata.leases.release(lease)
+        counts[-1].append(len(statements(metadata, partial(partitions.delete, broker, many))))
     assert counts[0] == counts[1]
