@@ -19,12 +19,21 @@ async def in_turns(items: Iterable[Item], at_once: int) -> AsyncIterator[Item]:
 
 
 async def finish(step: Callable[[], bool], ended: Callable[[], object] = lambda: None) -> None:
-    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `ended`."""
+    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `ended`.
+
+    `ended` is also called after an error of a step, and after a cancellation. These are raised then; an error of
+    `ended` is a note of them.
+    """
     try:
         while step():
             await asyncio.sleep(0)
-    finally:
-        ended()
+    except BaseException as error:
+        try:
+            ended()
+        except Exception as later:
+            error.add_note(f"the end of this work failed, too: {later!r}")
+        raise
+    ended()
 
 
 def call_in_turns(calls: Iterator[Callable[[], object]], at_once: int) -> None:
