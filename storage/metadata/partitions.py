@@ -1,8 +1,9 @@
 """Partitioned topics: a row with the number of partitions, and as many topics of their own.
 
 Invariants: the partitions 0 … n-1 of a partitioned topic are created with it in one transaction, and deleted with it in
-one (but each may be deleted by itself before; adding more brings it back). Locks: the partitioned topic's own row, then
-its namespace, then the partitions in their order, so two changes of one partitioned topic form a queue.
+one (but each may be deleted by itself before; adding more brings it back). Locks: creation and addition lock the
+namespace, then the partitioned topic's own row, if it exists. Deletion locks that row, then the partitions in their
+order, and never the namespace. So two changes of one partitioned topic form a queue.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Invariants: a namespace has its tenant (a foreign key); a tenant can be deleted only without namespaces, a namespace
 only without topics, and permissions and policies of the scope are deleted with it, as a topic's are
-(topic_deletion.py). A call that creates or deletes something in a namespace locks its row first (`lock_namespace`), and
-in a tenant the tenant's, so neither can be deleted meanwhile. Both locks come before all others of topics.py, but for a
-partitioned topic's own row; tenant before namespace.
+(topic_deletion.py). A call that creates a topic in a namespace locks its row first (`lock_namespace`), and one
+that creates a namespace the tenant's, so neither can be deleted meanwhile. Both locks come before all others of
+topics.py and partitions.py; tenant before namespace. Deletion of topics takes neither.
 
 A topic has its namespace; no topic has the name of a partitioned topic, nor the other way round. Both are checked under
 the namespace's lock, under which every topic is created. An import creates the tenant and namespace of its topic with
@@ -275,7 +275,7 @@ def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *,
 def lock_namespace(connection: Connection, name: str) -> None:
     """Lock a namespace until this transaction ends. Raises NotFound.
 
-    No other transaction deletes it meanwhile, or creates or deletes something in it.
+    No other transaction deletes it meanwhile, or creates a topic in it. A topic in it may be deleted.
     """
     _row(connection, namespaces_table, "namespace", name, locked=True)
 
