@@ -62,5 +62,5 @@ async def test_only_a_new_schema_waits_for_a_comparison(is_stored: bool) -> None
     assert await ensure_stored(session, TOPIC, STRING) is STORED
     await ensure_readable(session, TOPIC, STRING)
     compared = [(WaitsFor.SCHEMAS, "ensure"), (WaitsFor.SCHEMAS, "ensure_readable")]
-    read = [(WaitsFor.DATABASE, "same"), (WaitsFor.DATABASE, "is_newest")]
+    read = [(WaitsFor.DATABASE, "find_equal"), (WaitsFor.DATABASE, "is_newest")]
     assert calls == (read if is_stored else [read[0], compared[0], read[1], compared[1]])
