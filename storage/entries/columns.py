@@ -1,8 +1,8 @@
-"""Rows of a ledger, collected entry by entry in lists and turned into one Arrow table at the end.
+"""Rows of a ledger: the messages of entries as one Arrow table.
 
-Values that every message has are in a list of their own; a value of an entry is repeated by NumPy; rare values are
-named by row. So a batched message costs three appends, and no Python object is created for a column that is the same in
-all rows.
+The messages are collected entry by entry in lists (`RowColumns`), or were decoded together (`batch_table`). A value of
+an entry is repeated by NumPy; rare values are named by row. So no Python object is created for a column that is the
+same in all rows.
 
 Must not know: the encoding of an entry.
 """
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.entries.batch import Messages
+from storage.entries.bulk_batch import BatchColumns
 from storage.ledger import rows
 
 
@@ -47,6 +48,9 @@ class ChunkRow:
     count: int
 
 
+_CHUNK_COLUMNS = ("chunk_uuid", "chunk_index", "chunk_count")
+
+
 class RowColumns:
     """The columns of the rows that were added."""
 
@@ -55,6 +59,10 @@ class RowColumns:
         self._counts: list[int] = []
         self._all = Messages()
         self._chunks: list[tuple[int, ChunkRow]] = []
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._all.keys)
 
     def add(self, entry: EntryFields, messages: Messages, chunk: ChunkRow | None = None) -> None:
         """Append the rows of one entry; `chunk`: of its single row."""
@@ -76,68 +84,115 @@ class RowColumns:
 
     def table(self, ledger_id: int) -> pa.Table:
         """Return all rows (rows.SCHEMA)."""
-        count = len(self._all.keys)
-        counts = np.asarray(self._counts, dtype=np.int64)
-        entry_of = np.repeat(np.arange(len(counts)), counts)
-        first_of = np.cumsum(counts) - counts
-        index = np.arange(count) - first_of[entry_of]
-        batched = np.fromiter((entry.batched for entry in self._entries), dtype=bool, count=len(counts))
+        count, messages = len(self), self._all
         chunk_rows = [row for row, _ in self._chunks]
-        columns: dict[str, Any] = {
-            "offset": self._each("offset")[entry_of] + index,
-            "ledger_id": rows.constant(ledger_id, "ledger_id", count),
-            "entry_id": self._each("entry_id")[entry_of],
-            "batch_index": np.where((index > 0) | batched[entry_of], index, -1),
-            "batch_size": self._each("batch_size")[entry_of],
-            "key": self._all.keys,
-            "key_base64": _flags(count, self._all.base64_keys),
-            "payload": self._all.payloads,
-            "publish_time": self._each("publish_time")[entry_of],
-            "event_time": _sparse(count, self._all.event_times),
-            "producer": _repeated([entry.producer for entry in self._entries], entry_of, pa.string()),
-            "sequence_id": self._sequence_ids(entry_of),
-            "properties": self._properties(count),
-            "chunk_uuid": _scattered(count, chunk_rows, [chunk.uuid for _, chunk in self._chunks], pa.string()),
-            "chunk_index": _scattered(count, chunk_rows, [chunk.index for _, chunk in self._chunks], pa.int32()),
-            "chunk_count": _scattered(count, chunk_rows, [chunk.count for _, chunk in self._chunks], pa.int32()),
-            "codec": self._each("codec")[entry_of],
-            "slot": _filled(count, self._all.slots),
-            "metadata": self._metadata(entry_of),
-            "retained_at": rows.constant(None, "retained_at", count),
-        }
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, rows.SCHEMA.field(name).type)
-            for name, column in columns.items()
-        ]
-        return pa.table(arrays, schema=rows.SCHEMA)
+        return _table(
+            ledger_id,
+            self._entries,
+            self._counts,
+            messages.metadata,
+            {
+                "key": messages.keys,
+                "key_base64": _flags(count, messages.base64_keys),
+                "payload": messages.payloads,
+                "event_time": _sparse(count, messages.event_times),
+                "sequence_id": np.array(messages.sequence_ids, dtype=np.uint64).view(np.int64),
+                "properties": _properties(
+                    count,
+                    np.array([row for row, number in messages.property_counts for _ in range(number)], dtype=np.int64),
+                    pa.array(messages.property_keys, pa.string()),
+                    pa.array(messages.property_values, pa.string()),
+                ),
+                "chunk_uuid": _scattered(count, chunk_rows, [chunk.uuid for _, chunk in self._chunks], pa.string()),
+                "chunk_index": _scattered(count, chunk_rows, [chunk.index for _, chunk in self._chunks], pa.int32()),
+                "chunk_count": _scattered(count, chunk_rows, [chunk.count for _, chunk in self._chunks], pa.int32()),
+                "slot": _filled(count, messages.slots),
+            },
+        )
 
-    def _each(self, name: str) -> npt.NDArray[np.int64]:
-        values = (getattr(entry, name) for entry in self._entries)
-        return np.fromiter(values, dtype=np.int64, count=len(self._entries))
 
-    def _sequence_ids(self, entry_of: npt.NDArray[np.int64]) -> pa.Array:
-        unknown = np.fromiter((entry.producer is None for entry in self._entries), dtype=bool, count=len(self._entries))
-        return pa.array(np.array(self._all.sequence_ids, dtype=np.uint64).view(np.int64), mask=unknown[entry_of])
+def batch_table(ledger_id: int, entries: Sequence[EntryFields], batches: BatchColumns) -> pa.Table:
+    """Return the rows (rows.SCHEMA) of batches that were decoded together, which are those of `entries`."""
+    count = len(batches.keys)
+    slots = np.where(batches.compacted_out, np.int8(rows.RowType.COMPACTED_OUT), np.int8(rows.RowType.MESSAGE))
+    return _table(
+        ledger_id,
+        entries,
+        [entry.batch_size for entry in entries],
+        [],
+        {
+            "key": batches.keys,
+            "key_base64": np.zeros(count, dtype=bool),
+            "payload": batches.payloads,
+            "event_time": pa.array(batches.event_times, mask=batches.event_times == 0),
+            "sequence_id": batches.sequence_ids,
+            "properties": _properties(count, batches.property_rows, batches.property_keys, batches.property_values),
+            **{name: pa.nulls(count, rows.SCHEMA.field(name).type) for name in _CHUNK_COLUMNS},
+            "slot": slots,
+        },
+    )
 
-    def _metadata(self, entry_of: npt.NDArray[np.int64]) -> pa.Array:
-        values = [entry.metadata for entry in self._entries]
-        chosen = entry_of.copy()
-        for row, own in self._all.metadata:
-            chosen[row] = len(values)
-            values.append(own)
-        return _repeated(values, chosen, pa.binary())
 
-    def _properties(self, count: int) -> pa.Array:
-        data_type = rows.SCHEMA.field("properties").type
-        if not self._all.property_counts:
-            return pa.nulls(count, data_type)
-        having = np.zeros(count + 1, dtype=np.int32)
-        for row, number in self._all.property_counts:
-            having[row + 1] = number
-        empty = np.append(having[1:] == 0, False)
-        offsets = pa.array(np.cumsum(having, dtype=np.int32), pa.int32(), mask=empty)
-        keys = pa.array(self._all.property_keys, pa.string())
-        return pa.MapArray.from_arrays(offsets, keys, pa.array(self._all.property_values, pa.string()), data_type)
+def _table(
+    ledger_id: int,
+    entries: Sequence[EntryFields],
+    sizes: Sequence[int],
+    metadata: Sequence[tuple[int, bytes]],
+    columns: dict[str, Any],
+) -> pa.Table:
+    """Return the rows of `entries`, `sizes` of each.
+
+    `columns`: the columns whose values differ within an entry; `metadata`: of the rows that have some of their own.
+    """
+    counts = np.asarray(sizes, dtype=np.int64)
+    entry_of = np.repeat(np.arange(len(counts)), counts)
+    index = np.arange(len(entry_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    batched = np.fromiter((entry.batched for entry in entries), dtype=bool, count=len(counts))
+    unknown = np.fromiter((entry.producer is None for entry in entries), dtype=bool, count=len(counts))
+
+    def each(name: str) -> npt.NDArray[np.int64]:
+        values = (getattr(entry, name) for entry in entries)
+        return np.repeat(np.fromiter(values, dtype=np.int64, count=len(counts)), counts)
+
+    columns |= {
+        "offset": each("offset") + index,
+        "ledger_id": rows.constant(ledger_id, "ledger_id", len(index)),
+        "entry_id": each("entry_id"),
+        "batch_index": np.where((index > 0) | batched[entry_of], index, -1),
+        "batch_size": each("batch_size"),
+        "publish_time": each("publish_time"),
+        "producer": _repeated([entry.producer for entry in entries], entry_of, pa.string()),
+        "sequence_id": pa.array(columns["sequence_id"], mask=unknown[entry_of] if unknown.any() else None),
+        "codec": each("codec"),
+        "metadata": _metadata([entry.metadata for entry in entries], entry_of, metadata),
+        "retained_at": rows.constant(None, "retained_at", len(index)),
+    }
+    arrays = []
+    for field in rows.SCHEMA:
+        column = columns[field.name]
+        arrays.append(column if isinstance(column, pa.Array) else pa.array(column, field.type))
+    return pa.table(arrays, schema=rows.SCHEMA)
+
+
+def _metadata(
+    values: list[bytes | None], entry_of: npt.NDArray[np.int64], own: Sequence[tuple[int, bytes]]
+) -> pa.Array:
+    chosen = entry_of.copy() if own else entry_of
+    for row, value in own:
+        chosen[row] = len(values)
+        values.append(value)
+    return _repeated(values, chosen, pa.binary())
+
+
+def _properties(count: int, property_rows: npt.NDArray[np.int64], keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return the column of properties. `property_rows`: the row of each property, ascending."""
+    data_type = rows.SCHEMA.field("properties").type
+    if not len(property_rows):
+        return pa.nulls(count, data_type)
+    having = np.bincount(property_rows, minlength=count)
+    offsets = np.append(0, np.cumsum(having)).astype(np.int32)
+    empty = np.append(having == 0, False)
+    return pa.MapArray.from_arrays(pa.array(offsets, mask=empty), keys, values, data_type)
 
 
 def _flags(count: int, chosen: list[int]) -> npt.NDArray[np.bool_]:
@@ -173,6 +228,6 @@ def _scattered(count: int, chosen: list[int], values: Sequence[object], data_typ
 
 def _repeated(values: list[Any], chosen: npt.NDArray[np.int64], data_type: pa.DataType) -> pa.Array:
     """Return the values that `chosen` selects, row by row."""
-    if all(value is None for value in values):
-        return pa.nulls(len(chosen), data_type)
+    if len(set(values)) == 1:
+        return pa.repeat(pa.scalar(values[0], data_type), len(chosen))
     return pa.array(values, data_type).take(pa.array(chosen))

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from storage.entries.batch import Messages, add_properties, split_batch
-from storage.entries.columns import ChunkRow, EntryFields, RowColumns
+from storage.entries.bulk_batch import Batch, decode_batches
+from storage.entries.columns import ChunkRow, EntryFields, RowColumns, batch_table
 from storage.entries.compression import Undecodable, decompress
 from storage.entries.entry import EntryHeader, decode_key, parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
@@ -52,42 +54,75 @@ class StoredEntry:
     header: EntryHeader
 
 
+@dataclass(frozen=True, slots=True)
+class _DecodedBatch:
+    """A batch whose metadata is decoded. `rest`: the metadata that goes with each of its messages."""
+
+    fields: EntryFields
+    batch: Batch
+    rest: MessageMetadata
+
+
 def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
     """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger."""
+    batches = {number: batch for number, entry in enumerate(entries) if (batch := _try_batch(entry)) is not None}
+    messages, together = decode_batches([decoded.batch for decoded in batches.values()])
+    is_decoded = dict(zip(batches, together.tolist(), strict=True))
     columns = RowColumns()
-    for entry in entries:
-        try:
-            _add(columns, entry)
-        except (InvalidRecord, Undecodable):
-            _add_whole(columns, entry)
-    return columns.table(ledger_id)
+    for number, entry in enumerate(entries):
+        if not is_decoded.get(number):
+            try:
+                _add(columns, entry, batches.get(number))
+            except (InvalidRecord, Undecodable):
+                _add_whole(columns, entry)
+    if messages is None:
+        return columns.table(ledger_id)
+    fields = [decoded.fields for number, decoded in batches.items() if is_decoded[number]]
+    table = batch_table(ledger_id, fields, messages)
+    if not len(columns):
+        return table
+    table = pa.concat_tables([table, columns.table(ledger_id)])
+    return table.take(np.argsort(table.column("offset").to_numpy()))
 
 
-def _add(columns: RowColumns, entry: StoredEntry) -> None:
-    """Add the rows of an entry. Raises InvalidRecord or Undecodable, and then has added none."""
-    metadata, payload_at = parse(entry.data, checked=True)
-    if metadata.HasField("marker_type"):
-        _add_marker(columns, entry, metadata, payload_at)
-    elif entry.header.encrypted and entry.header.batched:
-        _add_whole(columns, entry)
-    elif entry.header.batched:
-        _add_batch(columns, entry, metadata, payload_at)
-    else:
-        _add_message(columns, entry, metadata, payload_at)
+def _try_batch(entry: StoredEntry) -> _DecodedBatch | None:
+    """Return the batch of an entry, None for another entry or one that cannot be decoded."""
+    header = entry.header
+    if not header.batched or header.encrypted or header.marker:
+        return None
+    try:
+        return _batch(entry, *parse(entry.data, checked=True))
+    except (InvalidRecord, Undecodable):
+        return None
 
 
-def _add_batch(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
+def _batch(entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> _DecodedBatch:
     if metadata.num_chunks_from_msg > 1:
         raise Undecodable("a batch is no chunk; the size that a chunk claims was not checked (entry.py)")
     codec = _codec(metadata)
-    data = decompress(codec, entry.data[payload_at:], metadata.uncompressed_size)
-    sequence_id, event_time = metadata.sequence_id, metadata.event_time
+    data = decompress(codec, memoryview(entry.data)[payload_at:], metadata.uncompressed_size)
+    batch = Batch(data, entry.header.messages, metadata.sequence_id, metadata.event_time)
     # The batch's own metadata goes with each of its messages. A key and an ordering key are each message's own.
     _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
-    count = entry.header.messages
-    messages = split_batch(data, count, sequence_id, event_time, metadata)
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, batched=True, batch_size=count, codec=codec, metadata=rest), messages)
+    fields = _entry_rows(entry, batched=True, batch_size=batch.count, codec=codec, metadata=rest)
+    return _DecodedBatch(fields, batch, metadata)
+
+
+def _add(columns: RowColumns, entry: StoredEntry, decoded: _DecodedBatch | None) -> None:
+    """Add the rows of an entry. Raises InvalidRecord or Undecodable, and then has added none."""
+    if decoded is not None:
+        batch = decoded.batch
+        messages = split_batch(bytes(batch.data), batch.count, batch.sequence_id, batch.event_time, decoded.rest)
+        columns.add(decoded.fields, messages)
+        return
+    metadata, payload_at = parse(entry.data, checked=True)
+    if metadata.HasField("marker_type"):
+        _add_marker(columns, entry, metadata, payload_at)
+    elif entry.header.batched:  # encrypted, or it cannot be decoded
+        _add_whole(columns, entry)
+    else:
+        _add_message(columns, entry, metadata, payload_at)
 
 
 def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:

@@ -6,6 +6,7 @@ The loop that reads batches by hand (batch.py) is held to protobuf's reading of 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from storage.entries.batch import Messages, split_batch
+from storage.entries.bulk_batch import LEAST_BATCHES
 from storage.entries.compression import Undecodable, compress, decompress
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
@@ -210,6 +212,42 @@ def inspected(data: bytes) -> EntryHeader:
         return inspect(encode_message(None, b"", producer="p", sequence_id=0, publish_time=1))
 
 
+def stored_entries(data: Iterable[bytes]) -> list[StoredEntry]:
+    entries, offset = [], 10
+    for number, whole in enumerate(data):
+        header = inspected(whole)
+        entries.append(StoredEntry(number, offset, whole, header))
+        offset += header.messages
+    return entries
+
+
+def assert_decoded_as_alone(data: Sequence[bytes]) -> None:
+    """Compare the rows of many entries, which are decoded together, with those of each entry, decoded alone."""
+    entries = stored_entries([*data] * LEAST_BATCHES)
+    together = unpack(entries, 1)
+    together.validate(full=True)
+    assert together == pa.concat_tables(unpack([entry], 1) for entry in entries)
+
+
+@st.composite
+def encoded_batches(draw: st.DrawFn) -> bytes:
+    sent = draw(st.lists(messages, min_size=1, max_size=4))
+    table = pa.Table.from_pylist([message | {"publish_time": None} for message in sent], schema=INPUT_SCHEMA)
+    return encode_batch(
+        table, producer="p", first_sequence_id=draw(strategies.int64), publish_time=1, codec=draw(codecs)
+    )
+
+
+@given(st.lists(encoded_batches(), min_size=1, max_size=4))
+def test_batches_are_decoded_together_as_alone(data: list[bytes]) -> None:
+    assert_decoded_as_alone(data)
+
+
+@given(st.lists(described_entries() | encoded_batches(), min_size=1, max_size=4))
+def test_any_entries_are_decoded_together_as_alone(data: list[bytes]) -> None:
+    assert_decoded_as_alone(data)
+
+
 @given(st.lists(described_entries() | st.binary(max_size=40), min_size=1, max_size=4))
 def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> None:
     entries, offsets, offset = [], [], 10
@@ -295,3 +333,10 @@ def test_numbers_of_one_two_and_three_bytes_are_read_by_hand() -> None:
     assert result is not None
     assert [len(payload or b"") for payload in result.payloads] == [0, 127, 128, 16_383, 16_384, 70_000]
     assert result.sequence_ids == [0, 127, 128, 16_383, 16_384, 70_000]
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_only_looks_like_the_common_layout_is_decoded_together_as_alone(name: str) -> None:
+    batches = [entry(metadata(num_messages_in_batch=count), batch_payload([UNUSUAL[name]] * 2)) for count in (1, 2)]
+    usual = entry(metadata(num_messages_in_batch=1), batch_payload([single(b"v", partition_key=b"k")]))
+    assert_decoded_as_alone([*batches, usual])
