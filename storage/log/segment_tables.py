@@ -35,6 +35,8 @@ from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
+SEALED_BYTES = 64 << 20
+"""The same when a whole segment is read: more batches are decoded together, and all rows are kept in any case."""
 ENTRIES_BYTES = 2 << 20
 """Stored bytes of undecoded entries that are returned together."""
 
@@ -107,7 +109,8 @@ class SegmentTableReader:
         """Return all rows of a segment, in memory."""
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
-            tables = [unpack(entries, segment.ledger_id) for entries in self._gathered(reader.entries())]
+            gathered = _gathered(reader.entries(), SEALED_BYTES, _decoded_size)
+            tables = [unpack(entries, segment.ledger_id) for entries in gathered]
         return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
     def last(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
