@@ -154,7 +154,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     monkeypatch.setattr(LogManager, "seal", away)
     for later in (0, int(RETRY_SECONDS * 1000) - 1, 1, -3_600_000):
         clock.advance(later)
-        sealing.seal_all(False)
+        sealing.seal_one_per_topic(False)
     assert len(tries) == 3, "at once, after the wait, and when the length of the wait is unknown"
 
 
@@ -177,10 +177,10 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     for name in ("t", "t", "t", "u"):
         roll(name)
     sealing = Sealing(environment, lambda: True)
-    assert sealing.seal_all(False)
+    assert sealing.seal_one_per_topic(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")
-    while sealing.seal_all(False):
+    while sealing.seal_one_per_topic(False):
         pass
     assert sorted(sealed[2:4]) == ["late", "t"]
     assert sealed[4:] == ["t", "t"]

@@ -185,7 +185,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
         "segment.bytes": PolicyOrigin.NAMESPACE,
         "cleanup.policy": PolicyOrigin.BROKER,
     }
-    assert store.policies.resolver().resolved(other) == resolved
+    assert store.policies.resolver().resolve(other) == resolved
     assert store.policies.inherited_policies(NAMESPACE) == resolved
     assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
     assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], UnreadableStoredValue)
