@@ -31,6 +31,7 @@ from api.observability import logs
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from api.settings.sources import variable_notes
+from compactor.engines.kinds import IN_PROCESS
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
 from storage.file_modes import is_open_to_others, make_private
@@ -244,7 +245,7 @@ def check_settings_used_later(settings: Settings) -> None:
 
     Spark's cluster need not answer yet. Creates the log directory, and the data directory if the log is in it.
     """
-    if settings.spark_master != "in-process":  # IN_PROCESS of compactor.engines.engine, which is not imported yet
+    if settings.spark_master != IN_PROCESS:
         from compactor.engines.cluster import check_master
 
         check_master(settings.spark_master)

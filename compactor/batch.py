@@ -112,12 +112,14 @@ OnFailed = Callable[[RunRecord, BaseException], object]
 class Job:
     """One active run in a batch: its steps, the tasks that it waits for (`work`), and in the end its outcome.
 
-    `done`: finished tasks of `work`. An error that a step raises becomes the outcome; no method raises it.
+    `done`: finished tasks of `work`. `engines`: the engine of each phase, with the reason (Engine.choice). The run
+    reads them when it publishes. An error that a step raises becomes the outcome; no method raises it.
     """
 
-    def __init__(self, topic: TopicName, run: RunRecord, steps: Steps) -> None:
+    def __init__(self, topic: TopicName, run: RunRecord, steps: Steps, engines: dict[str, str] | None = None) -> None:
         self.topic = topic
         self.run = run
+        self.engines = {} if engines is None else engines
         self.work: TaskSet | None = None
         self.done = 0
         self.fenced = False
@@ -295,6 +297,8 @@ class BatchRunner:
             return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:
             self.stall_detector.end()
+        for job, work in zip(running, works, strict=True):
+            job.engines[work.name] = self.engine.choice
         return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
 
     def _stall_error(self, error: CompactorError, phases: str) -> CompactorError:

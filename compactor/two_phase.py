@@ -208,7 +208,8 @@ class TwoPhaseCompactor:
         )
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
-        return Job(name, run, self._run(run, policies, tail_error))
+        engines: dict[str, str] = {}
+        return Job(name, run, self._run(run, policies, tail_error, engines), engines)
 
     def _roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
         """Roll and seal the tail (P2). Return the error if a part of the tail is not sealed; a later run takes it.
@@ -224,7 +225,9 @@ class TwoPhaseCompactor:
                 raise error
         return error
 
-    def _run(self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None) -> Steps:
+    def _run(
+        self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None, engines: Mapping[str, str]
+    ) -> Steps:
         statistics = {} if tail_error is None else ErrorText.of(tail_error).fields(TAIL_LEFT)
         timer = _PhaseTimer(self.environment.clock, statistics)
         snapshot = self.environment.metadata.topic_snapshot(run.topic_id)
@@ -240,6 +243,7 @@ class TwoPhaseCompactor:
             output = yield from self._carry_out(phase_one)
         timer.lap("phase_two")
         output.check()
+        timer.note("engine", _shown_engines(engines))
         manifest = output.manifest(
             snapshot.topic.name,
             self.environment.metadata.ledgers.allocate_ids(1),
@@ -406,6 +410,13 @@ def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies)
     return metadata.cursors.compacted_floor(topic_id) if policies.tombstones_wait_for_cursors else None
 
 
+def _shown_engines(engines: Mapping[str, str]) -> str:
+    """Return the engines of the phases, and why, as one line."""
+    if len(set(engines.values())) == 1:
+        return next(iter(engines.values()))
+    return "; ".join(f"{phase} {choice}" for phase, choice in engines.items())
+
+
 def nothing_new(
     metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: RunPolicies
 ) -> bool:
@@ -432,6 +443,10 @@ class _PhaseTimer:
         self._clock = clock
         self._last = clock.now_ms()
         self._laps: dict[str, object] = dict(statistics)
+
+    def note(self, name: str, value: object) -> None:
+        """Add an entry to the statistics."""
+        self._laps[name] = value
 
     def lap(self, name: str) -> dict[str, object]:
         now = self._clock.now_ms()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 from api.settings.settings import Settings
-from compactor.engines.engine import IN_PROCESS, EngineProvider, InProcessEngineProvider
+from compactor.engines.auto import AutoEngineProvider, engine_kind, local_parallelism
+from compactor.engines.engine import EngineProvider, InProcessEngineProvider
+from compactor.engines.kinds import IN_PROCESS, SPARK
 from compactor.engines.shared_session import SparkEngineProvider
 from compactor.scheduling.control_loop import ControlLoop, ControlLoopSettings
 from compactor.scheduling.worker import WorkerSettings
@@ -48,6 +50,8 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
 
 
 def _engines(settings: Settings) -> EngineProvider:
-    if settings.spark_master == IN_PROCESS:
+    kind = engine_kind(settings.compaction_engine, settings.spark_master)
+    if kind == IN_PROCESS:
         return InProcessEngineProvider()
-    return SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
+    spark = SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
+    return spark if kind == SPARK else AutoEngineProvider(spark, local_parallelism(settings.spark_master))

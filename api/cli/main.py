@@ -120,6 +120,9 @@ def options(
         str | None, typer.Option(help="Directory of the unsealed segments, on a local disk [COMPACTOR_LOG]")
     ] = None,
     spark_master: Annotated[str | None, typer.Option(help="Spark master [COMPACTOR_SPARK_MASTER]")] = None,
+    compaction_engine: Annotated[
+        str | None, typer.Option("--engine", help="auto, in-process or spark [COMPACTOR_COMPACTION_ENGINE]")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: VersionFlag = False,
 ) -> None:

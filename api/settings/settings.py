@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from api.settings.setting import ExternalName, Setting, Url, duration, setting, size, switch
+from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
 from storage.file_modes import make_private
@@ -53,7 +54,17 @@ class Settings:
         "Directory of the unsealed segments, on a local disk; empty: in the data directory.",
     )
     spark_master: str = setting(
-        "local[*]", "spark-master", Text("a Spark master"), "Spark master; in-process: no Spark, for small topics."
+        "local[*]",
+        "spark-master",
+        Text("a Spark master"),
+        "Spark master of large compactions, and of all of them on a cluster.",
+    )
+
+    compaction_engine: str = setting(
+        "spark",
+        "compaction.engine",
+        Choice((AUTO, IN_PROCESS, SPARK)),
+        "Where compactions run: on Spark, in this process, or small ones in this process and large ones on Spark.",
     )
 
     # The service's address

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from compactor.engines.kinds import IN_PROCESS
 from storage.objects.throttled import stopped_error
 
 Answer = TypeVar("Answer")
@@ -23,9 +24,6 @@ Answer = TypeVar("Answer")
 LIGHT = 32 << 20
 """Weight below which tasks share a partition. Spark needs 40–70 ms of a core to start a partition, as long as this many
 bytes take. Weights are bytes to read and write, or any other measure; small numbers count as light."""
-
-IN_PROCESS = "in-process"
-"""Value of the Spark master setting for InProcessEngine: no Spark, one task at a time. For tests and small topics."""
 
 PARTITIONS_PER_CORE = 3
 """Partitions of light tasks per core, so that no core waits long for the last one."""
@@ -118,6 +116,10 @@ class Engine(Protocol):
     def is_waiting(self) -> bool:
         """True if no task of the current job runs because other jobs use all cores."""
 
+    @property
+    def choice(self) -> str:
+        """The engine that runs the current or last job, and the reason: `in-process: 3.1 MiB, below 64 MiB`."""
+
     def run(
         self,
         count: int,
@@ -152,6 +154,7 @@ class InProcessEngine:
     """
 
     parallelism = 1
+    choice = IN_PROCESS
     is_waiting = False
     """Always False: each engine has the thread that calls it."""
     _stop: threading.Event | None = None
@@ -190,9 +193,10 @@ class InProcessEngine:
 class EngineProvider(Protocol):
     """Source of a service's engines. They share what is slow to start; each is cancelled separately."""
 
-    def open(self) -> Engine:
-        """Return an engine for the caller alone. The first call waits until the shared machinery has started.
+    def open(self, *, large: bool = True) -> Engine:
+        """Return an engine for the caller alone. `large`: its first job is large.
 
+        The first call that needs the shared machinery waits until that has started.
         Raises Misconfigured, Unavailable.
         """
 
@@ -208,5 +212,5 @@ class EngineProvider(Protocol):
 class InProcessEngineProvider(EngineProvider):
     """A provider of InProcessEngine: no Java, one core, nothing to stop."""
 
-    def open(self) -> Engine:
+    def open(self, *, large: bool = True) -> Engine:
         return InProcessEngine()

@@ -47,6 +47,7 @@ from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, JobWat
 from compactor.engines.engine import TaskFailure, TaskInputs, answers, pack
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
+from compactor.engines.kinds import SPARK
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
@@ -282,6 +283,8 @@ class SparkEngine:
 
     `monitor`: the DriverMonitor that all engines of this Spark session share; None: make one for `session`.
     """
+
+    choice = SPARK
 
     def __init__(self, session: SparkSession, monitor: DriverMonitor | None = None) -> None:
         self.session = session

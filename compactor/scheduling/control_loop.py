@@ -285,4 +285,4 @@ class ControlLoop:
 
     def _open_engine(self) -> None:
         with suppress(CompactorError):  # the worker has logged it
-            self.worker.open_engine()
+            self.worker.open_engine(large=False)

@@ -130,10 +130,13 @@ class Worker:
             self._jobs[future] = job
         future.add_done_callback(self._end)
 
-    def open_engine(self) -> Engine:
-        """Return an engine. Raises the provider's error, which is logged once until it changes or an engine opens."""
+    def open_engine(self, *, large: bool) -> Engine:
+        """Return an engine for a job.
+
+        Raises the provider's error, which is logged once until it changes or an engine opens.
+        """
         try:
-            engine = self._engines.open()
+            engine = self._engines.open(large=large)
         except CompactorError as error:
             with self._lock:
                 is_new, self.engine_error = str(error) != self.engine_error, str(error)
@@ -200,7 +203,7 @@ class Worker:
     def _execute(self, job: JobTopics) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self.open_engine()
+            job.engine = self.open_engine(large=job.large)
         except CompactorError:
             # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
             self._hold(job.topics)

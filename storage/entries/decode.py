@@ -100,7 +100,8 @@ def _batch(entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> _D
     if metadata.num_chunks_from_msg > 1:
         raise Undecodable("a batch is no chunk; the size that a chunk claims was not checked (entry.py)")
     codec = _codec(metadata)
-    data = decompress(codec, memoryview(entry.data)[payload_at:], metadata.uncompressed_size)
+    stored = memoryview(entry.data)[payload_at:]
+    data = stored if codec == CompressionType.NONE else decompress(codec, bytes(stored), metadata.uncompressed_size)
     batch = Batch(data, entry.header.messages, metadata.sequence_id, metadata.event_time)
     # The batch's own metadata goes with each of its messages. A key and an ordering key are each message's own.
     _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")

@@ -93,7 +93,7 @@ def test_every_global_option_is_a_setting_documented_with_its_variable_and_defau
     helps = {parameter.opts[0]: parameter.help for parameter in PROGRAM.params}
     assert set(rows) - {"--help"} == options(PROGRAM) - {"--show-completion"}
     for option in GLOBAL_OPTIONS:
-        setting = SETTINGS.get(option.removeprefix("--"))
+        setting = SETTINGS.get("compaction.engine" if option == "--engine" else option.removeprefix("--"))
         variable = setting.variable if setting else CONFIG_VARIABLE
         assert rows[option][2].strip() == f"`{variable}`"
         assert f"[{variable}]" in helps[option]

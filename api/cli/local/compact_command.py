@@ -19,8 +19,8 @@ from api.cli.kit import exit_codes
 from api.cli.kit.quantity_parsers import duration_option, size_option
 from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
+from api.cli.local.engine import engine_of, progress_for
 from api.cli.local.opening import open_topic
-from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_for_writing
 from storage.environment import Environment
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
@@ -264,7 +264,7 @@ class _Work:
         from compactor.run.plan import Sizing
         from compactor.two_phase import TwoPhaseCompactor
 
-        with spark_engine(self.settings) as engine:
+        with engine_of(self.settings) as engine:
             yield TwoPhaseCompactor(
                 self.environment,
                 engine,

@@ -89,6 +89,7 @@ def _phases(run: RunRecord) -> list[str]:
         f"{size(counts['logical_bytes_out'])}, {counts['phase_two_ms'] / 1000:.2f} s",
         f"read {size(counts['bytes_read'])}, wrote {size(counts['bytes_written'])}; "
         f"verified and published in {(counts['verify_ms'] + counts['publish_ms']) / 1000:.2f} s",
+        f"engine: {run.statistics['engine']}",
     ]
 
 

@@ -12,8 +12,8 @@ from api.cli.kit.output import show
 from api.cli.kit.reports import put_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
+from api.cli.local.engine import engine_of, progress_for
 from api.cli.local.opening import open_topic
-from api.cli.local.spark_engine import progress_for, spark_engine
 from api.components import open_environment
 from api.reports import verify_document
 
@@ -32,7 +32,7 @@ def verify_topic(
         open_topic(environment, topic)  # an unknown topic is an error before Spark starts
         from compactor.verify.verify import Verifier
 
-        with spark_engine(context.obj) as engine:
+        with engine_of(context.obj) as engine:
             report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(topic))
     if output == "json":
         show(report, OutputFormat.JSON)

@@ -18,6 +18,7 @@ import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.engines.engine import InProcessEngine
+from compactor.engines.kinds import SPARK
 from compactor.two_phase import HEARTBEAT_MS
 from storage.ledger.names import STORE_UID
 from storage.metadata.records import RunRecord
@@ -68,7 +69,8 @@ class InsteadOfSpark(InProcessEngine):
 
 @pytest.fixture
 def in_process_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`compact-topic` without Spark."""
+    """`compact-topic` with an engine that stands for Spark."""
+    monkeypatch.setenv("COMPACTOR_COMPACTION_ENGINE", SPARK)
     monkeypatch.setattr(compactor.engines.spark, "open_session", lambda settings, say: object())
     monkeypatch.setattr(compactor.engines.spark, "SparkEngine", lambda session: InsteadOfSpark())
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import compactor.engines.spark
+from api.cli.local.engine import PhaseLine
 from api.cli.local.opening import open_topic
-from api.cli.local.spark_engine import PhaseLine
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.engines.engine import TaskFailure

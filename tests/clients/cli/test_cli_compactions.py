@@ -152,7 +152,7 @@ def test_cancel(program: Program, history: str, in_process_engine: None) -> None
 
 def worker(topic: str, read_rate: int) -> AbstractContextManager[subprocess.Popen[str]]:
     """A `compact-topic` on Spark that would take hours, at that many bytes a second."""
-    options = ("--spark-master", "local[1]", "--max-read-rate", str(read_rate))
+    options = ("--spark-master", "local[1]", "--engine", "spark", "--max-read-rate", str(read_rate))
     return started("compact-topic", "--topic", topic, *options)
 
 

@@ -120,12 +120,12 @@ def test_closed_standard_input() -> None:
 
 
 def test_a_compaction_by_spark_says_only_what_it_did(program: Program, big_topic: str) -> None:
-    result = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
+    result = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]", "--engine", "spark")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(
         "Compaction of topic persistent://public/default/big complete. Compacted to ledger "
     )
-    assert [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()] == ["phase", "phase", "read"]
+    assert [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()] == ["phase", "phase", "read", "engine"]
     assert len(program("read", big_topic, "--read-compacted").done().lines) == 1000
 
 

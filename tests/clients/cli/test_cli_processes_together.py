@@ -91,7 +91,7 @@ def test_a_compaction_beside_a_producer_and_its_readers(program: Program) -> Non
         acknowledged(producer, 50)
         raw = stack.enter_context(started("read", "t", "--follow"))
         assert followed(raw, 50) == [*range(50)]
-        compaction = run("compact-topic", "--topic", "t", "--spark-master", "local[1]")
+        compaction = run("compact-topic", "--topic", "t", "--spark-master", "local[1]", "--engine", "spark")
         assert compaction.returncode == 0, compaction.stderr
         compacted = stack.enter_context(started("read", "t", "--follow", "--read-compacted"))
         assert followed(compacted, 7) == [*range(43, 50)]

@@ -82,7 +82,7 @@ class Watching(InProcessEngineProvider):
         self.seen: list[object] = []
         self._check = check
 
-    def open(self) -> Engine:
+    def open(self, *, large: bool = True) -> Engine:
         return HookedEngine(lambda _: self.seen.append(self._check()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from api.cli.admin.run_watch import progress_line
 from api.cli.kit import stderr, tables
 from api.cli.kit.terminal import LiveLine, data_stream, put, put_json
-from api.cli.local.spark_engine import PhaseLine
+from api.cli.local.engine import PhaseLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
 

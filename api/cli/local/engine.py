@@ -1,7 +1,7 @@
 """The engine of a command, and its progress on a terminal: phase, finished tasks, time, messages a second.
 
-Spark starts with the engine and stops at its end; a terminal gets a message. With the setting `in-process`, as for
-`compactor serve`, Spark does not start. Nothing is printed if stderr is not a terminal.
+The setting compaction.engine chooses, as for `compactor serve`. Spark starts when it is needed and stops with the
+command; a terminal gets a message. Nothing is printed if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -9,36 +9,44 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import LiveLine
 from api.settings.settings import Settings
+from compactor.engines.kinds import IN_PROCESS, SPARK
 
 if TYPE_CHECKING:
     from compactor.engines.engine import Engine, Progress
 
 
 @contextmanager
-def spark_engine(settings: Settings) -> Iterator[Engine]:
-    """Open an engine on a Spark session of its own, or in this process, and close it. Raises Misconfigured,
-    Unavailable."""
-    from compactor.engines.engine import IN_PROCESS, InProcessEngine
+def engine_of(settings: Settings) -> Iterator[Engine]:
+    """Open the engine of the settings; Spark, where it is needed, on a session of its own.
 
-    if settings.spark_master == IN_PROCESS:
+    Raises Misconfigured, Unavailable; a job raises them too, if it is the first that needs Spark.
+    """
+    from compactor.engines.auto import AutoEngine, engine_kind, local_parallelism
+    from compactor.engines.engine import InProcessEngine
+
+    kind = engine_kind(settings.compaction_engine, settings.spark_master)
+    if kind == IN_PROCESS:
         yield InProcessEngine()
         return
-    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
+    with ExitStack() as stack:
 
-    if sys.stderr.isatty():
-        say("starting Spark …")
-    log_file = settings.make_data_directory() / "spark.log"
-    engine = SparkEngine(open_session(SparkSettings(log_file, settings.spark_master), say))
-    try:
-        yield engine
-    finally:
-        engine.close()
+        def open_spark() -> Engine:
+            from compactor.engines.spark import SparkEngine, SparkSettings, open_session
+
+            if sys.stderr.isatty():
+                say("starting Spark …")
+            log_file = settings.make_data_directory() / "spark.log"
+            engine = SparkEngine(open_session(SparkSettings(log_file, settings.spark_master), say))
+            stack.callback(engine.close)
+            return engine
+
+        yield open_spark() if kind == SPARK else AutoEngine(open_spark, local_parallelism(settings.spark_master))
 
 
 def progress_for(stream: TextIO) -> Progress:

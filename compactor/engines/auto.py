@@ -1,0 +1,104 @@
+"""Choice of the engine for each job: small jobs run in this process, large ones on Spark.
+
+An empty Spark job takes 60 to 110 ms, twice that with Python workers, and a session takes seconds to start. A job whose
+tasks read and write less than `limit` bytes together ends sooner in this process. The code of the tasks is the same,
+and `parallelism`, by which tasks and parts are sized, is Spark's in both cases. So both write the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+
+from compactor.engines import cluster
+from compactor.engines.engine import Answer, Engine, EngineProvider, InProcessEngine, TaskFailure
+from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
+
+IN_PROCESS_BYTES = 64 << 20
+"""Bytes of a job below which it runs in this process (measured: docs/benchmarks.md)."""
+_LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)(?:,.*)?\])?")
+
+
+def engine_kind(engine: str, master: str) -> str:
+    """Return the engine for the settings compaction.engine and spark-master.
+
+    A cluster gets all jobs: its workers may have the object store nearer, and this process has one core for tasks.
+    """
+    if IN_PROCESS in (engine, master):
+        return IN_PROCESS
+    return AUTO if engine == AUTO and cluster.is_local(master) else SPARK
+
+
+def local_parallelism(master: str) -> int:
+    """Return the number of tasks that Spark runs concurrently with a local master: `local`, `local[N]`, `local[*]`."""
+    match = _LOCAL_CORES.fullmatch(master)
+    cores = match[1] if match else None
+    return os.cpu_count() or 1 if cores == "*" else int(cores or 1)
+
+
+@dataclass(eq=False)
+class AutoEngine:
+    """An engine that chooses by the weights of each job. `open_spark`: called once, for the first large job."""
+
+    open_spark: Callable[[], Engine]
+    parallelism: int
+    limit: int = IN_PROCESS_BYTES
+    choice: str = field(init=False, default="")
+    _in_process: Engine = field(init=False, default_factory=InProcessEngine)
+    _spark: Engine | None = field(init=False, default=None)
+    _current: Engine | None = field(init=False, default=None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the current job runs on Spark and waits for cores."""
+        return self._current is not None and self._current.is_waiting
+
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | TaskFailure]:
+        """Run the job. Raises the errors of `open_spark` too."""
+        size = fsum(weights or ())
+        is_small = weights is not None and size < self.limit
+        self._current = self._in_process if is_small else self.open()
+        name, relation = (IN_PROCESS, "below") if is_small else (SPARK, "not below")
+        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {self.limit >> 20} MiB"
+        return self._current.run(count, task, on_done, weights)
+
+    def open(self) -> Engine:
+        """Return the engine for large jobs."""
+        if self._spark is None:
+            self._spark = self.open_spark()
+        return self._spark
+
+    def cancel(self) -> None:
+        if self._current is not None:
+            self._current.cancel()
+
+
+@dataclass(eq=False)
+class AutoEngineProvider(EngineProvider):
+    """Provider of engines that choose. `spark`: the provider of the engines for large jobs."""
+
+    spark: EngineProvider
+    parallelism: int
+    limit: int = IN_PROCESS_BYTES
+
+    def open(self, *, large: bool = True) -> Engine:
+        """Return an engine. For a large job Spark is opened here, so that its errors come before a run is claimed."""
+        engine = AutoEngine(self.spark.open, self.parallelism, self.limit)
+        if large:
+            engine.open()
+        return engine
+
+    def end(self) -> None:
+        self.spark.end()
+
+    def close(self) -> None:
+        self.spark.close()

@@ -1,0 +1,89 @@
+"""The engine that chooses by the size of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind, local_parallelism
+from compactor.engines.engine import Engine, InProcessEngine, InProcessEngineProvider
+from storage.errors import Misconfigured
+
+
+class InsteadOfSpark(InProcessEngine):
+    """An engine that notes the sizes of its jobs."""
+
+    choice = "spark"
+
+    def __init__(self) -> None:
+        self.jobs: list[int] = []
+        self.cancelled = 0
+
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Any],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Any]:
+        self.jobs.append(count)
+        return super().run(count, task, on_done, weights)
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_only_a_large_job_opens_spark_and_once() -> None:
+    opened: list[InsteadOfSpark] = []
+
+    def open_spark() -> Engine:
+        opened.append(InsteadOfSpark())
+        return opened[-1]
+
+    engine = AutoEngine(open_spark, 2, limit=1 << 20)
+    assert engine.run(3, str, lambda _: None, [1.0, 2.0, 3.0]) == ["0", "1", "2"]
+    assert engine.choice == "in-process: 0.0 MiB, below 1 MiB"
+    assert not opened
+    for _ in range(2):
+        assert engine.run(2, str, lambda _: None, [1 << 20, 1 << 19]) == ["0", "1"]
+    assert engine.choice == "spark: 1.5 MiB, not below 1 MiB"
+    assert [spark.jobs for spark in opened] == [[2, 2]]
+    engine.cancel()
+    assert opened[0].cancelled == 1
+    assert engine.run(1, str, lambda _: None) == ["0"], "a job without weights is large"
+    assert opened[0].jobs == [2, 2, 1]
+
+
+def test_the_error_of_spark_comes_before_a_large_job_is_claimed() -> None:
+    class Broken(InProcessEngineProvider):
+        def open(self, *, large: bool = True) -> Engine:
+            raise Misconfigured("no Java", "install it")
+
+    engines = AutoEngineProvider(Broken(), 2)
+    assert engines.open(large=False).run(1, str, lambda _: None, [1.0]) == ["0"]
+    with pytest.raises(Misconfigured, match="no Java"):
+        engines.open()
+
+
+@pytest.mark.parametrize(
+    ("engine", "master", "kind"),
+    [
+        ("auto", "local[*]", "auto"),
+        ("auto", "local[4, 2]", "auto"),
+        ("auto", "spark://here:7077", "spark"),
+        ("auto", "local-cluster[2,1,1024]", "spark"),
+        ("spark", "local[2]", "spark"),
+        ("in-process", "local[2]", "in-process"),
+        ("auto", "in-process", "in-process"),
+        ("spark", "in-process", "in-process"),
+    ],
+)
+def test_settings_choose_the_engine(engine: str, master: str, kind: str) -> None:
+    assert engine_kind(engine, master) == kind
+
+
+@pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[3]", 3), ("local[4, 2]", 4)])
+def test_a_local_master_states_its_parallelism(master: str, cores: int) -> None:
+    assert local_parallelism(master) == cores
