@@ -113,20 +113,18 @@ class _Messages:
     def _located(self, firsts: I64, ends: I64, counts: I64) -> I64:
         """Return the position of each message; -1 where too few batches have as many messages."""
         order = np.argsort(-counts, kind="stable")
-        most = int(counts.max())
-        starts = np.full((most, len(counts)), -1)
-        having = np.searchsorted(-counts[order], -np.arange(1, most + 1), "right")
-        positions, ends = firsts[order], ends[order]
+        rows, positions, ends = (np.cumsum(counts) - counts)[order], firsts[order], ends[order]
+        starts = np.full(int(counts.sum()), -1)
+        lengths = np.arange(1, int(counts.max()) + 1)
+        having = np.searchsorted(-counts[order], -lengths, "right")
         for number, batches in enumerate(having.tolist()):
             if batches < LEAST_BATCHES:
                 break
-            positions, ends = positions[:batches], ends[:batches]
-            starts[number, :batches] = positions
+            if batches < len(rows):
+                rows, positions, ends = rows[:batches], positions[:batches], ends[:batches]
+            starts[rows + number] = positions
             positions = np.minimum(self._after(positions), ends)
-        in_order = np.empty_like(order)
-        in_order[order] = np.arange(len(order))
-        by_batch = starts.T[in_order]
-        return by_batch[np.arange(most) < counts[:, np.newaxis]]
+        return starts
 
     def _after(self, starts: I64) -> I64:
         """Return the ends of the messages at `starts`; of another layout, any position."""

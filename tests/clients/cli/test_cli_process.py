@@ -125,7 +125,8 @@ def test_a_compaction_by_spark_says_only_what_it_did(program: Program, big_topic
     assert result.stdout.startswith(
         "Compaction of topic persistent://public/default/big complete. Compacted to ledger "
     )
-    assert [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()] == ["phase", "phase", "read", "engine"]
+    words = [line.split(":")[0].split(" ")[0] for line in result.stderr.splitlines()]
+    assert words == ["phase", "phase", "read", "engine"]
     assert len(program("read", big_topic, "--read-compacted").done().lines) == 1000
 
 
