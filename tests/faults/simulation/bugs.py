@@ -332,7 +332,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "gc-ignores-pins": Bug(
             "Garbage collection takes the row of a retired compacted ledger without a check pins.",
-            ((PinStore, "collect", writes(_collect_pinned)),),
+            ((PinStore, "delete_ledger_if_unpinned", writes(_collect_pinned)),),
         ),
         "gc-ignores-attempts": Bug(
             "Garbage collection deletes what nothing refers to, though its attempt continues.",
