@@ -69,15 +69,10 @@ def decode_batches(batches: Sequence[Batch]) -> tuple[BatchColumns | None, Flags
 
     Shape of the flags: (batches,).
     """
-    decoded = np.zeros(len(batches), bool)
-    chosen = np.arange(len(batches))
-    while len(chosen) >= LEAST_BATCHES:
-        messages = _Messages([batches[index] for index in chosen.tolist()])
-        if messages.regular.all():
-            decoded[chosen] = True
-            return messages.columns(), decoded
-        chosen = chosen[messages.regular]
-    return None, decoded
+    if len(batches) < LEAST_BATCHES:
+        return None, np.zeros(len(batches), bool)
+    messages = _Messages(batches)
+    return messages.columns() if messages.regular.any() else None, messages.regular
 
 
 class _Messages:
@@ -92,7 +87,7 @@ class _Messages:
         self._end = len(data) - len(_PADDING)
         self._words = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
         """The eight bytes from each position on, as a number."""
-        counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
+        counts = self._counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
         ends = np.cumsum(np.fromiter((len(batch.data) for batch in batches), np.int64, len(batches)))
         starts = self._located(np.append(0, ends[:-1]), ends, counts)
         count = len(starts)
@@ -101,7 +96,7 @@ class _Messages:
         self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches]), counts)
         self._event_times = np.repeat(_values([batch.event_time for batch in batches]), counts)
         self._compacted_out, self._null = np.zeros(count, bool), np.zeros(count, bool)
-        self._properties: list[tuple[I64, I64]] = []
+        self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         for first in range(0, count, _BLOCK):
             self._parse(starts, slice(first, first + _BLOCK))
         last = np.cumsum(counts) - 1
@@ -109,6 +104,7 @@ class _Messages:
         following[last] = ends
         self._known &= self._payload + self._payload_size == following
         self.regular = np.logical_and.reduceat(self._known, last - counts + 1)
+        self._property_rows, self._texts = self._read_properties()
 
     def _located(self, firsts: I64, ends: I64, counts: I64) -> I64:
         """Return the position of each message; -1 where too few batches have as many messages."""
@@ -205,24 +201,44 @@ class _Messages:
             self._properties.append((rows + first_row, positions))
             at[rows] = np.minimum(end, payload[rows])
 
+    def _read_properties(self) -> tuple[I64, list[pa.Array]]:
+        """Return the row of each property of the regular batches, ascending, and the keys and values.
+
+        If a property is not UTF-8, all batches with properties are left to batch.py.
+        """
+        rows, at = (np.concatenate(arrays) for arrays in zip(*self._properties, strict=True))
+        chosen = np.flatnonzero(np.repeat(self.regular, self._counts)[rows])
+        order = chosen[np.argsort(rows[chosen], kind="stable")]
+        rows, at = rows[order], at[order]
+        value = at + 4 + ((self._words[at] >> 24) & 0xFF)
+        value_size = (self._words[value] >> 8) & 0xFF
+        texts = self._slices(pa.string(), (at + 4, value - at - 4, None), (value + 2, value_size, None))
+        try:
+            for text in texts:
+                text.validate(full=True)
+        except pa.ArrowInvalid:
+            self.regular[np.repeat(np.arange(len(self._counts)), self._counts)[rows]] = False
+            return rows[:0], [text[:0] for text in texts]
+        return rows, texts
+
     def columns(self) -> BatchColumns:
+        """Return the messages of the regular batches."""
+        is_regular = np.repeat(self.regular, self._counts)
+        rows: Any = slice(None) if is_regular.all() else np.flatnonzero(is_regular)
+        key_size = self._key_size[rows]
         keys, payloads = self._slices(
             pa.binary(),
-            (self._key, self._key_size, self._key_size < 0),
-            (self._payload, self._payload_size, self._null),
+            (self._key[rows], key_size, key_size < 0),
+            (self._payload[rows], self._payload_size[rows], self._null[rows]),
         )
-        rows, at = (
-            (np.concatenate([np.empty(0, np.int64), *arrays]) for arrays in zip(*self._properties, strict=True))
-            if self._properties
-            else (np.empty(0, np.int64),) * 2
-        )
-        order = np.argsort(rows, kind="stable")
-        at = at[order]
-        key_size = (self._words[at] >> 24) & 0xFF
-        value = at + 4 + key_size
-        texts = self._slices(pa.string(), (at + 4, key_size, None), (value + 2, (self._words[value] >> 8) & 0xFF, None))
         return BatchColumns(
-            keys, payloads, self._sequence_ids, self._event_times, self._compacted_out, rows[order], *texts
+            keys,
+            payloads,
+            self._sequence_ids[rows],
+            self._event_times[rows],
+            self._compacted_out[rows],
+            (np.cumsum(is_regular) - 1)[self._property_rows],
+            *self._texts,
         )
 
     def _slices(self, data_type: pa.DataType, *spans: tuple[I64, I64, Flags | None]) -> list[pa.Array]:

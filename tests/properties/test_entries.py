@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from storage.entries.batch import Messages, split_batch
-from storage.entries.bulk_batch import LEAST_BATCHES
+from storage.entries.bulk_batch import LEAST_BATCHES, Batch, decode_batches
 from storage.entries.compression import Undecodable, compress, decompress
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
@@ -340,3 +340,17 @@ def test_what_only_looks_like_the_common_layout_is_decoded_together_as_alone(nam
     batches = [entry(metadata(num_messages_in_batch=count), batch_payload([UNUSUAL[name]] * 2)) for count in (1, 2)]
     usual = entry(metadata(num_messages_in_batch=1), batch_payload([single(b"v", partition_key=b"k")]))
     assert_decoded_as_alone([*batches, usual])
+
+
+def test_only_the_longest_batches_and_other_layouts_are_left_out() -> None:
+    """A batch that is left out takes no other with it, whatever the sizes."""
+    sizes = range(1, 41)
+    usual = [batch_payload([single(b"v", partition_key=b"k")] * size) for size in sizes]
+    not_utf8 = batch_payload([(b"\x0a\x06\x0a\x01\xff\x12\x01v\x18\x00", b"")])
+    batches = [Batch(data, size, 0, 0) for data, size in zip([*usual, not_utf8], [*sizes, 1], strict=True)]
+    columns, decoded = decode_batches(batches)
+    assert decoded.tolist() == [size <= 41 - LEAST_BATCHES for size in sizes] + [False]
+    assert columns is not None
+    assert len(columns.keys) == sum(range(42 - LEAST_BATCHES))
+    entries = [entry(metadata(num_messages_in_batch=batch.count), bytes(batch.data)) for batch in batches]
+    assert_decoded_as_alone(entries)
