@@ -54,7 +54,11 @@ def parse_trim_position(text: str) -> int | MessageId:
 
 
 def _parse_time(text: str) -> int:
-    """Return milliseconds since the Unix epoch, from a number of them or an ISO 8601 time (UTC without a zone)."""
+    """Return milliseconds since the Unix epoch, from a number of them or an ISO 8601 time (UTC without a zone).
+
+    An `@` before it, as the error shows, may come from a field for a time alone, and is left out.
+    """
+    text = text.removeprefix("@")
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     try:

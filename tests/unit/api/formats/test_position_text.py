@@ -32,6 +32,7 @@ def test_starts_of_reads(text: str, start: object) -> None:
         ("@2025-11-21", NOON - 43_200_000),
         ("@2025-11-21T12:00:02", NOON + 2000),
         ("@2025-11-21T12:00:02Z", NOON + 2000),
+        ("@@2025-11-21T12:00:02Z", NOON + 2000),  # a field for a time alone, filled in as the error shows
         ("@2025-11-21T13:00:03.5+01:00", NOON + 3500),
     ],
 )
