@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from api.settings.settings import Settings
-from compactor.engines.auto import AutoEngineProvider, engine_kind, local_parallelism
+from compactor.engines.auto import AutoEngineProvider, engine_kind
+from compactor.engines.cluster import local_parallelism
 from compactor.engines.engine import EngineProvider, InProcessEngineProvider
 from compactor.engines.kinds import IN_PROCESS, SPARK
 from compactor.engines.shared_session import SparkEngineProvider

@@ -7,8 +7,6 @@ and `parallelism`, by which tasks and parts are sized, is Spark's in both cases.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import fsum
@@ -18,8 +16,7 @@ from compactor.engines.engine import Answer, Engine, EngineProvider, InProcessEn
 from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 
 IN_PROCESS_BYTES = 64 << 20
-"""Bytes of a job below which it runs in this process (measured: docs/benchmarks.md)."""
-_LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)(?:,.*)?\])?")
+"""Bytes of a job below which it runs in this process. An estimate from the time of two empty Spark jobs."""
 
 
 def engine_kind(engine: str, master: str) -> str:
@@ -30,13 +27,6 @@ def engine_kind(engine: str, master: str) -> str:
     if IN_PROCESS in (engine, master):
         return IN_PROCESS
     return AUTO if engine == AUTO and cluster.is_local(master) else SPARK
-
-
-def local_parallelism(master: str) -> int:
-    """Return the number of tasks that Spark runs concurrently with a local master: `local`, `local[N]`, `local[*]`."""
-    match = _LOCAL_CORES.fullmatch(master)
-    cores = match[1] if match else None
-    return os.cpu_count() or 1 if cores == "*" else int(cores or 1)
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ module must not know pyspark, sessions and credentials.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import zipfile
@@ -22,7 +23,7 @@ ANSWER_WITHIN_SECONDS = 15.0
 """Time limit for a connection to a `spark://` master, for all its addresses together."""
 
 _KNOWN = re.compile(r"local(\[(\*|[1-9]\d*)(, *\d+)?\]|-cluster\[.+\])?|(spark|k8s)://.+|yarn", re.ASCII)
-_LOCAL = re.compile(r"local(?:\[[^,\]]*(?:, *(\d+))?\])?", re.ASCII)
+_LOCAL = re.compile(r"local(?:\[(?P<cores>[^,\]]*)(?:, *(?P<failures>\d+))?\])?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/,\[\]]+):(\d{1,5})", re.ASCII)
 _REMEDY = "set COMPACTOR_SPARK_MASTER to local[*], local[N], spark://host:7077, k8s://… or yarn"
 
@@ -43,13 +44,22 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
+def local_parallelism(master: str) -> int:
+    """Return the number of tasks that Spark runs concurrently with a local master: `local`, `local[N]`, `local[*]`."""
+    match = _LOCAL.fullmatch(master)
+    cores = match["cores"] if match else None
+    if cores == "*":
+        return os.cpu_count() or 1
+    return int(cores) if cores and cores.isdecimal() else 1
+
+
 def max_failures(master: str, configured: str | None) -> int:
     """Return how often a task may fail before Spark fails the job. `configured`: spark.task.maxFailures.
 
     Spark's `local` modes ignore the setting, and retry only if their name has a number of failures.
     """
     if local := _LOCAL.fullmatch(master):
-        return int(local[1] or 1)
+        return int(local["failures"] or 1)
     return int(configured or 4)
 
 

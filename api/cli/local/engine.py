@@ -27,7 +27,8 @@ def engine_of(settings: Settings) -> Iterator[Engine]:
 
     Raises Misconfigured, Unavailable; a job raises them too, if it is the first that needs Spark.
     """
-    from compactor.engines.auto import AutoEngine, engine_kind, local_parallelism
+    from compactor.engines.auto import AutoEngine, engine_kind
+    from compactor.engines.cluster import local_parallelism
     from compactor.engines.engine import InProcessEngine
 
     kind = engine_kind(settings.compaction_engine, settings.spark_master)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind, local_parallelism
+from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind
+from compactor.engines.cluster import local_parallelism
 from compactor.engines.engine import Engine, InProcessEngine, InProcessEngineProvider
 from storage.errors import Misconfigured
 
