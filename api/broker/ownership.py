@@ -79,8 +79,8 @@ class TopicOwnership:
     def leased_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
         """Return an error for each topic whose producers and consumers another service has; it names the service."""
         leases = self._metadata.leases.current_of([topic.id for topic in topics])
-        foreign = [(topic, leases[topic.id].owner) for topic in topics if topic.id in leases]
-        foreign = [(topic, owner) for topic, owner in foreign if not same_process(owner, self._process)]
+        held = [(topic, leases[topic.id]) for topic in topics if topic.id in leases]
+        foreign = [(topic, lease.owner) for topic, lease in held if not self.holds(lease)]
         services = {owner: self._metadata.services.of_owner(owner) for owner in {owner for _, owner in foreign}}
         return [NotTheOwner(service, topic) for topic, owner in foreign if (service := services[owner]) is not None]
 
