@@ -33,7 +33,7 @@ POLL_SECONDS = 1.0
 QUOTA_CHECK_MS = 60_000
 """How often backlogs are compared with their quotas, at least (Pulsar's backlogQuotaCheckIntervalInSeconds)."""
 AWAY_RETRY_MS = 5_000
-"""How soon a store that was unavailable is tried again."""
+"""Delay before a store that was unavailable is tried again."""
 _log = logging.getLogger(__name__)
 
 

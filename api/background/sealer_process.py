@@ -30,7 +30,7 @@ from storage.model import LedgerRecord, TopicName
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
-"""How often the process checks whether a segment was rolled, or a file is due for removal."""
+"""Interval at which the process checks whether a segment was rolled, or a file is due for removal."""
 RETRY_SECONDS = 30.0
 """Delay after an error, so that a damaged segment is not read every second."""
 

@@ -36,7 +36,7 @@ UNREADABLE: dict[int | str, dict[str, Any]] = {
         "content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {}},
     }
 }
-"""What a route with such a body declares: `responses=UNREADABLE | refusal_responses(404)`."""
+"""Answer that a route with such a body declares: `responses=UNREADABLE | refusal_responses(404)`."""
 
 
 class PulsarAnswer(BaseModel):

@@ -120,8 +120,8 @@ namespaces = Table(
     Column("tenant", String, ForeignKey("tenants.name"), nullable=False, index=True),
     Column("created_at", BigInteger, nullable=False),
 )
-"""By full name, `tenant/namespace`. A transaction that deletes a namespace, or creates a topic in it, locks its row.
-One that deletes a topic does not."""
+"""Namespaces by full name, `tenant/namespace`. A transaction that deletes a namespace, or creates a topic in it, locks
+its row. One that deletes a topic does not."""
 
 permissions = Table(
     "permissions",
