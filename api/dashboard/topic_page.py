@@ -149,6 +149,8 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     """Return the content of the page. `with_subscriptions`: the picture marks them. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
+    # Before anything else: a page that is not busy refreshes no more, so it must have what the last run left.
+    control = compaction.controls(environment, name)[0]
     snapshot = environment.metadata.topic_snapshot(record.id)
     stats = stats_snapshot(environment, name)
     if stats is None:
@@ -166,7 +168,6 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
     runs = [run_document(name, run, now, words=words) for _, run in newest]
-    control = compaction.controls(environment, name)[0]
     document = control_document(control, words=words)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)

@@ -328,8 +328,9 @@ class CompactionStates:
     def read(cls, environment: Environment) -> CompactionStates:
         """Return the states of now."""
         metadata = environment.metadata
+        controls = metadata.compaction_control.all()  # first: a request that is not among them has become a run
         running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
-        return cls(metadata.compaction_control.all(), running, environment.clock.now_ms())
+        return cls(controls, running, environment.clock.now_ms())
 
     def rows_with_states(self, rows: Sequence[TopicRow]) -> list[TopicRow]:
         """Return the rows with their states, in the same order. A topic without a state keeps its row."""
@@ -369,7 +370,8 @@ def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> l
     """Return the rows of the existing partitions, in order."""
     metadata = environment.metadata
     partitions = set(names.partition_names(partitioned))
+    states = CompactionStates.read(environment)  # before the sizes: a page that is not busy refreshes no more
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
     backlogs = BacklogReader(metadata, environment.log).of([item.topic_id for item in summaries])
-    rows = CompactionStates.read(environment).rows_with_states(topic_rows(summaries, backlogs))
+    rows = states.rows_with_states(topic_rows(summaries, backlogs))
     return sorted(rows, key=lambda row: row.name.partition)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.clients.browser.conftest import watched
+from tests.clients.browser.conftest import WAIT_MS, watched
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def browsed(service: RunningService) -> RunningService:
     """The service with a topic of its own: 60 messages of 20 keys, the last one a deletion."""
     lines = [{"key": f"user-{number % 20}", "value": json.dumps({"number": number})} for number in range(60)]
     lines.append({"key": "user-3", "value": None})
-    with httpx.Client(base_url=service.url, timeout=60) as client:
+    with httpx.Client(base_url=service.url, timeout=WAIT_MS / 1000) as client:
         assert client.put("/admin/v2/persistent/public/default/browsed").status_code == 204
         produced = client.post(
             "/topics/persistent/public/default/browsed",

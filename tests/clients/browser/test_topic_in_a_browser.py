@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.clients.browser.conftest import watched
+from tests.clients.browser.conftest import WAIT_MS, await_compaction, watched
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ PATH = f"/dashboard/topics/{NAME}"
 @pytest.fixture(scope="module")
 def charted(service: RunningService) -> RunningService:
     """A topic with three runs, two versions of a schema and a subscription."""
-    with httpx.Client(base_url=service.url, timeout=60) as client:
+    with httpx.Client(base_url=service.url, timeout=WAIT_MS / 1000) as client:
 
         def call(verb: str, path: str, body: object = None) -> None:
             response = client.request(verb, path, json=body)
@@ -35,16 +35,8 @@ def charted(service: RunningService) -> RunningService:
             messages = [{"key": f"user-{n % 5}", "payload": "x" * 10 * round_number} for n in range(20)]
             call("POST", f"/topics/persistent/{NAME}", {"messages": messages})
             call("PUT", f"/admin/v2/persistent/{NAME}/compaction")
-            events = f"/admin/v2/compactions/{newest_run(client)}/events"
-            assert client.get(events).is_success
+            await_compaction(service.url, NAME)
     return service
-
-
-def newest_run(client: httpx.Client) -> int:
-    """Return the number of the topic's active or newest run, when the requested one has begun."""
-    while client.get(f"/admin/v2/persistent/{NAME}/compaction/control").json()[0]["requested_at"] is not None:
-        pass
-    return int(client.get(f"/admin/v2/persistent/{NAME}/compactions").json()[0]["run"])
 
 
 def test_the_numbers_of_the_runs_are_reached_by_keyboard_and_pointer(browser: Browser, charted: RunningService) -> None:

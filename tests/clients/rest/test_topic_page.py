@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,34 @@ def test_a_run_is_drawn_and_its_numbers_are_in_words(served: Served, rest_topic:
     assert re.findall('<svg class="panel".*?aria-label="([^"]*)"', runs)[0] == "Messages of 1 compactions, at most 3"
     assert re.search(r"success, [^;]*; 3 new and 0 compacted messages in, 2 out; [^;]* read, [^;]* written; took", runs)
     assert "Why runs ended early" not in runs
+
+
+@pytest.mark.parametrize("local", ["", "-partition-0"], ids=["topic", "partitioned"])
+def test_a_run_that_ends_while_a_page_is_read_is_not_missed(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch, local: str
+) -> None:
+    """A page that is not busy is not loaded again: it has to show the run's result."""
+    name = f"public/default/{rest_topic.local}"
+    if local:
+        name += "-parted"
+        assert served.ask("PUT", f"/admin/v2/persistent/{name}/partitions", "1").status_code == 204
+    body = json.dumps({"messages": [{"key": "a", "payload": "1"}]})
+    assert served.ask("POST", f"/topics/persistent/{name}{local}", body).status_code == 200
+    assert served.ask("PUT", f"/admin/v2/persistent/{name}/compaction").status_code == 204
+    runs, pending = served.broker.environment.metadata.runs, [served.compact_requested]
+    newest = runs.newest
+
+    def newest_then_compact(*arguments: Any, **options: Any) -> Any:
+        records = newest(*arguments, **options)
+        while pending:
+            pending.pop()()
+        return records
+
+    monkeypatch.setattr(runs, "newest", newest_then_compact)
+    text = page(served.client, f"/dashboard/topics/{name}")
+    assert not pending
+    assert 'data-busy="true"' in text
+    assert 'data-busy="false"' in page(served.client, f"/dashboard/topics/{name}")
 
 
 def test_the_reason_of_failures_is_listed_once(served: Served, rest_topic: RestTopic) -> None:
