@@ -87,14 +87,14 @@ class MaintenanceLoop:
         self._thread.join()
         self._sealer.__exit__()
 
-    def wake(self) -> None:
+    def ensure_sealer_running(self) -> None:
         """Start the sealing process, unless it runs: a segment was rolled. Callable from any thread.
 
         Raises nothing: an error is logged, and the loop tries again.
         """
         try:
             if not self._stop.is_set() and self._store_trial is None:
-                self._sealer.wake()
+                self._sealer.ensure_running()
         except Exception:
             _log.exception("the sealing process cannot be started now")
 
@@ -105,14 +105,14 @@ class MaintenanceLoop:
 
     def _run(self) -> None:
         while True:
-            self.run_store_trial()
+            self.run_store_trial_if_due()
             self._check_log_directory()
             if self.maintenance.run_due():
                 self._environment.metadata.keep_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
-    def run_store_trial(self) -> None:
+    def run_store_trial_if_due(self) -> None:
         """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes.
 
         Raises nothing: a failed trial is logged and repeated later.
@@ -157,13 +157,13 @@ class MaintenanceLoop:
                 self._failing.add(topic.id)
                 continue
             self._failing.discard(topic.id)
-            self.wake()
+            self.ensure_sealer_running()
 
     def _seal(self, log_uid: str) -> None:
-        """Wake the sealing process for segments that another process, or one that has died, left rolled."""
+        """Start the sealing process for segments that another process, or one that has died, left rolled."""
         now = self._environment.clock.now_ms()
         if not is_due(self._checked_at, self._seal_ms, now):
             return
         self._checked_at = now
         if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid):
-            self.wake()
+            self.ensure_sealer_running()

@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from typing import TypeAlias
 
 from api.components import open_for_writing
 from api.observability import logs
@@ -33,21 +34,26 @@ POLL_SECONDS = 1.0
 """Interval at which the process checks whether a segment was rolled, or a file is due for removal."""
 RETRY_SECONDS = 30.0
 """Delay after an error, so that a damaged segment is not read every second."""
+HasMore: TypeAlias = bool
+"""The result of a call that seals: whether another call may find more to seal."""
 
 
 class BackgroundSealer:
     """The process that seals rolled segments, as a context manager.
 
-    `wake` starts the process. The end of the context waits until the process has sealed the rolled segments and ended.
+    `ensure_running` starts the process. The end of the context waits until the process has sealed the rolled segments
+    and ended.
 
-    `name`: the topic; None: all topics that have segments in the log directory. `say`: receives each error as text for
-    a person, and can be pickled; None: errors are logged.
+    `topic`: None: all topics that have segments in the log directory. `report_error`: receives each error as text for a
+    person, and can be pickled; None: errors are logged.
     """
 
-    def __init__(self, settings: Settings, name: TopicName | None, say: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, topic: TopicName | None, report_error: Callable[[str], object] | None = None
+    ) -> None:
         self._settings = settings
-        self._say = say
-        self._name = name
+        self._report_error = report_error
+        self._topic = topic
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.Lock()
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -57,7 +63,7 @@ class BackgroundSealer:
     def __enter__(self) -> BackgroundSealer:
         return self
 
-    def wake(self) -> None:
+    def ensure_running(self) -> None:
         """Start the process, unless it runs. Callable from any thread. Raises OSError if no process can be started
         now."""
         with self._lock:
@@ -65,8 +71,8 @@ class BackgroundSealer:
                 return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
-            arguments = (self._settings, None if self._name is None else str(self._name), theirs, self._say)
-            process = self._context.Process(target=seal_until, args=arguments, name="sealer", daemon=True)
+            arguments = (self._settings, None if self._topic is None else str(self._topic), theirs, self._report_error)
+            process = self._context.Process(target=seal_until_stopped, args=arguments, name="sealer", daemon=True)
             try:
                 process.start()
             except BaseException:
@@ -87,28 +93,36 @@ class BackgroundSealer:
             self._process = None
 
 
-def seal_until(
-    settings: Settings, name: str | None, stop: Connection, say: Callable[[str], object] | None = None
+def seal_until_stopped(
+    settings: Settings, topic_name: str | None, stop: Connection, report_error: Callable[[str], object] | None = None
 ) -> None:
     """Seal rolled segments until the other end of `stop` is closed; then seal the rest, if the writer lives.
 
-    The main function of the process. `name`: the topic, whose old files are removed, too; None: all topics of the log
-    directory, for a service, to whose log the process writes. `say`: as in `BackgroundSealer`. The work is tried again
-    after an error; a repeated error is reported once.
+    The main function of the process. `topic_name`: the topic, whose old files are removed, too; None: all topics of the
+    log directory, for a service, to whose log the process writes. `report_error`: as in `BackgroundSealer`. The work is
+    tried again after an error; a repeated error is reported once.
     """
-    if name is None:
+    if topic_name is None:
         logs.configure(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer hears of Ctrl-C, and ends us
     writer = multiprocessing.parent_process()
-    report = _Once("sealing", LOG.warning) if say is None else _Once(f"compactor: sealing {name}", say)
+    if report_error is None:
+        report = _Once("sealing", LOG.warning)
+    else:
+        report = _Once(f"compactor: sealing {topic_name}", report_error)
     try:
         with open_for_writing(settings) as environment:
             sealing = Sealing(environment, lambda: writer is None or writer.is_alive())
-            if name is None:
+            if topic_name is None:
                 sealing.repeat_until_stopped(stop, sealing.seal_one_per_topic, report)
             else:
-                topic = environment.metadata.topics.get(TopicName.parse(name))
-                sealing.repeat_until_stopped(stop, lambda _: sealing.seal_and_sweep(topic), report)
+                topic = environment.metadata.topics.get(TopicName.parse(topic_name))
+
+                def seal_topic(_: bool) -> HasMore:
+                    sealing.seal_and_sweep(topic)
+                    return False
+
+                sealing.repeat_until_stopped(stop, seal_topic, report)
     except Exception as error:  # the writer continues, and starts another one when it rolls again
         report(error)
 
@@ -128,10 +142,10 @@ class Sealing:
         self._turns: dict[int, Iterator[LedgerRecord]] = {}
         """Topics that have had a turn and may have more to seal."""
 
-    def repeat_until_stopped(self, stop: Connection, seal: Callable[[bool], bool], report: _Once) -> None:
+    def repeat_until_stopped(self, stop: Connection, seal: Callable[[bool], HasMore], report: _Once) -> None:
         """Call `seal` repeatedly until the other end of `stop` is closed, and then until it has sealed everything.
 
-        `seal`: gets True after the end of `stop`; returns whether more may wait. `report` gets the errors of `seal`.
+        `seal`: gets True after the end of `stop`. `report` gets the errors of `seal`.
         """
         wait, last = POLL_SECONDS, False
         while not last:
@@ -145,18 +159,17 @@ class Sealing:
                 report(error)
                 wait = RETRY_SECONDS
 
-    def seal_and_sweep(self, topic: TopicRecord) -> bool:
-        """Seal all rolled segments of a topic, and remove its old files. Return False: nothing is left to seal."""
+    def seal_and_sweep(self, topic: TopicRecord) -> None:
+        """Seal all rolled segments of a topic, and remove its old files."""
         while self._seal_next(topic):
             pass
         if self._writer_lives():
             LogManager(self._environment).sweep(topic)
-        return False
 
-    def seal_one_per_topic(self, last: bool) -> bool:
-        """Seal a segment of each topic with a rolled segment in this log directory. Return whether more may wait.
+    def seal_one_per_topic(self, retry_failed: bool) -> HasMore:
+        """Seal a segment of each topic with a rolled segment in this log directory.
 
-        `last`: also try topics that failed less than `RETRY_SECONDS` ago. It removes no files: the service's
+        `retry_failed`: also try topics that failed less than `RETRY_SECONDS` ago. It removes no files: the service's
         maintenance does. Errors of a topic are logged.
         """
         log_uid = self._environment.log.known_uid
@@ -166,7 +179,7 @@ class Sealing:
         sealed = False
         for topic in topics:
             wait = self._again_at.get(topic.id, 0) - self._environment.clock.now_ms()
-            if last or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
+            if retry_failed or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
                 sealed |= self._seal_alone(topic)
         listed = {topic.id for topic in topics}
         self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in listed}

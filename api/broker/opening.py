@@ -32,7 +32,9 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
     `expected_errors`: as in `api.broker.threads.Pool`. Raises Misconfigured, Unavailable.
     """
     with open_for_writing(settings) as environment:
-        environment = replace(environment, log=replace(environment.log, wake_sealer=lambda: maintenance.wake()))
+        environment = replace(
+            environment, log=replace(environment.log, wake_sealer=lambda: maintenance.ensure_sealer_running())
+        )
         metadata, clock = environment.metadata, environment.clock
         with suppress(Unavailable):  # then the maintenance tries it
             store_trial(settings, environment).require()
@@ -47,7 +49,9 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()
         quick_store = environment.store.within(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
-        logs = TopicLogs(clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, leases)
+        logs = TopicLogs(
+            clock, settings.producers_max, settings.producers_idle_ms, maintenance.ensure_sealer_running, leases
+        )
         try:
             yield Broker(
                 settings=settings,

@@ -28,7 +28,7 @@ PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 PROGRAM: Any = typer.main.get_command(app)
 COMMANDS = dict(leaves(PROGRAM))
-GLOBAL_OPTIONS, _ = global_options(PROGRAM)
+GLOBAL_OPTIONS = global_options(PROGRAM).with_value
 
 
 def section(title: str) -> str:

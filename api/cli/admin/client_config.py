@@ -50,7 +50,9 @@ class ClientConfig:
     timeout: float = DEFAULT_TIMEOUT
 
 
-def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> ClientConfig:
+def load_client_config(
+    flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]
+) -> ClientConfig:
     """Return the service that flags, environment or file name, with token and timeout. Raises Misconfigured.
 
     `flags`: values by the names of `VARIABLES`; None: not given. `config`: the path of the file; None: the file that

@@ -57,7 +57,7 @@ def watch_run(
         assert topic is not None
         watch_topic(admin, topic)
     else:
-        show_ended_runs(admin, [follow_run(admin, run)], alone=True)
+        show_ended_runs(admin, [follow_run(admin, run)], as_one_object=True)
 
 
 def scheduler(context: typer.Context) -> None:

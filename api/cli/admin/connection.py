@@ -54,7 +54,7 @@ class Connection:
     def request(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
         """Send a request and return the answer's JSON, or its plain text; None for an empty answer. Raises
         CompactorError."""
-        answer = self.ask(method, path, query, body)
+        answer = self.send(method, path, query, body)
         if not answer.content.strip():
             return None
         try:
@@ -68,7 +68,7 @@ class Connection:
                 "is it a compactor service? check --admin-url",
             ) from None
 
-    def ask(
+    def send(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
     ) -> httpx.Response:
         """Send a request and return its successful answer; another one is raised as an error kind.
@@ -87,14 +87,14 @@ class Connection:
         query: Mapping[str, object] | None = None,
         body: object = None,
         content: Iterator[bytes] | None = None,
-        patient: bool = False,
+        unlimited_read: bool = False,
         **headers: str,
     ) -> Iterator[httpx.Response]:
         """Send a request and open its successful answer, which is read piece by piece; another one is raised as an
         error kind.
 
-        None in `query` is omitted. `content`: the body in pieces; `body`: the body as JSON. `patient`: without a limit
-        on the time between two pieces of the answer. `headers`: their names, with underscores for hyphens.
+        None in `query` is omitted. `content`: the body in pieces; `body`: the body as JSON. `unlimited_read`: without
+        a limit on the time between two pieces of the answer. `headers`: their names, with underscores for hyphens.
         """
         url = f"{self._url}{path}"
         parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}
@@ -103,7 +103,7 @@ class Connection:
             request = self._client.build_request(
                 method, url, params=parameters, headers=fields, content=content, json=body
             )
-            if patient:
+            if unlimited_read:
                 request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
             answer = self._client.send(request, stream=True)
             try:

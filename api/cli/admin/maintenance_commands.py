@@ -14,7 +14,7 @@ from api.cli.admin.requests import Command
 from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import DATA_LOSS
 from api.cli.kit.quantity_parsers import duration_option
-from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
+from api.cli.kit.reports import TRIM_COLUMNS, print_lines, trim_lines, verify_lines
 from api.cli.kit.shared_arguments import TOPIC_HELP, TrimBefore, TrimForce, TypedTopic, Yes
 from api.cli.kit.stderr import counted, say, size
 
@@ -33,7 +33,7 @@ def verify(context: typer.Context, topic: TypedTopic) -> None:
         admin.show(reports)
     else:
         for report in reports:
-            put_lines(verify_lines(report))
+            print_lines(verify_lines(report))
     if differences := sum(report["total"] for report in reports):
         say(f"compactor-admin: {counted(differences, 'difference')} in {topic}: restore the objects from a backup")
         raise typer.Exit(DATA_LOSS)

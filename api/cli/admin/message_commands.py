@@ -25,7 +25,7 @@ from api.cli.kit.shared_arguments import (
     ValueEncoding,
 )
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream, put
+from api.cli.kit.terminal import data_stream, print_line
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, NotFound
 
@@ -76,7 +76,7 @@ def produce(
                 if ids:
                     for _, result in results:
                         if not result.get("errorCode"):
-                            put(result["messageId"])
+                            print_line(result["messageId"])
                 if refused:
                     _refused(refused)
         is_complete = True
@@ -141,7 +141,7 @@ def get_key(
     if admin.as_json:
         admin.show(answer)
     else:
-        put(answer["value"] or "")
+        print_line(answer["value"] or "")
 
 
 def _opened(file: str) -> IO[bytes]:

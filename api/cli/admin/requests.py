@@ -102,7 +102,7 @@ def request(
         admin = session_of(context)
         expanded = path_of(path, **values)
         if text:
-            admin.show(admin.service.ask(method, expanded, parameters_sent).text.strip())
+            admin.show(admin.service.send(method, expanded, parameters_sent).text.strip())
             return
         answer = admin.service.request(method, expanded, parameters_sent, body)
         if method != "GET":

@@ -19,7 +19,7 @@ import typer
 
 from api.cli.admin.session import Session, topic_path
 from api.cli.kit.exit_codes import RUN_FAILED
-from api.cli.kit.reports import put_lines, run_summary, show_run, show_runs
+from api.cli.kit.reports import print_lines, run_summary, show_run, show_runs
 from api.cli.kit.stderr import say, size
 from api.cli.kit.terminal import LiveLine
 from storage.errors import CompactionPaused, NotFound, Unavailable
@@ -38,14 +38,14 @@ def newest_runs(admin: Session, topic: str) -> dict[str, int]:
     return {name: _newest(admin, name) for name in names}
 
 
-def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
-    """Follow the requests of topics whose newest runs were `before`, and show the runs that execute them.
+def follow_requests(admin: Session, newest_before: Mapping[str, int]) -> None:
+    """Follow the requests of topics whose newest runs were `newest_before`, and show the runs that execute them.
 
     Raises CompactionPaused; Exit (9) if a run failed, was cancelled or could not begin.
     """
     runs: list[dict[str, Any]] = []
     failed = False
-    for topic, newest in before.items():
+    for topic, newest in newest_before.items():
         run = _run_after(admin, topic, newest)
         if run is not None:
             runs.append(follow_run(admin, run))
@@ -60,7 +60,7 @@ def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
             say(f"compactor-admin: compaction of {topic} could not begin: {' '.join(control['last_error'].split())}")
         else:
             say(f"compactor-admin: no run of {topic} began: nothing is new, or the request was withdrawn")
-    show_ended_runs(admin, runs, alone=len(before) == 1, failed=failed)
+    show_ended_runs(admin, runs, as_one_object=len(newest_before) == 1, any_failed=failed)
 
 
 def watch_topic(admin: Session, topic: str) -> None:
@@ -76,26 +76,28 @@ def watch_topic(admin: Session, topic: str) -> None:
     runs = [run for name in before if (run := _newest(admin, name))]
     if not runs:
         raise NotFound(f"{topic} has no compaction run", "request one with `topics compact`")
-    show_ended_runs(admin, [follow_run(admin, run) for run in runs], alone=len(before) == 1)
+    show_ended_runs(admin, [follow_run(admin, run) for run in runs], as_one_object=len(before) == 1)
 
 
-def show_ended_runs(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
-    """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `failed`.
+def show_ended_runs(
+    admin: Session, runs: list[dict[str, Any]], *, as_one_object: bool, any_failed: bool = False
+) -> None:
+    """Show runs that have ended, a line each. Raises Exit (9) if one did not succeed, or if `any_failed`.
 
-    `alone`: with JSON output, show the run itself, not a list.
+    `as_one_object`: with JSON output, show the run itself, not a list.
     """
     if not admin.as_json:
-        put_lines([run_summary(run) for run in runs])
-    elif alone:
+        print_lines([run_summary(run) for run in runs])
+    elif as_one_object:
         show_run(runs[0] if runs else None, admin.output)
     else:
         show_runs(runs, admin.output)
     for run in runs:
         if run["state"] != _SUCCESS:
-            failed = True
+            any_failed = True
             why = " ".join(str(run.get("error") or "no reason is known").split())
             say(f"compactor-admin: run {run['run']} of {run['topic']} ended with {run['state']}: {why}")
-    if failed:
+    if any_failed:
         raise typer.Exit(RUN_FAILED)
 
 
@@ -165,7 +167,7 @@ def _newest(admin: Session, topic: str) -> int:
 
 def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
     events = f"/admin/v2/compactions/{run}/events"
-    with admin.service.stream("GET", events, patient=True, Accept="text/event-stream") as answer:
+    with admin.service.stream("GET", events, unlimited_read=True, Accept="text/event-stream") as answer:
         yield from parse_events(answer.iter_lines())
 
 

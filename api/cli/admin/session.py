@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from api.cli.admin.client_config import find_target
+from api.cli.admin.client_config import load_client_config
 from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.shared_arguments import OutputFormat
@@ -41,7 +41,7 @@ class Session:
         """Return the connection to the service. The first use opens it and imports httpx."""
         from api.cli.admin.connection import Connection
 
-        return Connection(find_target(self.flags, self.config, os.environ))
+        return Connection(load_client_config(self.flags, self.config, os.environ))
 
     @property
     def as_json(self) -> bool:

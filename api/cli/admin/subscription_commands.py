@@ -93,7 +93,7 @@ def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subsc
     for position in itertools.count(1):
         entry = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
-            messages += _messages(admin, topic, admin.service.ask("GET", entry))
+            messages += _messages(admin, topic, admin.service.send("GET", entry))
         except NotFound:  # the subscription has fewer messages left than `count`
             break
         if len(messages) >= count:
@@ -112,7 +112,7 @@ def get_message_by_id(
     """Show a message, or each message of a batch."""
     admin = session_of(context)
     path = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
-    admin.show(_messages(admin, topic, admin.service.ask("GET", path)))
+    admin.show(_messages(admin, topic, admin.service.send("GET", path)))
 
 
 def _position(topic: str, text: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _batch(admin: Session, topic: str, entry: MessageId, count: int) -> list[dic
         "keyEncoding": TextEncoding.BASE64,
         "valueEncoding": TextEncoding.BASE64,
     }
-    answer = admin.service.ask("GET", topic_path(topic, "messages"), query, Accept="application/x-ndjson")
+    answer = admin.service.send("GET", topic_path(topic, "messages"), query, Accept="application/x-ndjson")
     messages = []
     for line in answer.content.splitlines():
         message = json.loads(line)

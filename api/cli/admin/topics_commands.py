@@ -27,7 +27,7 @@ def create_partitioned_topic(
     admin = session_of(context)
     body = {"partitions": partitions, "properties": key_values("--metadata", metadata or ())}
     content_type = "application/vnd.partitioned-topic-metadata+json"
-    admin.service.ask("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
+    admin.service.send("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
     admin.report_change(f"topic {topic} of {partitions} partitions created")
 
 

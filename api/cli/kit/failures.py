@@ -13,15 +13,15 @@ from api.formats.validation_text import problem
 from api.observability.error_text import one_line
 
 
-def report(error: Exception, about: str = "", program: str = "compactor") -> None:
+def report_error(error: Exception, about: str = "", program: str = "compactor") -> None:
     """Report an error on stderr, with `--debug` its traceback. `about`: the topic, added unless the error names it."""
     if "--debug" in sys.argv:
         say("".join(traceback.format_exception(error)).rstrip())
-    line = describe(error, program)
+    line = describe_error(error, program)
     say(line if about in line else line.replace(f"{program}: ", f"{program}: {about}: ", 1))
 
 
-def describe(error: Exception, program: str = "compactor") -> str:
+def describe_error(error: Exception, program: str = "compactor") -> str:
     """Return an error as one line that begins with the program's name. Typer's help, which is an error too, keeps its
     lines."""
     return _usage(error, program) if isinstance(error, typer.TyperException) else f"{program}: {one_line(error)}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from api.cli.kit.shared_arguments import OutputFormat
-from api.cli.kit.terminal import escape_controls, put, put_json
+from api.cli.kit.terminal import escape_controls, print_json, print_line
 
 Cell: TypeAlias = Callable[[str, Any], str]
 """A field's name and value as text."""
@@ -32,17 +32,17 @@ def show(
     if output is OutputFormat.JSON:
         # Python escapes a character that another encoding lacks, and its escapes are not JSON.
         is_utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
-        put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
+        print_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
     elif isinstance(document, Mapping):
         for name, value in flatten(document):
-            put(f"{escape_controls(name):40} {escape_controls((cell or as_text)(name, value))}")
+            print_line(f"{escape_controls(name):40} {escape_controls((cell or as_text)(name, value))}")
     elif isinstance(document, list) and (columns or (document and all(isinstance(row, Mapping) for row in document))):
         show_table(document, columns or list(dict.fromkeys(name for row in document for name in row)), cell)
     elif isinstance(document, list):
         for value in document:
-            put(escape_controls(as_text("", value)))
+            print_line(escape_controls(as_text("", value)))
     elif document is not None:
-        put(escape_controls(as_text("", document)))
+        print_line(escape_controls(as_text("", document)))
 
 
 def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: Cell | None = None) -> None:
@@ -53,10 +53,10 @@ def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: 
     print_table([name.replace("_", " ") for name in columns], cells)
 
 
-def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the fields of nested objects by dotted names. `above`: the name of the object itself."""
+def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the fields of nested objects by dotted names. `prefix`: the name of the object itself."""
     for key, value in document.items():
-        name = f"{above}.{key}" if above else str(key)
+        name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and value:
             yield from flatten(value, name)
         elif isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):

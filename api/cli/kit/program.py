@@ -13,14 +13,21 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import report
+from api.cli.kit.failures import report_error
 from api.cli.kit.stderr import abandon_output, say
 from storage.errors import InvalidInput
+
+
+class GlobalOptions(NamedTuple):
+    """The names of a program's global options: those with a value, and flags without one."""
+
+    with_value: list[str]
+    flags: list[str]
 
 
 def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
@@ -43,10 +50,10 @@ def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
     return commands
 
 
-def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
+def run(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn:
     """Run the program `name`. Exits with a code of `exit_codes`.
 
-    `interrupted`: a text for the user about the state after Ctrl-C or SIGTERM.
+    `interrupt_message`: a text for the user about the state after Ctrl-C or SIGTERM.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
@@ -57,13 +64,13 @@ def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
             app(prog_name=name)  # a shell asks for completions of a command line
         # Not `app()`: it reports a broken pipe as an error.
         command = typer.main.get_command(app)
-        with command.make_context(name, hoist_global_options(sys.argv[1:], name, *global_options(command))) as context:
+        with command.make_context(name, hoist_global_options(sys.argv[1:], name, global_options(command))) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:
-        say(f"{name}: interrupted: {interrupted}")
+        say(f"{name}: interrupted: {interrupt_message}")
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         closed = isinstance(error, BrokenPipeError) and _output_is_closed()
@@ -72,46 +79,41 @@ def run(app: typer.Typer, name: str, interrupted: str) -> NoReturn:
         if closed:
             sys.exit(exit_codes.OK)
         refusal = _not_utf8(error) or error
-        report(refusal, program=name)
+        report_error(refusal, program=name)
         sys.exit(exit_codes.exit_code_of(refusal))
     sys.exit(exit_codes.OK)
 
 
-def global_options(command: Any) -> tuple[list[str], list[str]]:
-    """Return the global options of a program: those with a value, and those without."""
-    options: tuple[list[str], list[str]] = ([], [])
+def global_options(command: Any) -> GlobalOptions:
+    """Return the global options of a program."""
+    options = GlobalOptions([], [])
     for parameter in command.params:
         options[getattr(parameter, "is_flag", False)].extend(parameter.opts)
     return options
 
 
-def hoist_global_options(
-    arguments: Sequence[str], name: str, options: Sequence[str], flags: Sequence[str]
-) -> list[str]:
+def hoist_global_options(arguments: Sequence[str], program: str, options: GlobalOptions) -> list[str]:
     """Return the arguments with the global options that follow the command moved to the front, so that both places
-    work.
-
-    `options`: those with a value; `flags`: those without. Raises InvalidInput.
-    """
+    work. Raises InvalidInput."""
     front: list[str] = []
     remaining: list[str] = []
     following = iter(arguments)
     for argument in following:
         if argument == "--":
             remaining += [argument, *following]
-        elif argument in flags or argument.startswith(tuple(f"{option}=" for option in options)):
+        elif argument in options.flags or argument.startswith(tuple(f"{option}=" for option in options.with_value)):
             front.append(argument)
-        elif argument in options:
+        elif argument in options.with_value:
             value = next(following, None)
             if value is None:
-                raise InvalidInput(f"the option {argument} needs a value", f"see `{name} --help`")
+                raise InvalidInput(f"the option {argument} needs a value", f"see `{program} --help`")
             front += [argument, value]
         else:
             remaining.append(argument)
     return front + remaining
 
 
-def check_confirmation(yes: bool, dry_run: bool) -> None:
+def reject_yes_with_dry_run(yes: bool, dry_run: bool) -> None:
     """Raise InvalidInput if both flags are given. A command that deletes is a dry run unless `--yes` is given."""
     if yes and dry_run:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")

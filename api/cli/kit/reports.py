@@ -10,7 +10,7 @@ from typing import Any
 from api.cli.kit.output import as_text, show, show_table
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import counted, size
-from api.cli.kit.terminal import escape_controls, put
+from api.cli.kit.terminal import escape_controls, print_line
 from api.formats.option_text import value_text
 
 _RUN_COLUMNS = ("run", "topic", "state", "phase", "tasks", "started_at", "last_sign", "compacted_ledger", "error")
@@ -127,13 +127,13 @@ def _hold(held: Mapping[str, Any]) -> str:
 def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
     """Print policies with their values and origins."""
     rows = [
-        {"policy": name, "value": value_text(policy["value"]), "from": origin(policy)}
+        {"policy": name, "value": value_text(policy["value"]), "from": origin_text(policy)}
         for name, policy in policies.items()
     ]
     show_table(rows, ("policy", "value", "from"))
 
 
-def origin(policy: Mapping[str, Any]) -> str:
+def origin_text(policy: Mapping[str, Any]) -> str:
     """Return the scope from which a policy's value comes, and the nearer scope whose value cannot be read."""
     unreadable = policy.get("unreadable")
     if unreadable is None:
@@ -141,7 +141,7 @@ def origin(policy: Mapping[str, Any]) -> str:
     return f"{policy['origin']} (the {unreadable['origin']}'s {unreadable['value']} cannot be read)"
 
 
-def put_lines(lines: Sequence[str]) -> None:
+def print_lines(lines: Sequence[str]) -> None:
     """Print the lines of a report on stdout."""
     for line in lines:
-        put(escape_controls(line))
+        print_line(escape_controls(line))

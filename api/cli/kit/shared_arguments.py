@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api import version
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.formats.text_encoding import TextEncoding
 from storage.model import TopicName
 
@@ -27,7 +27,7 @@ OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=
 def _show_version(requested: bool) -> None:
     """Print the version if it is requested, and raise Exit."""
     if requested:
-        put(f"compactor {version()}")
+        print_line(f"compactor {version()}")
         raise typer.Exit
 
 

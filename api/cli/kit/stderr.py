@@ -6,13 +6,13 @@ import os
 import sys
 from contextlib import suppress
 
-from api.cli.kit.terminal import for_person
+from api.cli.kit.terminal import safe_for_stderr
 
 
 def say(text: str) -> None:
     """Print a text for the user on stderr, without secrets. A closed stderr does not stop the work."""
     with suppress(OSError):
-        print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
+        print(safe_for_stderr(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_created(topic: object) -> None:

@@ -31,17 +31,17 @@ def escape_controls(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
-def put(text: str, *, flush: bool = False) -> None:
+def print_line(text: str, *, flush: bool = False) -> None:
     """Print a line of data on stdout; if that is a terminal, with control characters escaped."""
     print(_for(sys.stdout, text), flush=flush)  # noqa: T201
 
 
-def put_json(text: str) -> None:
+def print_json(text: str) -> None:
     """Print a JSON text on stdout; if that is a terminal, with control characters as JSON's escapes."""
     print(_json_escapes(text) if is_terminal(sys.stdout) else text)  # noqa: T201
 
 
-def for_person(text: str) -> str:
+def safe_for_stderr(text: str) -> str:
     """Return a message for stderr, with secrets redacted and, if that is a terminal, control characters escaped."""
     return _for(sys.stderr, redacted(text))
 

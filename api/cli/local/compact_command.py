@@ -107,7 +107,7 @@ def compact_topic(
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
 
     with open_for_writing(context.obj) as environment:
-        from api.cli.local.compact_report import report, report_estimates
+        from api.cli.local.compact_report import report_estimates, report_outcomes
         from compactor.run.run_policies import POLICY_OF
         from storage.objects.throttled import RateLimits
 
@@ -120,7 +120,7 @@ def compact_topic(
         if dry_run:
             first = report_estimates(work.estimates(names), as_json)
         else:
-            first = report(environment.metadata, len(names), work.compact(names), as_json)
+            first = report_outcomes(environment.metadata, len(names), work.compact(names), as_json)
     if first is not None:
         raise typer.Exit(exit_codes.exit_code_of(first))
 

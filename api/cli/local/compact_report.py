@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import describe as describe_error, report as report_error
+from api.cli.kit.failures import describe_error, report_error
 from api.cli.kit.stderr import counted, say, size
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.observability.error_text import OPERATOR_WORDS
 from api.observability.redaction import redacted
 from api.reports import shown_statistics
@@ -27,14 +27,15 @@ Estimate: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
 """A topic with the estimate of a run, with None if there is nothing to do, or with the error of the estimate."""
 
 
-def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
-    """Report the outcome of each of `topics` topics as it arrives; return the error of the first topic that failed, or
-    None."""
+def report_outcomes(
+    metadata: MetadataStore, topic_count: int, outcomes: Iterable[Outcome], as_json: bool
+) -> Exception | None:
+    """Report the outcome of each topic as it arrives; return the error of the first topic that failed, or None."""
     reported: list[Outcome] = []
     for outcome in outcomes:
         reported.append(outcome)
-        if topics == 1 and outcome.error is None:
-            for line in describe(outcome):
+        if topic_count == 1 and outcome.error is None:
+            for line in outcome_lines(outcome):
                 say(line)
         if outcome.run is not None and outcome.run.tail_left:
             left = outcome.run.tail_left.worded(OPERATOR_WORDS)
@@ -44,10 +45,10 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         elif outcome.error is None:
             ledger = outcome.compacted_ledger_id
             result = "Nothing to compact" if ledger is None else f"Compacted to ledger {ledger}"
-            put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
+            print_line(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
         if outcome.error is not None:
-            report_error(outcome.error, str(outcome.topic) if topics > 1 else "")
-    if topics > 1:
+            report_error(outcome.error, str(outcome.topic) if topic_count > 1 else "")
+    if topic_count > 1:
         say(_summary(reported))
     return next((outcome.error for outcome in reported if outcome.error is not None), None)
 
@@ -62,14 +63,14 @@ def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception 
             document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": estimate}
             print(json.dumps(document))  # noqa: T201
         elif failed is None:
-            put(f"Compaction of topic {topic} would {_would(estimate)}")
+            print_line(f"Compaction of topic {topic} would {_would(estimate)}")
         if failed is not None:
             report_error(failed, str(topic) if len(estimates) > 1 else "")
             first = first or failed
     return first
 
 
-def describe(outcome: Outcome) -> list[str]:
+def outcome_lines(outcome: Outcome) -> list[str]:
     """Return the lines that describe the outcome of one topic's compaction to a person. The topic did not fail."""
     if outcome.run is None:
         return ["Nothing is new since the last run: no run was made."]

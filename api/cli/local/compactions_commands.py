@@ -12,7 +12,7 @@ import typer
 
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, Run, StateName
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.components import open_environment, open_for_writing
 from api.reports import run_document
 from storage.model import TopicName
@@ -60,4 +60,4 @@ def cancel_compaction(
     with open_for_writing(context.obj) as environment:
         environment.metadata.runs.cancel(run, reason)
         name, _ = environment.metadata.runs.named(run)
-    put(f"Compaction run {run} of topic {name} cancelled")
+    print_line(f"Compaction run {run} of topic {name} cancelled")

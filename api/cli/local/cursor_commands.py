@@ -12,7 +12,7 @@ import typer
 
 from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
 from api.formats.position_text import PLACES, parse_cursor_position
@@ -45,7 +45,7 @@ def create_cursor(
     with open_for_writing(context.obj) as environment:
         record = open_topic(environment, topic).record
         created = subscriptions.create_cursor(environment, record, cursor, position, properties)
-    put(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
+    print_line(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
 
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
@@ -82,7 +82,7 @@ def reset_cursor(
     position = parse_cursor_position(to)
     with open_for_writing(context.obj) as environment:
         moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
-    put(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
+    print_line(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
 
 def delete_cursor(
@@ -106,7 +106,7 @@ def delete_cursor(
     """
     with open_for_writing(context.obj) as environment:
         environment.metadata.cursors.delete(open_topic(environment, topic).record.id, cursor, force)
-    put(f"Cursor {cursor} of topic {topic} deleted")
+    print_line(f"Cursor {cursor} of topic {topic} deleted")
 
 
 def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:

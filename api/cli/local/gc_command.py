@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.program import check_confirmation
+from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import counted, say, size
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.components import open_environment, open_for_writing
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import InvalidInput
@@ -47,7 +47,7 @@ def collect_garbage(
     names = [TopicName.parse(name) for name in dict.fromkeys(topic or ())]
     if names and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
-    check_confirmation(yes, dry_run)
+    reject_yes_with_dry_run(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import compaction
 
@@ -57,7 +57,7 @@ def collect_garbage(
             names or None,
             unknown_topics=unknown_topics,
             dry_run=not yes,
-            on_object=lambda info: put(info.name),
+            on_object=lambda info: print_line(info.name),
         )
         if yes and not names:
             _sweep(environment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -28,6 +28,13 @@ WAIT_SECONDS = 30
 """Maximum wait for another writer, in seconds."""
 
 
+class AppendTarget(NamedTuple):
+    """A topic to append to. `is_new`: it did not exist before."""
+
+    topic: OpenTopic
+    is_new: bool
+
+
 def with_file_name(message: str, file: str) -> str:
     """Return a message about a file with the file's name in front, unless the message contains it. `file` `-`: standard
     input."""
@@ -35,8 +42,8 @@ def with_file_name(message: str, file: str) -> str:
     return message if name in message else f"{name}: {message}"
 
 
-def open_to_append(environment: Environment, name: TopicName) -> tuple[OpenTopic, bool]:
-    """Return a topic, and whether this call created it.
+def open_to_append(environment: Environment, name: TopicName) -> AppendTarget:
+    """Return a topic, which is created if it does not exist.
 
     Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput for a
     partition that its partitioned topic does not have.
@@ -48,13 +55,13 @@ def open_to_append(environment: Environment, name: TopicName) -> tuple[OpenTopic
     existing = environment.metadata.topics.named([name]).get(name)
     record = existing or names.ensure(environment, name)
     BacklogLimits(environment).check(record)
-    return OpenTopic(environment, record), existing is None
+    return AppendTarget(OpenTopic(environment, record), existing is None)
 
 
-def wait_reporter(seconds: int) -> Callable[[LeaseHeld], object]:
-    """Return a callback that reports that another writer has the topic. `seconds`: the longest wait, for the
+def lease_wait_reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
+    """Return a callback that reports that another writer has the topic. `max_seconds`: the longest wait, for the
     message."""
-    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
+    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {max_seconds} s at most")
 
 
 def import_files(
@@ -81,7 +88,7 @@ def import_files(
         sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
         opened, is_new = open_to_append(environment, topic)
         writer = opened.bulk_append(
-            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=wait_reporter(WAIT_SECONDS)
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
         )
         for file, tables in sources:
             started = time.perf_counter()

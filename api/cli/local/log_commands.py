@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import report
+from api.cli.kit.failures import report_error
 from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream, put
+from api.cli.kit.terminal import data_stream, print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_text
@@ -97,7 +97,7 @@ def seal_segments(
             removed = sum(topic.log_manager().sweep(topic.record) for topic in opened)
             say(f"{counted(removed, 'segment file')} removed")
         for problem in remaining[1:]:
-            report(problem)
+            report_error(problem)
         if remaining:
             raise remaining[0]
         for topic in opened if names else []:
@@ -143,7 +143,7 @@ def roll_topic(
             _seal(opened, accept_loss)
         waiting = len(log_manager.rolled(opened.record))
     result = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
-    put(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
+    print_line(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
 
 
 def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:

@@ -14,7 +14,7 @@ import typer
 from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment
 
@@ -48,7 +48,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
         show(documents, output)
         return
     for document in documents:
-        put(str(document["object"]))
+        print_line(str(document["object"]))
 
 
 def object_location(store_url: str, name: str) -> str:

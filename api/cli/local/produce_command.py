@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import abandon_output, counted, say, say_created
-from api.cli.local.import_command import open_to_append, wait_reporter, with_file_name
+from api.cli.local.import_command import lease_wait_reporter, open_to_append, with_file_name
 from api.components import open_for_writing
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import CompactorError, Unavailable
@@ -68,7 +68,7 @@ def produce_messages(
         produced = AppendReceipts(topic.partition, ids)
         is_complete = False
         try:
-            with opened.append_log(wait * 1000, sealer.wake, on_held=wait_reporter(wait)) as log:
+            with opened.append_log(wait * 1000, sealer.ensure_running, on_held=lease_wait_reporter(wait)) as log:
                 for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.
                     log.submit(entry, produced.add_answer, produced.raise_first_error)

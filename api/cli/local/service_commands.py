@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from api.cli.kit.program import check_confirmation
+from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import say
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.components import open_environment, open_metadata, open_object_store
 
 
@@ -48,9 +48,9 @@ def check_store(context: typer.Context) -> None:
     with closing(open_object_store(context.obj)) as store:
         report = store.check_capabilities()
     for capability in report.capabilities:
-        put(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
+        print_line(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()
-    put(f"{report.url} can serve as object store")
+    print_line(f"{report.url} can serve as object store")
 
 
 def adopt_store(
@@ -67,7 +67,7 @@ def adopt_store(
     again after a move of the objects without that object, or after the database was created again or restored from a
     backup.
     """
-    check_confirmation(yes, dry_run)
+    reject_yes_with_dry_run(yes, dry_run)
     with open_environment(context.obj) as environment:
         from storage.store_identity import StoreIdentity
 
@@ -76,11 +76,11 @@ def adopt_store(
             identity.adopt(force=force)
         state = identity.binding_state()
         database = environment.metadata.url
-    put(f"{state.url}: {'no uid' if state.store_uid is None else f'uid {state.store_uid}'}")
+    print_line(f"{state.url}: {'no uid' if state.store_uid is None else f'uid {state.store_uid}'}")
     bound = "no store" if state.database_uid is None else f"the store with the uid {state.database_uid}"
-    put(f"{database}: {bound}")
+    print_line(f"{database}: {bound}")
     if state.known_object is not None:
-        put(f"{state.known_object}: {'is there' if state.has_object else 'is NOT there'}")
+        print_line(f"{state.known_object}: {'is there' if state.has_object else 'is NOT there'}")
     if yes:
         say("This store and this database are bound to each other now")
     elif state.is_bound:
@@ -96,4 +96,4 @@ def upgrade_database(context: typer.Context) -> None:
     """
     with closing(open_metadata(context.obj)) as metadata:
         metadata.upgrade()
-        put(f"{metadata.url} has the newest schema")
+        print_line(f"{metadata.url} has the newest schema")

@@ -17,7 +17,7 @@ from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.shared_arguments import OutputFormat
 from api.cli.kit.stderr import say
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.settings.settings import Settings
 from storage.errors import Conflict, InvalidInput
 
@@ -103,7 +103,7 @@ def create_token(
         claims["exp"] = now + expiry_time // 1000
     else:
         say("compactor: this token never expires: give --expiry-time to limit its life")
-    put(create(key, subject, claims))
+    print_line(create(key, subject, claims))
 
 
 def show_token(token: Token = None) -> None:

@@ -9,12 +9,12 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.output import show, show_table
-from api.cli.kit.program import check_confirmation
+from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import TRIM_COLUMNS, trim_lines
 from api.cli.kit.shared_arguments import DryRun, Output, OutputFormat, Topic, TrimBefore, TrimForce, Yes
 from api.cli.kit.stderr import counted, say, size
-from api.cli.kit.terminal import put
+from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
 from api.formats.position_text import parse_trim_position
@@ -85,7 +85,7 @@ def show_stats(context: typer.Context, topic: Topic, output: Output = OutputForm
         last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
         tail = unsealed(environment.log, snapshot)
         other_logs = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
-    document = stats(snapshot, reader.first_offset, end, tail) | {
+    document = stats_document(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
         "last_compacted_message_id": last_compacted,
     }
@@ -113,7 +113,7 @@ def create_topic(
         else:
             partitioned_topics.create(environment, topic, partitions, properties_by_name)
     size_text = "" if partitions is None else f" of {counted(partitions, 'partition')}"
-    put(f"Topic {topic}{size_text} created")
+    print_line(f"Topic {topic}{size_text} created")
 
 
 def delete_topic(
@@ -129,7 +129,7 @@ def delete_topic(
     nothing. A later `compactor gc` deletes the objects, after file.delete.delay.ms. A new topic of the same name shares
     nothing with it.
     """
-    check_confirmation(yes, dry_run)
+    reject_yes_with_dry_run(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import names
         from compactor.scheduling.backlog import unsealed
@@ -159,7 +159,7 @@ def delete_topic(
             environment.metadata.tenancy.delete_topic(records[0].id, force=force)
     partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)}), {counted(cursors, 'cursor')}"
-    put(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
+    print_line(f"Topic {topic}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
     if refusal is not None:
         say(f"Nothing was deleted: --yes would be refused: {one_line(refusal)} (give --force)")
     elif not yes:
@@ -178,7 +178,7 @@ def release_lease(
     Without --yes nothing is released: the owners are only shown. After a release another writer need not wait until the
     lease expires. An owner that is alive is fenced: its later appends fail, and nothing is written twice.
     """
-    check_confirmation(yes, dry_run)
+    reject_yes_with_dry_run(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import topics
         from storage.metadata.leases import shown_time
@@ -186,10 +186,10 @@ def release_lease(
         leases = topics.revoke_leases(environment, topic, force=force, dry_run=not yes)
         for record, lease in leases:
             if lease is None:
-                put(f"Topic {record.name}: no process owns its lease")
+                print_line(f"Topic {record.name}: no process owns its lease")
                 continue
             verb = "released" if yes else "would be released"
-            put(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
+            print_line(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
     if not yes and any(lease is not None for _, lease in leases):
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 
@@ -210,7 +210,7 @@ def trim_topic(
     file.delete.delay.ms.
     """
     position = None if before is None else parse_trim_position(before)
-    check_confirmation(yes, dry_run)
+    reject_yes_with_dry_run(yes, dry_run)
     with (open_for_writing if yes else open_environment)(context.obj) as environment:
         from api.broker import compaction
 
@@ -245,11 +245,13 @@ def _if_local(value: Callable[[], T]) -> T | None:
         return None
 
 
-def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: UnsealedBacklog) -> dict[str, Any]:
+def stats_document(
+    snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, unsealed: UnsealedBacklog
+) -> dict[str, Any]:
     """Return the statistics of a topic's snapshot as plain values, as `topics stats --output json` prints them.
 
     `first_offset`: of the first raw message. `next_offset`: of the next message to be appended; None: its log is on
-    another machine. `tail`: the unsealed messages, which are part of the backlog, because the next run seals them
+    another machine. `unsealed`: the unsealed messages, which are part of the backlog, because the next run seals them
     first.
     """
     horizon = snapshot.horizon
@@ -268,8 +270,8 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
         },
         "tail": {
             "segments": len(snapshot.segments),
-            "messages": tail.messages,
-            "logical_bytes": tail.bytes,
+            "messages": unsealed.messages,
+            "logical_bytes": unsealed.bytes,
             "given_up": sum(segment.tried_too_often for segment in snapshot.segments),
         },
         "compacted": None
@@ -285,8 +287,8 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
         },
         "backlog": {
             "ledgers": len(backlog),
-            "messages": sum(ledger.messages for ledger in backlog) + tail.messages,
-            "logical_bytes": sum(ledger.logical_bytes for ledger in backlog) + tail.bytes,
+            "messages": sum(ledger.messages for ledger in backlog) + unsealed.messages,
+            "logical_bytes": sum(ledger.logical_bytes for ledger in backlog) + unsealed.bytes,
         },
         "last_run": None
         if run is None

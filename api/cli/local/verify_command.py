@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.output import show
-from api.cli.kit.reports import put_lines, verify_lines
+from api.cli.kit.reports import print_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.local.engine import engine_of, progress_for
@@ -37,7 +37,7 @@ def verify_topic(
     if output == "json":
         show(report, OutputFormat.JSON)
     else:
-        put_lines(verify_lines(report))
+        print_lines(verify_lines(report))
     if report["total"]:
         say(
             f"compactor: {counted(report['total'], 'difference')} in {topic}: restore the objects from a backup, or "

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.admin.client_config import DEFAULT_URL, ClientConfig, find_target
+from api.cli.admin.client_config import DEFAULT_URL, ClientConfig, load_client_config
 from storage.errors import Misconfigured
 from storage.model import TopicName
 from tests.clients.rest.test_serve_tls import certificate
@@ -36,15 +36,15 @@ def write(folder: Path, name: str, text: str) -> str:
 
 def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
-    assert find_target({}, None, home) == ClientConfig(DEFAULT_URL)
+    assert load_client_config({}, None, home) == ClientConfig(DEFAULT_URL)
     write(tmp_path, ".config/compactor/admin.toml", 'admin-url = "https://file:1/"\ntoken = "in-file"\ntimeout = 5\n')
-    assert find_target({}, None, home) == ClientConfig("https://file:1", "in-file", None, 5)
+    assert load_client_config({}, None, home) == ClientConfig("https://file:1", "in-file", None, 5)
     environment = {**home, "COMPACTOR_ADMIN_URL": "http://environment:2", "COMPACTOR_TOKEN": "in-environment"}
-    assert find_target({}, None, environment) == ClientConfig("http://environment:2", "in-environment", None, 5)
+    assert load_client_config({}, None, environment) == ClientConfig("http://environment:2", "in-environment", None, 5)
     token = write(tmp_path, "token", " of-a-file\n")
     flags = {"admin-url": "http://flag:3", "token-file": token, "token": None}
-    assert find_target(flags, None, environment) == ClientConfig("http://flag:3", "of-a-file", None, 5)
-    assert "of-a-file" not in repr(find_target(flags, None, environment))
+    assert load_client_config(flags, None, environment) == ClientConfig("http://flag:3", "of-a-file", None, 5)
+    assert "of-a-file" not in repr(load_client_config(flags, None, environment))
 
 
 @pytest.mark.parametrize("template", ["token:secret", "file://{folder}/secret", "secret"])
@@ -52,7 +52,7 @@ def test_pulsars_client_conf(tmp_path: Path, template: str) -> None:
     write(tmp_path, "secret", "secret\n")
     params = template.format(folder=tmp_path)
     text = f"# a comment\nwebServiceUrl=http://a:8080,b:8080/\nbrokerServiceUrl=pulsar://a:6650/\nauthParams={params}\n"
-    assert find_target({}, write(tmp_path, "client.conf", text), {}) == ClientConfig("http://a:8080", "secret")
+    assert load_client_config({}, write(tmp_path, "client.conf", text), {}) == ClientConfig("http://a:8080", "secret")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_pulsars_client_conf(tmp_path: Path, template: str) -> None:
 )
 def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str) -> None:
     with pytest.raises(Misconfigured, match=says) as answer:
-        find_target({}, write(tmp_path, name, text), {})
+        load_client_config({}, write(tmp_path, name, text), {})
     assert "a b" not in str(answer.value)
 
 

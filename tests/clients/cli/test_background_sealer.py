@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, Sealing, seal_until
+from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, Sealing, seal_until_stopped
 from api.cli.kit.stderr import say
 from api.cli.local.opening import open_topic
 from api.components import open_environment
@@ -68,7 +68,7 @@ class Stop:
 
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`seal_until` runs in this process, which listens to Ctrl-C all the same."""
+    """`seal_until_stopped` runs in this process, which listens to Ctrl-C all the same."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
@@ -80,7 +80,7 @@ from storage.model import TopicName
 
 if __name__ == "__main__":
     with BackgroundSealer(Settings(data=sys.argv[1]), TopicName.parse("t")) as sealer:
-        sealer.wake()
+        sealer.ensure_running()
         print("started", flush=True)
         sys.stdin.read()
 """
@@ -103,7 +103,7 @@ def test_it_ends_when_its_writer_is_killed(environment: Environment, settings: S
 
 def test_what_is_rolled_when_the_writer_ends_is_sealed(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
-        sealer.wake()
+        sealer.ensure_running()
     assert waiting(environment) == 0
 
 
@@ -120,20 +120,20 @@ def test_one_that_could_not_be_started_is_started_later(
             patched.setattr(multiprocessing.get_context("spawn").Process, "start", refuse)
             for _ in range(2):
                 with pytest.raises(BlockingIOError):
-                    sealer.wake()
-        sealer.wake()
+                    sealer.ensure_running()
+        sealer.ensure_running()
     assert waiting(environment) == 0
 
 
 def test_one_that_died_is_started_again(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
-        sealer.wake()
+        sealer.ensure_running()
         (first,) = multiprocessing.active_children()
-        sealer.wake()
+        sealer.ensure_running()
         assert [child.pid for child in multiprocessing.active_children()] == [first.pid]
         first.kill()
         first.join()
-        sealer.wake()
+        sealer.ensure_running()
         (second,) = multiprocessing.active_children()
         assert second.pid != first.pid
     assert waiting(environment) == 0
@@ -207,7 +207,7 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
 
     monkeypatch.setattr(LogManager, "seal", failing)
     stop: Any = Stop(4)
-    seal_until(settings, "t", stop, say)
+    seal_until_stopped(settings, "t", stop, say)
     assert stop.waits == [POLL_SECONDS, *[RETRY_SECONDS] * 3, POLL_SECONDS]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("compactor: sealing t: ")
@@ -219,7 +219,7 @@ def test_a_sealer_that_cannot_begin_says_why(
     settings: Settings, looking: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop: Any = Stop(1)
-    seal_until(settings, "nosuch", stop, say)
+    seal_until_stopped(settings, "nosuch", stop, say)
     assert "nosuch" in capsys.readouterr().err
 
 
@@ -232,5 +232,5 @@ def test_an_orphan_seals_nothing_more(
 
     monkeypatch.setattr(multiprocessing, "parent_process", Dead)
     stop: Any = Stop(0)
-    seal_until(settings, "t", stop)
+    seal_until_stopped(settings, "t", stop)
     assert waiting(environment) == 1

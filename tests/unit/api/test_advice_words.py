@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.cli.kit.failures import describe
+from api.cli.kit.failures import describe_error
 from api.http.problems import HTTP_WORDS
 from api.observability.error_text import ADMIN, ADMIN_WORDS, OPERATOR_WORDS, WORDS_HEADER
 from api.pulsar.errors import refusal
@@ -62,7 +62,7 @@ ARGUMENTS = {
 )
 def test_each_door_has_its_own_words(kind: AdviceKind, command: str, admin: str, route: str) -> None:
     error = Conflict("it failed", Advice(kind, ARGUMENTS))
-    assert describe(error) == f"compactor: it failed: {command}"
+    assert describe_error(error) == f"compactor: it failed: {command}"
     app = application()
 
     @app.get("/failing")

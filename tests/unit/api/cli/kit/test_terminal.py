@@ -10,7 +10,7 @@ import pytest
 
 from api.cli.admin.run_watch import progress_line
 from api.cli.kit import stderr, tables
-from api.cli.kit.terminal import LiveLine, data_stream, put, put_json
+from api.cli.kit.terminal import LiveLine, data_stream, print_json, print_line
 from api.cli.local.engine import PhaseLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
@@ -52,7 +52,7 @@ def test_json_lines_on_a_terminal_mean_the_same_and_steer_nothing(monkeypatch: p
     for first in range(0, len(data), cut):  # a character may be cut in two
         assert stdout.write(data[first : first + cut]) == len(data[first : first + cut])
     stdout.flush()
-    put_json(lines[0])
+    print_json(lines[0])
     assert is_harmless(out.text)
     assert [json.loads(line) for line in out.text.splitlines()] == [
         {"value": HOSTILE},
@@ -71,14 +71,14 @@ def test_what_is_no_text_reaches_no_terminal_as_it_is(monkeypatch: pytest.Monkey
 def test_a_pipe_gets_the_bytes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = streams(monkeypatch, terminal=False)
     data_stream().write(HOSTILE.encode())
-    put(HOSTILE)
-    put_json(HOSTILE)
+    print_line(HOSTILE)
+    print_json(HOSTILE)
     assert out.text == HOSTILE + f"{HOSTILE}\n" * 2
 
 
 def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = streams(monkeypatch, terminal=True)
-    put(f"Topic {HOSTILE} created\nand more")
+    print_line(f"Topic {HOSTILE} created\nand more")
     assert is_harmless(out.text)
     assert out.text.count("\n") == 2
     stderr.say(f"compactor: {HOSTILE}: postgresql://me:hunter2@db/c: try again")
