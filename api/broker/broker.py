@@ -56,7 +56,7 @@ class Broker:
         with ExitStack() as started:
             started.enter_context(self.maintenance)
             started.enter_context(self.leases)
-            started.callback(self.logs.drain)
+            started.callback(self.logs.drain_and_close)
             self.logs.start()
             for pool in self.pools.values():
                 started.callback(pool.close)

@@ -97,7 +97,7 @@ def assign(
         elif message.key is not None:
             number = partition_of(message.key, len(records))
         else:
-            number = existing[broker.logs.turn() % len(existing)] if len(records) > 1 else 0
+            number = existing[broker.logs.next_round_robin_number() % len(existing)] if len(records) > 1 else 0
         places.setdefault(number, []).append(place)
     return dict(sorted(places.items()))
 

@@ -282,7 +282,7 @@ _BY_CLIENTS: Mapping[str, Callable[[ClientCounts], float]] = {
     "pulsar_out_messages_total": lambda item: item.messages_out,
     "pulsar_out_bytes_total": lambda item: item.bytes_out,
     "pulsar_subscription_unacked_messages": lambda item: item.unacked,
-    "compactor_stale_readers_total": lambda item: item.stale_readers,
+    "compactor_stale_readers_total": lambda item: item.stale_reader_count,
 }
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
 _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {

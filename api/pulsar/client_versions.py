@@ -10,7 +10,7 @@ _FIRST_FIXED = {(2, 10): 6, (2, 11): 4, (3, 0): 3, (3, 1): 3, (3, 2): 1}
 """Java clients that give back permits only for what they deliver, by release line (apache/pulsar #22091)."""
 
 
-def returns_dropped_slots(client_version: str) -> bool:
+def returns_permits_for_hidden_slots(client_version: str) -> bool:
     """Return whether a client gives back permits for the slots of a batch that the acknowledgement set hides.
 
     False for an unknown client.

@@ -134,13 +134,13 @@ class Connection(asyncio.Protocol):
         self,
         consumer_id: int,
         entry: DeliverableEntry,
-        live: int,
+        live_mask: int,
         redelivery_count: int,
         partition: int,
         consumer_epoch: int | None,
     ) -> None:
         if not self.is_closed and not self.transport.is_closing():
-            head, rest = encode_delivery(consumer_id, entry, live, redelivery_count, partition, consumer_epoch)
+            head, rest = encode_delivery(consumer_id, entry, live_mask, redelivery_count, partition, consumer_epoch)
             self.transport.write(head)
             if rest:
                 self.transport.write(rest)

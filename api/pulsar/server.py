@@ -97,7 +97,7 @@ class PulsarServer:
     async def close(self) -> None:
         """Accept no more connections, close all topics, and disconnect the clients."""
         self._ends = True
-        self.context.topics.end()
+        self.context.topics.refuse_new_topics()
         for listener in self._listeners:
             listener.close()
         for task in self._jobs:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from api.broker.serving.consumer import Consumer, ConsumerOptions
-from api.broker.serving.loop_turns import finish
+from api.broker.serving.loop_turns import repeat_while
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.topic import PersistentTopic
@@ -70,7 +70,7 @@ class Channel(pending_requests.Channel, Protocol):
         self,
         consumer_id: int,
         entry: DeliverableEntry,
-        live: int,
+        live_mask: int,
         redelivery_count: int,
         partition: int,
         consumer_epoch: int | None,
@@ -257,7 +257,7 @@ class Session:
         self.consumers.clear()
         self.watchers.clear()
         if next(removal, False):
-            self._ending = asyncio.create_task(finish(lambda: next(removal, False)))
+            self._ending = asyncio.create_task(repeat_while(lambda: next(removal, False)))
 
     def _remove_all(
         self, producers: Sequence[ConnectedProducer], consumers: Sequence[ConnectedConsumer]
@@ -277,7 +277,7 @@ class Session:
             if count >= ENDED_AT_ONCE:
                 count = 0
                 yield True
-            subscription.leave(*(connected.consumer for connected in group))
+            subscription.remove_consumers(*(connected.consumer for connected in group))
             topic = group[0].topic
             topic.spawn(topic.close_unused_subscription(subscription))
             count += len(group)
@@ -334,10 +334,10 @@ class ConnectedConsumer:
     def is_writable(self) -> bool:
         return self._channel.is_writable
 
-    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+    def deliver(self, entry: DeliverableEntry, live_mask: int, redeliveries: int) -> None:
         options = self.consumer.options
         epoch = None if options.type.is_individual else self.epoch
-        self._channel.deliver(options.consumer_id, entry, live, redeliveries, self._partition, epoch)
+        self._channel.deliver(options.consumer_id, entry, live_mask, redeliveries, self._partition, epoch)
 
     def set_active(self, is_active: bool) -> None:
         self._channel.send(responses.ActiveConsumerChange(self.consumer.options.consumer_id, is_active))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from api.broker.serving.consumer import Consumer
-from api.broker.serving.loop_turns import finish
+from api.broker.serving.loop_turns import repeat_while
 from api.broker.serving.pending_acks import STEP_SLOTS, EntryKey, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.served_topic import ServedTopic
@@ -50,6 +50,10 @@ class AckedEntry(NamedTuple):
     @property
     def key(self) -> EntryKey:
         return self.ledger_id, self.entry_id
+
+
+AcksToLookUp = list[AckedEntry]
+"""Acknowledgements of entries that are not pending: their messages have to be looked up in the topic."""
 
 
 class AckedMessages(NamedTuple):
@@ -91,7 +95,7 @@ class Acknowledgements:
         self._looking_up = asyncio.Lock()
         self._is_settling = False
 
-    def count_in_step(self, acks: Sequence[AckedEntry]) -> int:
+    def count_within_step_limit(self, acks: Sequence[AckedEntry]) -> int:
         """Return how many of `acks`, from the first one on, a step of the event loop may acknowledge (`STEP_SLOTS`)."""
         slots = 0
         for number, ack in enumerate(acks, 1):
@@ -101,14 +105,14 @@ class Acknowledgements:
                 return number
         return len(acks)
 
-    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> list[AckedEntry]:
+    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> AcksToLookUp:
         """Acknowledge entries; `cumulative`: with all messages before them. Return those that are not pending and have
-        to be looked up in the topic (`look_up`). Raises Fenced."""
+        to be looked up in the topic (`acknowledge_by_lookup`). Raises Fenced."""
         unknown = [ack for ack in acks if not self._acknowledge_known(consumer, ack, cumulative)]
         self._note_progress(consumer)
         return unknown
 
-    async def look_up(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
+    async def acknowledge_by_lookup(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
         """Acknowledge entries that `acknowledge` has returned: look each up in the topic, unless it was delivered
         again.
 
@@ -152,9 +156,9 @@ class Acknowledgements:
         """
         if not self._is_settling and self._settle_some(consumer):
             self._is_settling = True
-            self._topic.spawn(finish(partial(self._settle_some, consumer), self._note_settled))
+            self._topic.spawn(repeat_while(partial(self._settle_some, consumer), self._note_settled))
 
-    def begin(self) -> None:
+    def reset_known_end(self) -> None:
         """Note that the position was opened: the known end of the acknowledged messages does not hold any more."""
         self._end = -1
 
@@ -162,7 +166,7 @@ class Acknowledgements:
         """Drop everything that is about an earlier position."""
         self._pending.clear()
         self._acked_ids.clear()
-        self.begin()
+        self.reset_known_end()
 
     def _acknowledge_known(self, consumer: Consumer, ack: AckedEntry, cumulative: bool) -> bool:
         """Acknowledge an entry that is pending. Return False if it has to be looked up: it is neither pending nor
@@ -178,31 +182,31 @@ class Acknowledgements:
 
     def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
         position = self._position.current
-        rest = pending.live & remaining_slots(ack_set, pending.messages) if ack_set else 0
-        newly_acked = pending.live & ~rest
+        rest = pending.live_mask & unacked_mask(ack_set, pending.messages) if ack_set else 0
+        newly_acked = pending.live_mask & ~rest
         consumer.acknowledged.add(newly_acked.bit_count())
         if not rest:
             self._pending.settle(pending)
             if self.on_settled is not None:
                 self.on_settled(pending)
             last = pending.position(pending.messages - 1)
-            is_in_order = pending.first <= self._end + 1
+            is_in_order = pending.ack_start <= self._end + 1
             if not is_in_order and self._position.durable:
                 self._keep_id(last)
-            position.acknowledge(last, pending.first)
+            position.acknowledge(last, pending.ack_start)
             if is_in_order and last.offset > self._end:
                 self._end = last.offset
         elif newly_acked:
             if pending.consumer is not None:
                 pending.consumer.unacked -= newly_acked.bit_count()
-            pending.live = rest
+            pending.live_mask = rest
             highest = pending.position(newly_acked.bit_length() - 1)
             self._keep_id(highest)
             position.acknowledge_slots(pending.offset, newly_acked, highest)
 
     def _acknowledge_through(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
         # Of a part of a batch: up to the slot before the first one that stays unacknowledged.
-        rest = pending.live & remaining_slots(ack_set, pending.messages)
+        rest = pending.live_mask & unacked_mask(ack_set, pending.messages)
         slot = (rest & -rest).bit_length() - 2 if rest else pending.messages - 1
         if slot >= 0:
             self._move_through(consumer, pending.position(slot))
@@ -219,16 +223,16 @@ class Acknowledgements:
         """Settle as many acknowledged entries as one step may take. Return whether more may remain."""
         position = self._position.current
         end = position.acknowledged_end + 1  # a reset may have moved it back since the last step
-        settled, has_more = self._pending.pop_through(end)
+        settled, has_more = self._pending.settle_through(end)
         if consumer is not None:
-            consumer.acknowledged.add(sum(pending.live.bit_count() for pending in settled))
+            consumer.acknowledged.add(sum(pending.live_mask.bit_count() for pending in settled))
         if self.on_settled is not None:
             for pending in settled:
                 self.on_settled(pending)
         partial = None if has_more else self._pending.oldest()
         if partial is not None and partial.offset < end:
-            acked = partial.live & position.acknowledged_mask(partial.offset, partial.messages)
-            partial.live &= ~acked
+            acked = partial.live_mask & position.acknowledged_mask(partial.offset, partial.messages)
+            partial.live_mask &= ~acked
             if partial.consumer is not None:
                 partial.consumer.unacked -= acked.bit_count()
         return has_more
@@ -301,7 +305,7 @@ class Acknowledgements:
 
 def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
     """Return the messages of `slots`, the existing slots of an entry, that an acknowledgement names; None: none."""
-    rest = bitmap_of(remaining_slots(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1))
+    rest = bitmap_of(unacked_mask(ack.ack_set, max((slot for slot, _ in slots), default=0) + 1))
     acked = [position for slot, position in slots if slot not in rest]
     if cumulative and ack.batch_index >= 0 and not rest:
         acked = [item for item in acked if item.message_id.batch_index <= ack.batch_index]
@@ -311,7 +315,7 @@ def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cu
     return AckedMessages(first, mask_of(BitMap([item.offset - first for item in acked])), acked[-1])
 
 
-def remaining_slots(ack_set: Sequence[int], messages: int) -> int:
+def unacked_mask(ack_set: Sequence[int], messages: int) -> int:
     """Return the slots of an entry that an acknowledgement leaves unacknowledged, as bits.
 
     `messages`: the number of slots of the entry; bits of `ack_set` beyond it are ignored.

@@ -52,10 +52,10 @@ class Assignment:
         self._selector.remove(*consumers)
         self._chunks.remove(*consumers)
 
-    def search_again(self) -> None:
+    def recheck_consumers(self) -> None:
         """Ask all consumers at the next choice: one that could not receive may be able to now."""
         if isinstance(self._selector, RoundRobin):
-            self._selector.search_again()
+            self._selector.recheck_consumers()
 
     def any_can_receive(self) -> bool:
         """Return whether some consumer may be sent a message now."""
@@ -92,12 +92,12 @@ class Assignment:
         if self._by_key and isinstance(header.group, int):
             self._draining.add(header.group, consumer)
 
-    def note_released(self, group: Group) -> None:
+    def note_left_consumer(self, group: Group) -> None:
         """Note that an entry of a group was acknowledged, returned or dropped, so its consumer does not have it any
         more."""
         if self._by_key and isinstance(group, int):
             self._draining.remove(group)
 
-    def rewind(self) -> None:
+    def forget_partial_chunks(self) -> None:
         """Forget the consumers of partly delivered chunked messages: all entries are read again."""
         self._chunks.clear()

@@ -43,9 +43,9 @@ class ConsumerChannel(Channel, Protocol):
     def is_writable(self) -> bool:
         """True if the client accepts more bytes now."""
 
-    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        """Send an entry to the client. `live`: the slots to be delivered, as bits. `redeliveries`: the number of times
-        that a consumer asked for the entry again."""
+    def deliver(self, entry: DeliverableEntry, live_mask: int, redeliveries: int) -> None:
+        """Send an entry to the client. `live_mask`: the slots to be delivered, as bits. `redeliveries`: the number of
+        times that a consumer asked for the entry again."""
 
     def set_active(self, is_active: bool) -> None:
         """Report to a failover consumer whether it is the active one."""

@@ -73,7 +73,7 @@ def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, Clien
                 messages_out=sum(item.dispatched.messages for item in list(topic.subscriptions.values())),
                 bytes_out=sum(item.dispatched.bytes for item in list(topic.subscriptions.values())),
                 unacked=sum(max(0, item.unacked) for item in consumers),
-                stale_readers=topic.stale_readers,
+                stale_reader_count=topic.stale_reader_count,
             ),
         )
 

@@ -51,7 +51,7 @@ class ClientCounts:
     messages_out: int = 0
     bytes_out: int = 0
     unacked: int = 0
-    stale_readers: int = 0
+    stale_reader_count: int = 0
 
 
 class LiveSubscription(ServedCursor, Protocol):

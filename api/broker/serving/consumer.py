@@ -42,7 +42,7 @@ class ConsumerOptions:
     """The options of a consumer.
 
     `sticky_ranges`: the ranges of key hashes that it requests, each by its first and last; None: any.
-    `returns_dropped_slots`: its client returns permits for hidden slots, too.
+    `returns_permits_for_hidden_slots`: its client returns permits for hidden slots, too.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ConsumerOptions:
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     sticky_ranges: tuple[tuple[int, int], ...] | None = None
-    returns_dropped_slots: bool = False
+    returns_permits_for_hidden_slots: bool = False
 
 
 class Consumer:
@@ -92,13 +92,13 @@ class Consumer:
         return self.permits > 0 and self.channel.is_writable
 
     def send(self, entry: DeliverableEntry, pending: PendingAck, now_ms: int) -> None:
-        """Send the slots `pending.live` of an entry."""
-        count = pending.live.bit_count()
-        self.permits -= entry.messages if self.options.returns_dropped_slots else count
+        """Send the slots `pending.live_mask` of an entry."""
+        count = pending.live_mask.bit_count()
+        self.permits -= entry.messages if self.options.returns_permits_for_hidden_slots else count
         self.unacked += count
         self.pending[pending.entry_key] = pending
         self.delivered.add(count, len(entry.data))
         if pending.redeliveries:
             self.redelivered.add(count)
         self.last_consumed_at = now_ms
-        self.channel.deliver(entry, pending.live, pending.redeliveries)
+        self.channel.deliver(entry, pending.live_mask, pending.redeliveries)

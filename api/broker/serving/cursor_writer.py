@@ -40,7 +40,7 @@ class CursorWriter:
     """Writes cursors. For one event loop; `run` it as a task."""
 
     def __init__(self, metadata: MetadataStore, database: Workers, seconds: float = 1.0) -> None:
-        """`database`: threads for the writes. `seconds`: the time between two groups of noted cursors."""
+        """`database`: threads for the writes. `seconds`: the time between two groups of scheduled cursors."""
         self._metadata = metadata
         self._database = database
         self._seconds = seconds
@@ -48,15 +48,15 @@ class CursorWriter:
         self._waiting: dict[Cursor, list[asyncio.Future[None]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def note(self, cursor: Cursor, owner: CursorOwner) -> None:
-        """Note that a cursor has acknowledgements: it is written with the next group, within about a second.
+    def schedule(self, cursor: Cursor, owner: CursorOwner) -> None:
+        """Schedule the write of a cursor that has acknowledgements: with the next group, within about a second.
 
         `owner` is informed of a write that fails for good, or lacks the id of a message.
         """
         self._dirty[cursor] = owner
 
-    def forget(self, cursor: Cursor) -> None:
-        """Remove the note of a cursor, which its subscription has replaced: it is not written any more."""
+    def unschedule(self, cursor: Cursor) -> None:
+        """Cancel the scheduled write of a cursor, which its subscription has replaced."""
         self._dirty.pop(cursor, None)
 
     async def flush(self, cursor: Cursor) -> None:
@@ -67,13 +67,13 @@ class CursorWriter:
         await future
 
     async def run(self) -> None:
-        """Write the noted cursors once a second, until the task is cancelled."""
+        """Write the scheduled cursors once a second, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
             self.write_scheduled()
 
     def write_scheduled(self) -> None:
-        """Begin to write the noted cursors, if any; do not wait for it."""
+        """Begin to write the scheduled cursors, if any; do not wait for it."""
         if self._dirty:
             self._start()
 
@@ -82,7 +82,7 @@ class CursorWriter:
             self._task = asyncio.create_task(self._write(), name="cursor writer")
 
     async def _write(self) -> None:
-        """Write groups until no receipt waits and the cursors that were noted at the start are written."""
+        """Write groups until no receipt waits and the cursors that were scheduled at the start are written."""
         dirty = list(self._dirty)
         while self._waiting or dirty:
             waiting, self._waiting = self._waiting, {}

@@ -139,7 +139,7 @@ class Deduplication:
             with self._lock:
                 self._written_count = max(self._written_count, count)
 
-    def note_known_to(self, end: int) -> None:
+    def advance_load_start(self, end: int) -> None:
         """Note that no entry before the offset `end` has an id that is not known: the next load need not read them.
 
         Entries of imports and of produce over HTTP have no ids.

@@ -27,7 +27,7 @@ from typing import Protocol
 from api.broker.serving.assignment import Assignment
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.key_routing import DeliveryHeader, delivery_header
-from api.broker.serving.loop_turns import finish
+from api.broker.serving.loop_turns import repeat_while
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
 from api.broker.serving.position import SubscriptionPosition
 from api.broker.serving.read_ahead import ReadAhead
@@ -57,12 +57,14 @@ class Deliveries(Protocol):
     def is_full(self) -> bool:
         """True if no more entries may be delivered until some of the delivered ones are acknowledged."""
 
-    def live_slots(self, entry: DeliverableEntry) -> int:
+    def live_mask(self, entry: DeliverableEntry) -> int:
         """Return the slots of an entry that exist and are not acknowledged, as bits."""
 
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, group: Group) -> None:
-        """Send the slots `live` of an entry and keep it until it is acknowledged. Its acknowledgement covers the
-        offsets from `first` on."""
+    def deliver(
+        self, consumer: Consumer, entry: DeliverableEntry, live_mask: int, ack_start: int, group: Group
+    ) -> None:
+        """Send the slots of an entry that are set in `live_mask`, and keep it until it is acknowledged. Its
+        acknowledgement covers the offsets from `ack_start` on."""
 
     def release_all_pending(self) -> None:
         """Remove all pending entries from their consumers: they are read and delivered again."""
@@ -156,9 +158,9 @@ class Dispatcher:
         self._return_entries(returned)
         self.wake()
 
-    def note_released(self, pending: PendingAck) -> None:
+    def note_left_consumer(self, pending: PendingAck) -> None:
         """Note that an entry was acknowledged, returned or dropped, so its consumer does not have it any more."""
-        self._assignment.note_released(pending.group)
+        self._assignment.note_left_consumer(pending.group)
 
     def note_settled(self, pending: PendingAck) -> None:
         """Note that an entry is wholly acknowledged: it is not delivered again."""
@@ -166,22 +168,22 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Let the loop continue, because some entry may be deliverable now. Cheap and idempotent."""
-        self._waiting.queue.search_again()
-        self._assignment.search_again()
+        self._waiting.queue.recheck_groups()
+        self._assignment.recheck_consumers()
         self._wake_event.set()
 
     def pause(self) -> None:
         """Deliver nothing until a consumer is added: the position is about to move."""
         self._is_paused = True
         self._generation += 1
-        self._ahead.drop_read()
+        self._ahead.discard_read_result()
 
     def rewind(self) -> None:
         """Begin again at the first message that is not acknowledged. Entries that wait are read again."""
         self._generation += 1
-        self._ahead.restart()
+        self._ahead.rewind()
         self._waiting.clear()
-        self._assignment.rewind()
+        self._assignment.forget_partial_chunks()
         self._note_memory()
         self.wake()
 
@@ -203,7 +205,7 @@ class Dispatcher:
         await self._ahead.close()
 
     def _note_memory(self) -> None:
-        self._topic.page_budget.hold(self, self._ahead.bytes + self._waiting.bytes)
+        self._topic.page_budget.set_held_bytes(self, self._ahead.bytes + self._waiting.bytes)
 
     def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
         """Begin again if the active consumer has changed. Report to failover consumers as a broker does: a change to
@@ -226,7 +228,7 @@ class Dispatcher:
         remaining = iter(list(entries))
         if self._return_some(remaining):
             self._returning += 1
-            self._topic.spawn(finish(partial(self._return_some, remaining), self._note_returned))
+            self._topic.spawn(repeat_while(partial(self._return_some, remaining), self._note_returned))
 
     def _return_some(self, remaining: Iterator[PendingAck]) -> bool:
         """Return `RETURNED_ENTRIES` entries that a consumer still has. Return whether more may remain."""
@@ -252,13 +254,13 @@ class Dispatcher:
                 has_progress = is_ready and await self._step()
             except StateMayBeStale as error:
                 # Pulsar's protocol has no error for this: the client continues with the messages that exist (R7).
-                self._topic.stale_readers += 1
+                self._topic.stale_reader_count += 1
                 LOG.warning("the compacted reader %s continues: %s", self._deliveries.name, error)
-                self._ahead.restart_reader()
+                self._ahead.reopen_reader()
                 has_progress = True
             except Exception as error:
                 self._log_failure(error)
-                self._topic.page_budget.note_idle()
+                self._topic.page_budget.wake_refused()
                 await asyncio.sleep(RETRY_SECONDS)
                 has_progress = True
             if has_progress:
@@ -266,7 +268,7 @@ class Dispatcher:
                 await asyncio.sleep(0)
                 self.is_delivering = False
             else:
-                self._topic.page_budget.note_idle()
+                self._topic.page_budget.wake_refused()
                 await self._wake_event.wait()
 
     def _log_failure(self, error: Exception) -> None:
@@ -282,8 +284,8 @@ class Dispatcher:
             self._set_alarm()
             if await self._deliver_waiting():
                 return True
-        is_searching = self._waiting.queue.is_searching
-        return (self._has_room() and await self._deliver_new()) or is_searching
+        has_unchecked_groups = self._waiting.queue.has_unchecked_groups
+        return (self._has_room() and await self._deliver_new()) or has_unchecked_groups
 
     def _can_receive(self, consumer: Consumer) -> bool:
         """Return whether a consumer may be sent a message: it can receive, and has not too many unacknowledged ones."""
@@ -305,9 +307,9 @@ class Dispatcher:
         count = 0
         while ahead.first is not None and count < ROUND_ENTRIES and self._has_room():
             entry = ahead.first
-            first = entry.offset if ahead.gap_from < 0 else min(ahead.gap_from, entry.offset)
-            live = self._deliveries.live_slots(entry)
-            if live and not self._accept(entry, live, first):
+            ack_start = entry.offset if ahead.gap_from < 0 else min(ahead.gap_from, entry.offset)
+            live_mask = self._deliveries.live_mask(entry)
+            if live_mask and not self._accept(entry, live_mask, ack_start):
                 break
             ahead.pop()
             count += 1
@@ -315,28 +317,28 @@ class Dispatcher:
             self._note_memory()
         return count > 0
 
-    def _accept(self, entry: DeliverableEntry, live: int, first: int) -> bool:
+    def _accept(self, entry: DeliverableEntry, live_mask: int, ack_start: int) -> bool:
         """Deliver, delay or hold a new entry. Return False if it stays in the page: no consumer can receive it, and it
         has no group that would hold it."""
         header = delivery_header(entry.data, self._by_key) if self.is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
-            self._waiting.delay(entry.offset, header.deliver_at, first)
+            self._waiting.delay(entry.offset, header.deliver_at, ack_start)
             self._set_alarm()
             return True
         consumer = None if self._waiting.queue.blocks(header.group) else self._assignment.choose(header)
         if consumer is None:
             if header.group is None:
                 return False
-            self._waiting.hold(entry, header.group, first)
+            self._waiting.hold(entry, header.group, ack_start)
             return True
-        self._deliver(consumer, entry, live, first, header)
+        self._deliver(consumer, entry, live_mask, ack_start, header)
         return True
 
     def _deliver(
-        self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, header: DeliveryHeader
+        self, consumer: Consumer, entry: DeliverableEntry, live_mask: int, ack_start: int, header: DeliveryHeader
     ) -> None:
         self._assignment.note_delivered(header, consumer)
-        self._deliveries.deliver(consumer, entry, live, first, header.group)
+        self._deliveries.deliver(consumer, entry, live_mask, ack_start, header.group)
 
     async def _read(self) -> bool:
         """Read a page. Return False if the topic has no more entries, or memory admits no read, now."""
@@ -392,17 +394,17 @@ class Dispatcher:
 
     def _deliver_again(self, entry: DeliverableEntry) -> bool:
         """Deliver a waiting entry, or drop it if it is acknowledged. Return False if it stays as it is."""
-        live = self._deliveries.live_slots(entry)
-        if not live:
+        live_mask = self._deliveries.live_mask(entry)
+        if not live_mask:
             self._waiting.drop(entry.offset)
             return True
         header = delivery_header(entry.data, self._by_key)
         consumer = self._assignment.choose(header)
         if consumer is None:  # its own consumer cannot receive now; other groups go on
             return self._waiting.queue.regroup(entry.offset, header.group)
-        first = self._waiting.ack_start(entry.offset)
+        ack_start = self._waiting.ack_start(entry.offset)
         self._waiting.drop(entry.offset)
-        self._deliver(consumer, entry, live, first, header)
+        self._deliver(consumer, entry, live_mask, ack_start, header)
         return True
 
     def _read_from(self, offset: int) -> list[DeliverableEntry]:

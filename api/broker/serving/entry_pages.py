@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from api.broker.threads import Workers
 from storage.entries.rebuild import DeliverableEntry
@@ -17,8 +18,13 @@ from storage.reading.entry_reader import EntryReader
 
 _TURN_SECONDS = 1.0
 """The time that a thread waits for another one that still reads."""
-Page = tuple[list[DeliverableEntry], int | None]
-"""The entries of a page and None; at the end of the topic, no entries and the offset of the next one."""
+
+
+class Page(NamedTuple):
+    """The entries of a page. At the end of the topic: no entries, and `end`, the offset of the next one; else None."""
+
+    entries: list[DeliverableEntry]
+    end: int | None
 
 
 class EntryPages:
@@ -43,7 +49,7 @@ class EntryPages:
         """
         await self._workers.run(self._read, skip_to)
         page, self._page = self._page, None
-        return ([], None) if page is None else page
+        return Page([], None) if page is None else page
 
     async def close(self) -> None:
         """End the read and release the memory and the pin of its reader."""
@@ -55,7 +61,7 @@ class EntryPages:
         """Let the next page begin at an offset: of an entry of the last page, or its end. Not while `next` waits."""
         self._return_to = offset
 
-    async def release(self) -> None:
+    async def release_memory(self) -> None:
         """Release the memory of the reader after `return_to`."""
         with suppress(CompactorError):  # the next read does it
             await self._workers.run(self._release)
@@ -73,7 +79,7 @@ class EntryPages:
                 if skip_to is not None and self._reader.next_offset != skip_to:
                     self._reader.pass_to(skip_to)
                 entries = self._reader.read()
-                self._page = entries, None if entries else self._reader.next_offset
+                self._page = Page(entries, None if entries else self._reader.next_offset)
         finally:
             self._lock.release()
             if self._is_closed:

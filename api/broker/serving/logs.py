@@ -51,7 +51,7 @@ OnAppended = Callable[[TopicRecord, Sequence[tuple[bytes, AppendResult]]], objec
 
 
 class TopicLogs:
-    """The open logs of one service. Safe to share between threads. `start` it, and `drain` it at the end."""
+    """The open logs of one service. Safe to share between threads. `start` it, and `drain_and_close` it at the end."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TopicLogs:
         self.appended_entries = 0
         self.appended_bytes = 0
         self._closed = False
-        self._turns = itertools.count()
+        self._round_robin = itertools.count()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="producers", daemon=True)
 
@@ -83,7 +83,7 @@ class TopicLogs:
         """Start to check for idle logs."""
         self._thread.start()
 
-    def drain(self) -> None:
+    def drain_and_close(self) -> None:
         """Refuse new entries, and close all logs when the accepted ones are acknowledged."""
         with self._lock:
             self._closed = True
@@ -102,7 +102,7 @@ class TopicLogs:
         """Append entries in order. Return an AppendResult or an error for each, when all are acknowledged or have
         failed.
 
-        After an entry that failed and may be sent again (`is_repeatable`), no later one is appended.
+        After an entry that failed and may be sent again (`is_retryable`), no later one is appended.
 
         Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
         """
@@ -140,9 +140,9 @@ class TopicLogs:
             open_log = self._open.get(topic.id)
             return open_log is not None and open_log.topic.uid == topic.uid and open_log.ready.is_set()
 
-    def turn(self) -> int:
+    def next_round_robin_number(self) -> int:
         """Return the next number of a counter, which chooses the partition of a message without a key."""
-        return next(self._turns)
+        return next(self._round_robin)
 
     def close_topics(self, *topics: TopicRecord) -> None:
         """Close the logs of topics that are open, each as soon as no request uses it. This releases the leases."""
@@ -291,7 +291,7 @@ class HeldLog:
         self._logs._release(self._open_log)
 
 
-def is_repeatable(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Return whether an entry that failed with `error` may be sent again; otherwise it can never be appended."""
     return not isinstance(error, InvalidRecord) or isinstance(error, ChecksumMismatch)
 
@@ -311,7 +311,7 @@ def _appended(
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
-            if isinstance(answer, CompactorError) and is_repeatable(answer):
+            if isinstance(answer, CompactorError) and is_retryable(answer):
                 failures.setdefault(senders[number], answer)
             remaining.release()
 

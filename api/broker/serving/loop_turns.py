@@ -10,36 +10,36 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-async def in_turns(items: Iterable[Item], at_once: int) -> AsyncIterator[Item]:
-    """Yield the items; other tasks have a turn after each `at_once` of them."""
+async def in_turns(items: Iterable[Item], per_turn: int) -> AsyncIterator[Item]:
+    """Yield the items; other tasks have a turn after each `per_turn` of them."""
     for number, item in enumerate(items, 1):
         yield item
-        if not number % at_once:
+        if not number % per_turn:
             await asyncio.sleep(0)
 
 
-async def finish(step: Callable[[], bool], ended: Callable[[], object] = lambda: None) -> None:
-    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `ended`.
+async def repeat_while(step: Callable[[], bool], on_end: Callable[[], object] = lambda: None) -> None:
+    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `on_end`.
 
-    `ended` is also called after an error of a step, and after a cancellation. These are raised then; an error of
-    `ended` is a note of them.
+    `on_end` is also called after an error of a step, and after a cancellation. These are raised then; an error of
+    `on_end` is a note of them.
     """
     try:
         while step():
             await asyncio.sleep(0)
     except BaseException as error:
         try:
-            ended()
+            on_end()
         except Exception as later:
             error.add_note(f"the end of this work failed, too: {later!r}")
         raise
-    ended()
+    on_end()
 
 
-def call_in_turns(calls: Iterator[Callable[[], object]], at_once: int) -> None:
-    """Make `at_once` of the calls now, and `at_once` in each later turn of the event loop. Does not wait for them."""
-    some = list(islice(calls, at_once))
+def call_in_turns(calls: Iterator[Callable[[], object]], per_turn: int) -> None:
+    """Make `per_turn` of the calls now, and `per_turn` in each later turn of the event loop. Does not wait for them."""
+    some = list(islice(calls, per_turn))
     for call in some:
         call()
     if some:
-        asyncio.get_running_loop().call_soon(call_in_turns, calls, at_once)
+        asyncio.get_running_loop().call_soon(call_in_turns, calls, per_turn)

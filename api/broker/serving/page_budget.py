@@ -56,7 +56,7 @@ class PageBudget:
         self._refused: dict[PageHolder, None] = {}
         """Holders whose last read was refused; the first one was refused first."""
 
-    def hold(self, holder: PageHolder, size: int) -> None:
+    def set_held_bytes(self, holder: PageHolder, size: int) -> None:
         """Set the bytes that a holder has, after it has read or delivered. Others release theirs until all fit."""
         self._remove(holder)
         if size:
@@ -80,7 +80,7 @@ class PageBudget:
         """Remove a holder, which has ended, with its bytes."""
         self._remove(holder)
         self._refused.pop(holder, None)
-        self.note_idle()
+        self.wake_refused()
 
     def admits(self, holder: PageHolder) -> bool:
         """Return whether a holder may read a page now. A holder that is refused, because others are delivering, is
@@ -89,10 +89,10 @@ class PageBudget:
             self._refused[holder] = None
             return False
         self._refused.pop(holder, None)
-        self.note_idle()  # it delivers nothing while it reads
+        self.wake_refused()  # it delivers nothing while it reads
         return True
 
-    def note_idle(self) -> None:
+    def wake_refused(self) -> None:
         """Note that a holder has stopped delivering: others may read."""
         self._wake_refused(lambda other: other.is_delivering)
 

@@ -1,9 +1,9 @@
 """Entries of a subscription that were delivered and are not acknowledged, by id and in the order of their offsets.
 
-    add          an entry is delivered, for the first time or again
-    settle       it is wholly acknowledged
-    remove       the topic does not have it any more
-    pop_through  a cumulative acknowledgement: entries up to an offset, each visited once, as many as a step may take
+    add             an entry is delivered, for the first time or again
+    settle          it is wholly acknowledged
+    remove          the topic does not have it any more
+    settle_through  a cumulative acknowledgement: entries up to an offset, each visited once, as many as a step may take
 
 An entry whose consumer has left, or has returned it, stays until its next delivery: a late acknowledgement finds it.
 Ids of settled entries are kept as Roaring bitmaps: a repeated acknowledgement costs a look-up in memory, and never a
@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap
 
@@ -51,17 +51,17 @@ class Holder(Protocol):
 class PendingAck:
     """An entry that was delivered.
 
-    `first`: the offset at which its acknowledgement begins, at or before `offset`. `live`: the slots that are not
-    acknowledged, as bits. `consumer`: its present holder; None: it waits for its next delivery. `redeliveries`: the
+    `ack_start`: the offset at which its acknowledgement begins, at or before `offset`. `live_mask`: the slots that are
+    not acknowledged, as bits. `consumer`: its present holder; None: it waits for its next delivery. `redeliveries`: the
     number of times that a consumer asked for it again. `is_returned`: its consumer has asked, and loses it now.
     """
 
     entry_key: EntryKey
-    first: int
+    ack_start: int
     offset: int
     messages: int
     batched: bool
-    live: int
+    live_mask: int
     consumer: Holder | None
     redeliveries: int = 0
     group: Group = None
@@ -77,11 +77,18 @@ class PendingAck:
         return LogPosition(self.offset + slot, MessageId(ledger_id, entry_id, -1, slot if self.batched else -1))
 
 
+class SettledEntries(NamedTuple):
+    """Entries that one step of the event loop has settled. `has_more`: other entries may remain to be settled."""
+
+    entries: list[PendingAck]
+    has_more: bool
+
+
 class PendingAcks:
     """The entries of one subscription."""
 
     def __init__(self) -> None:
-        self.on_release: Callable[[PendingAck], object] | None = None
+        self.on_left_consumer: Callable[[PendingAck], object] | None = None
         """Called with each entry that leaves its consumer."""
         self._by_key: dict[EntryKey, PendingAck] = {}
         self._late: dict[EntryKey, PendingAck] = {}
@@ -122,9 +129,9 @@ class PendingAcks:
         if consumer is None:
             return
         if consumer.pending.pop(pending.entry_key, None) is not None:
-            consumer.unacked -= pending.live.bit_count()
-        if self.on_release is not None:
-            self.on_release(pending)
+            consumer.unacked -= pending.live_mask.bit_count()
+        if self.on_left_consumer is not None:
+            self.on_left_consumer(pending)
         pending.consumer = None
 
     def settle(self, pending: PendingAck) -> None:
@@ -149,7 +156,7 @@ class PendingAcks:
         return entries is not None and 0 <= key[1] < _MAX_ENTRY_ID and key[1] in entries
 
     def oldest(self) -> PendingAck | None:
-        """Return the entry with the lowest offset that was not retired; None: there is none."""
+        """Return the entry with the lowest offset, except late ones; None: there is none."""
         while self._order:
             pending = self._by_key.get(self._order[0][1])
             if pending is not None:
@@ -157,19 +164,19 @@ class PendingAcks:
             heapq.heappop(self._order)
         return None
 
-    def pop_through(self, offset: int) -> tuple[list[PendingAck], bool]:
+    def settle_through(self, offset: int) -> SettledEntries:
         """Settle entries that end at or before `offset`, in their order, as many as one step of the event loop may
         take. Return them, and whether more may remain."""
-        popped: list[PendingAck] = []
+        settled: list[PendingAck] = []
         slots = 0
         for count, pending in enumerate(self._through(offset), 1):
             if pending is not None:
                 self.settle(pending)
-                popped.append(pending)
+                settled.append(pending)
                 slots += pending.messages
             if count >= STEP_ENTRIES or slots >= STEP_SLOTS:
-                return popped, True
-        return popped, False
+                return SettledEntries(settled, True)
+        return SettledEntries(settled, False)
 
     def _through(self, offset: int) -> Iterator[PendingAck | None]:
         """Yield entries that end at or before `offset`: those in order, and up to `STEP_ENTRIES` late ones. None stands
@@ -192,8 +199,8 @@ class PendingAcks:
         for pending in self._by_key.values():
             if pending.consumer is not None:
                 holders[id(pending.consumer)] = pending.consumer
-                if self.on_release is not None:
-                    self.on_release(pending)
+                if self.on_left_consumer is not None:
+                    self.on_left_consumer(pending)
                 pending.consumer = None
             pending.redeliveries = 0
         for holder in holders.values():

@@ -76,7 +76,7 @@ class ReaderPosition:
         i."""
         return self._offsets.mask(first, count)
 
-    def begin(self, offset: int) -> None:
+    def acknowledge_before(self, offset: int) -> None:
         """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""
         self._offsets.move_mark(offset - 1)
 
@@ -195,7 +195,7 @@ class SubscriptionPosition:
         self._resumes = self._resumes and not self.durable
         self.read_compacted = read_compacted
 
-    def note_repetition(self) -> None:
+    def prepare_reread(self) -> None:
         """Note that delivered entries will be read again.
 
         If something was delivered before, the next reader resumes the compacted read (R7) instead of beginning a new
@@ -203,12 +203,12 @@ class SubscriptionPosition:
         """
         self._resumes = self._resumes or self._has_begun
 
-    def begin(self, offset: int) -> None:
+    def note_delivery(self, offset: int) -> None:
         """Note a delivery at `offset`. At the first one, a reader counts all offsets before it as acknowledged."""
         if not self._has_begun:
             self._has_begun = True
             if isinstance(self.current, ReaderPosition):
-                self.current.begin(offset)
+                self.current.acknowledge_before(offset)
 
     def extend(self, end: int) -> None:
         """Note that all offsets before `end` exist, so they may be acknowledged."""
@@ -294,18 +294,18 @@ class SubscriptionPosition:
         storage = self._topic.storage
         if isinstance(start, StartTime):
             first = storage.first_at(start, self.read_compacted)
-            start = LATEST if first is None else entry_of(first.message_id)
+            start = LATEST if first is None else entry_start(first.message_id)
         if start != LATEST:
             return start, None
         last = mark_delete_before(storage, LATEST)
         return (EARLIEST, None) if last is None else (StartOffset(last.offset + 1), last)
 
 
-def entry_of(start: MessageId) -> MessageId:
+def entry_start(message_id: MessageId) -> MessageId:
     """Return the id of the entry of a message, where a reader that begins at the message begins: its client skips the
     messages of the batch before it. EARLIEST and LATEST stay as they are."""
-    if start in (EARLIEST, LATEST) or start.ledger_id > LATEST.ledger_id - 1:
-        return LATEST if start.ledger_id > 0 else EARLIEST
-    if start.ledger_id < 0:
+    if message_id in (EARLIEST, LATEST) or message_id.ledger_id > LATEST.ledger_id - 1:
+        return LATEST if message_id.ledger_id > 0 else EARLIEST
+    if message_id.ledger_id < 0:
         return EARLIEST
-    return MessageId(start.ledger_id, max(start.entry_id, 0))
+    return MessageId(message_id.ledger_id, max(message_id.entry_id, 0))

@@ -100,7 +100,7 @@ class ProducerRegistry:
 
     Each exclusive producer has an epoch, above those before it, and one that reconnects keeps its own: if a later
     producer came meanwhile, it is fenced. An exclusive producer is `add`ed, and is one once its epoch is stored
-    (`confirm`): the epoch outlives the process that serves the topic.
+    (`store_epoch`): the epoch outlives the process that serves the topic.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ProducerRegistry:
     def add(self, producer: Producer) -> asyncio.Future[None] | None:
         """Add a producer. Return None if it may write now, else a future that ends when it is its turn.
 
-        An exclusive producer must be confirmed before it writes. Raises ProducerBusy, ProducerFenced,
+        The epoch of an exclusive producer must be stored before it writes. Raises ProducerBusy, ProducerFenced,
         InvalidTopicEpoch. The future raises ProducerFenced, or is cancelled by `remove`.
         """
         other = self._by_name.get(producer.name)
@@ -168,7 +168,7 @@ class ProducerRegistry:
         self._by_name[producer.name] = producer
         return None
 
-    async def confirm(self, producer: Producer) -> None:
+    async def store_epoch(self, producer: Producer) -> None:
         """Store the epoch of an exclusive producer; do nothing for a shared one. Raises ProducerFenced and other
         CompactorErrors; then the caller removes the producer."""
         epoch = producer.topic_epoch

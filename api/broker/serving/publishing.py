@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from api.broker.serving.logs import is_repeatable
+from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.broker.threads import Workers
 from api.observability.error_text import worded
@@ -146,7 +146,7 @@ class PublishQueue:
             if isinstance(outcome, BaseException):
                 if isinstance(outcome, InvalidRecord):
                     producer.channel.send_error(entry.sequence_id, outcome)
-                if is_repeatable(outcome):
+                if is_retryable(outcome):
                     failures[producer] = outcome
             else:
                 stored = outcome if isinstance(outcome, MessageId) else outcome.first.message_id

@@ -104,23 +104,23 @@ class ReadAhead:
         if self._reader_bytes and self._pages is not None:
             self._reader_bytes = 0
             self._pages.return_to(first)
-            self._topic.spawn(self._pages.release())
+            self._topic.spawn(self._pages.release_memory())
         elif self._page:  # of the newest entries: the reader is at the end and has no memory
             self._next = first
         self._clear_page()
 
-    def drop_read(self) -> None:
-        """Drop the result of a read in progress. The caller must call `restart` later."""
+    def discard_read_result(self) -> None:
+        """Drop the result of a read in progress. The caller must call `rewind` later."""
         self._reads += 1
 
-    def restart(self) -> None:
+    def rewind(self) -> None:
         """Begin again at the subscription's position."""
         self._reads += 1
         self._clear_page()
         self._close_pages()
         self._next, self._is_at_end, self.gap_from = None, False, -1
 
-    def restart_reader(self) -> None:
+    def reopen_reader(self) -> None:
         """Close the reader; the next `fill` opens another one after the page."""
         self._close_pages()
         position = self._page[-1].end if self._page else self.gap_from

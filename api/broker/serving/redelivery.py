@@ -39,7 +39,7 @@ class WaitingOffsets:
             self._groups[offset] = group
             if group not in self._offsets:
                 self._offsets[group] = []
-                self.search_again()
+                self.recheck_groups()
             heapq.heappush(self._offsets[group], offset)
 
     def remove(self, offset: int) -> None:
@@ -71,22 +71,22 @@ class WaitingOffsets:
     def next(self, is_deliverable: Callable[[Group], bool]) -> int | None:
         """Return the lowest offset that is deliverable, among the next `SEARCHED_GROUPS` groups.
 
-        None: no group of them is deliverable; while `is_searching`, the next call checks more groups.
+        None: no group of them is deliverable; while `has_unchecked_groups`, the next call checks more groups.
         """
         groups = list(islice(self._offsets, SEARCHED_GROUPS))
         offset = min((self._offsets[group][0] for group in groups if is_deliverable(group)), default=None)
         self._searched = 0 if offset is not None else self._searched + len(groups)
-        if self.is_searching:
+        if self.has_unchecked_groups:
             for group in groups:
                 self._offsets[group] = self._offsets.pop(group)
         return offset
 
     @property
-    def is_searching(self) -> bool:
+    def has_unchecked_groups(self) -> bool:
         """True while the search has not checked all groups."""
         return 0 < self._searched < len(self._offsets)
 
-    def search_again(self) -> None:
+    def recheck_groups(self) -> None:
         """Check all groups again: one may be deliverable now."""
         self._searched = 0
 
@@ -94,7 +94,7 @@ class WaitingOffsets:
         """Remove all offsets."""
         self._groups.clear()
         self._offsets.clear()
-        self.search_again()
+        self.recheck_groups()
 
     def _clean(self, group: Group, heap: list[int]) -> None:
         """Remove offsets that do not wait any more from the top of a heap."""
@@ -102,7 +102,7 @@ class WaitingOffsets:
             heapq.heappop(heap)
         if not heap:
             del self._offsets[group]
-            self.search_again()
+            self.recheck_groups()
 
 
 _ABSENT = object()

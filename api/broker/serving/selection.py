@@ -84,8 +84,8 @@ class SingleActive:
 class RoundRobin:
     """Any consumer, in turn; one of a lower priority only while none of a higher one can receive a message.
 
-    A consumer that cannot receive is not asked again before `search_again`, so a choice costs the same with any number
-    of them.
+    A consumer that cannot receive is not asked again before `recheck_consumers`, so a choice costs the same with any
+    number of them.
     """
 
     def __init__(self) -> None:
@@ -107,10 +107,10 @@ class RoundRobin:
                 del self._levels[priority]
         self._order = sorted(self._levels)
 
-    def search_again(self) -> None:
+    def recheck_consumers(self) -> None:
         """Ask all consumers at the next choice: one that could not receive may be able to now."""
         for level in self._levels.values():
-            level.search_again()
+            level.recheck_consumers()
 
     def any_can_receive(self, can_receive: CanReceive) -> bool:
         """Return whether `select` would return a consumer. It takes no turn."""
@@ -131,7 +131,7 @@ class _Level:
     def __init__(self) -> None:
         self._consumers: dict[int, Consumer] = {}
         self._candidates: list[int] = []
-        """The numbers of those that were not seen unable to receive since `search_again`; ascending."""
+        """The numbers of those that were not seen unable to receive since `recheck_consumers`; ascending."""
         self._joined = 0
         self._turn = 0
         """The number of the consumer that had the last turn."""
@@ -149,7 +149,7 @@ class _Level:
         self._consumers = {number: item for number, item in self._consumers.items() if item not in leaving}
         self._candidates = [number for number in self._candidates if number in self._consumers]
 
-    def search_again(self) -> None:
+    def recheck_consumers(self) -> None:
         if len(self._candidates) < len(self._consumers):
             self._candidates = list(self._consumers)
 

@@ -34,7 +34,7 @@ class ServedTopic(Protocol):
     page_budget: PageBudget
     max_unacked_messages: int
     max_consumers: int
-    stale_readers: int
+    stale_reader_count: int
 
     @property
     def record(self) -> TopicRecord: ...

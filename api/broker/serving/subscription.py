@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from api.broker.refusals import ConsumerBusy
-from api.broker.serving.acknowledging import AckedEntry, Acknowledgements
+from api.broker.serving.acknowledging import AckedEntry, Acknowledgements, AcksToLookUp
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.dispatcher import Dispatcher
 from api.broker.serving.pending_acks import EntryKey, Group, PendingAck, PendingAcks
@@ -59,9 +59,9 @@ class Subscription:
     async def open(self, request: SubscribeRequest) -> None:
         """Find or create its cursor, or the position where its reader begins. Raises CompactorError."""
         await self.position.open(request)
-        self.acks.begin()
+        self.acks.reset_known_end()
 
-    async def join(self, request: SubscribeRequest) -> None:
+    async def prepare_for_consumer(self, request: SubscribeRequest) -> None:
         """Prepare for another consumer. A cursor without consumers is opened again: another process may have moved it.
         Raises CompactorError."""
         if not self.durable:
@@ -121,12 +121,12 @@ class Subscription:
     def _use(self, dispatcher: Dispatcher | None) -> None:
         self.dispatcher = dispatcher
         self.acks.on_settled = None if dispatcher is None else dispatcher.note_settled
-        self.pending.on_release = None if dispatcher is None else dispatcher.note_released
+        self.pending.on_left_consumer = None if dispatcher is None else dispatcher.note_left_consumer
 
     def disconnect(self) -> None:
         """Remove all consumers, and ask the client of each to subscribe again."""
         consumers = list(self.consumers)
-        self.leave(*consumers)
+        self.remove_consumers(*consumers)
         for consumer in consumers:
             consumer.channel.disconnect()
 
@@ -140,7 +140,7 @@ class Subscription:
         if self.dispatcher is not None:
             self.dispatcher.wake()
 
-    def leave(self, *consumers: Consumer) -> None:
+    def remove_consumers(self, *consumers: Consumer) -> None:
         """Remove these consumers; other consumers receive what they have not acknowledged."""
         if self.dispatcher is not None:
             self.dispatcher.remove(*consumers)
@@ -164,20 +164,22 @@ class Subscription:
     def is_full(self) -> bool:
         return len(self.pending) >= MAX_PENDING
 
-    def live_slots(self, entry: DeliverableEntry) -> int:
+    def live_mask(self, entry: DeliverableEntry) -> int:
         return entry.live & ~self.position.current.acknowledged_mask(entry.offset, entry.messages)
 
-    def deliver(self, consumer: Consumer, entry: DeliverableEntry, live: int, first: int, group: Group) -> None:
-        first = min(first, entry.offset)
-        self.position.begin(first)
+    def deliver(
+        self, consumer: Consumer, entry: DeliverableEntry, live_mask: int, ack_start: int, group: Group
+    ) -> None:
+        ack_start = min(ack_start, entry.offset)
+        self.position.note_delivery(ack_start)
         key = entry.ledger_id, entry.entry_id
         before = self.pending.get(key)
-        pending = PendingAck(key, first, entry.offset, entry.messages, entry.batched, live, consumer, 0, group)
+        pending = PendingAck(key, ack_start, entry.offset, entry.messages, entry.batched, live_mask, consumer, 0, group)
         if before is not None:
-            pending.first, pending.redeliveries = min(first, before.first), before.redeliveries
+            pending.ack_start, pending.redeliveries = min(ack_start, before.ack_start), before.redeliveries
         self.pending.add(pending)
         self.position.delivered_end = max(self.position.delivered_end, entry.end)
-        self.dispatched.add(live.bit_count(), len(entry.data))
+        self.dispatched.add(live_mask.bit_count(), len(entry.data))
         if len(self.pending) > MAX_PENDING:
             oldest = self.pending.oldest()
             if oldest is not None:
@@ -185,16 +187,14 @@ class Subscription:
         consumer.send(entry, pending, self.topic.clock.now_ms())
 
     def release_all_pending(self) -> None:
-        self.position.note_repetition()
+        self.position.prepare_reread()
         self.pending.release_all()
 
     # Acknowledging
 
-    def acknowledge(
-        self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool = False
-    ) -> list[AckedEntry]:
-        """Acknowledge entries; `cumulative`: with all messages before them. Return those for `acks.look_up`. Raises
-        Fenced; then the cursor is reopened."""
+    def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool = False) -> AcksToLookUp:
+        """Acknowledge entries; `cumulative`: with all messages before them. Return those for
+        `acks.acknowledge_by_lookup`. Raises Fenced; then the cursor is reopened."""
         if self.position.moving.locked():
             return []
         try:
@@ -213,7 +213,7 @@ class Subscription:
     def _note_acknowledged(self) -> None:
         cursor = self.position.current
         if isinstance(cursor, Cursor):
-            self.topic.cursor_writer.note(cursor, self)
+            self.topic.cursor_writer.schedule(cursor, self)
         if self.dispatcher is not None and self.dispatcher.is_individual:
             self.dispatcher.wake()  # there may be room now
 
@@ -245,7 +245,7 @@ class Subscription:
             with suppress(CompactorError):  # the next acknowledgement tries again
                 await self.topic.store.run(cursor.locate_mark)
             if cursor.mark_delete != before and cursor is self.position.current and not self.is_deleted:
-                self.topic.cursor_writer.note(cursor, self)
+                self.topic.cursor_writer.schedule(cursor, self)
         finally:
             self._is_locating = False
 
@@ -261,7 +261,7 @@ class Subscription:
                 await self.position.reopen()
             except NotFound:
                 self.is_deleted = True
-            self.topic.cursor_writer.forget(fenced)
+            self.topic.cursor_writer.unschedule(fenced)
             self.restart()
         if self.is_deleted:
             await self._on_deleted(self)
@@ -277,13 +277,11 @@ class Subscription:
 
     # Moving
 
-    async def seek(self, place: MessageId | int) -> None:
-        """Move to a message id, or to a publish time in milliseconds, and disconnect the consumers, which subscribe
-        again.
+    async def seek(self, start: MessageId | StartTime) -> None:
+        """Move to a message id, or to a publish time, and disconnect the consumers, which subscribe again.
 
         Raises CompactorError; then the consumers begin again where they were.
         """
-        start: StartPosition = place if isinstance(place, MessageId) else StartTime(place)
         # Before the move, and not during it: threads of the store wait for `reset`, which waits for other moves.
         mark = await self.position.mark_before(start) if self.durable else None
         await self._move(mark, start)

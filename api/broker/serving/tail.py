@@ -30,14 +30,14 @@ class TailBudget:
         """The bytes of each tail that has any; the last one grew last."""
         self._all = 0
 
-    def hold(self, tail: Tail, size: int) -> None:
+    def set_held_bytes(self, tail: Tail, size: int) -> None:
         """Note that a tail has grown to `size` bytes. Tails shrink until all fit, this one last."""
         self.release(tail)
         self._held[tail] = size
         self._all += size
         while self._all > self._limit:
             oldest = next(iter(self._held))
-            size = oldest.shrink(self._all - self._limit)
+            size = oldest.drop_oldest(self._all - self._limit)
             self._all -= self._held[oldest] - size
             self._held[oldest] = size
             if not size:
@@ -80,7 +80,7 @@ class Tail:
             self._offsets.append(first.offset)
             self._bytes += entry_bytes(entry)
             self.end = entry.end
-        self._budget.hold(self, self._bytes)
+        self._budget.set_held_bytes(self, self._bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
         """Return entries from an offset on, about `READ_BYTES` at most; empty: the offset is the end.
@@ -106,10 +106,10 @@ class Tail:
         self._budget.release(self)
         self._entries, self._offsets, self._bytes, self.end = [], [], 0, -1
 
-    def shrink(self, size: int) -> int:
-        """Remove the oldest entries, of at least `size` bytes. Return the bytes of the others."""
+    def drop_oldest(self, min_bytes: int) -> int:
+        """Remove the oldest entries, of at least `min_bytes` bytes. Return the bytes of the others."""
         count, rest = 0, self._bytes
-        while count < len(self._entries) and self._bytes - rest < size:
+        while count < len(self._entries) and self._bytes - rest < min_bytes:
             rest -= entry_bytes(self._entries[count])
             count += 1
         del self._entries[:count], self._offsets[:count]

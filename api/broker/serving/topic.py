@@ -98,7 +98,7 @@ class PersistentTopic:
             self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.note_loss, log_throttle
         )
         self.published = Rate()
-        self.stale_readers = 0
+        self.stale_reader_count = 0
         """The number of compacted reads that continued without deletions that compaction has dropped (R7)."""
         self.idle_since: int | None = clock.now_ms()
         self._is_closed = False
@@ -221,7 +221,7 @@ class PersistentTopic:
                 await subscription.open(request)
                 self.subscriptions[name] = subscription
             else:
-                await subscription.join(request)
+                await subscription.prepare_for_consumer(request)
             self.check_open()
             subscription.prepare_dispatcher(consumer)
         self.idle_since = None
@@ -235,7 +235,7 @@ class PersistentTopic:
 
     async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
         """Remove a consumer. The position of a reader ends with its last consumer."""
-        subscription.leave(consumer)
+        subscription.remove_consumers(consumer)
         await self.close_unused_subscription(subscription)
 
     async def close_unused_subscription(self, subscription: Subscription) -> None:
@@ -288,7 +288,7 @@ class PersistentTopic:
                 with contextlib.suppress(NotFound):
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
 
-    def drop_entries(self) -> None:
+    def restart_after_truncation(self) -> None:
         """Drop all entries in memory after a truncation, and restart the subscriptions."""
         self.tail.clear()
         for subscription in self.subscriptions.values():
@@ -296,7 +296,7 @@ class PersistentTopic:
 
     # Producers
 
-    def check_quota(self) -> None:
+    def check_backlog_quota(self) -> None:
         """Raise BacklogQuotaExceeded while the topic's backlog exceeds a quota that refuses producers."""
         over = self.over_quota()
         if over is not None:
@@ -379,7 +379,7 @@ class PersistentTopic:
                 except CompactorError as error:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
             if self._deduplication is not None:
-                self._deduplication.note_known_to(self.tail.end)
+                self._deduplication.advance_load_start(self.tail.end)
         finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
             await self._pools[WaitsFor.LOG].finish(self._release)

@@ -83,7 +83,7 @@ class TopicRegistry:
         clients.subscription = partial(self._live_subscription, loop)
         clients.truncated = partial(self._truncated, loop)
 
-    def end(self) -> None:
+    def refuse_new_topics(self) -> None:
         """Open no more topics."""
         self._ends = True
 
@@ -93,9 +93,9 @@ class TopicRegistry:
             await asyncio.gather(*map(self._close_topic, topics))
         self._broker.logs.on_appended = lambda _topic, _entries: None
 
-    async def topic(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
-        """Return a topic, which is opened first if it is not open. `create`: a missing topic may be created; `audit`
-        logs it.
+    async def get_or_open(self, name: TopicName, allow_creation: bool, audit: Audit) -> PersistentTopic:
+        """Return a topic, which is opened first if it is not open. `allow_creation`: a missing topic may be created;
+        `audit` logs it.
 
         Raise TopicNotServed for a topic of another service, WriterElsewhere, NoLogOwner, Unavailable, and what
         `names.find_or_create` raises.
@@ -108,7 +108,7 @@ class TopicRegistry:
                 await self._close_topic(topic)
                 topic = None
             if topic is None:
-                topic = await self._open(name, create, audit)
+                topic = await self._open(name, allow_creation, audit)
                 if self._ends:
                     await topic.close()
                 self._by_name[name] = topic
@@ -136,10 +136,10 @@ class TopicRegistry:
         deduplicates = await self._broker.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
         return topic.is_deduplicating != deduplicates
 
-    async def _open(self, name: TopicName, create: bool, audit: Audit) -> PersistentTopic:
+    async def _open(self, name: TopicName, allow_creation: bool, audit: Audit) -> PersistentTopic:
         pools = self._broker.pools
         record, is_new = await pools[WaitsFor.DATABASE].run(
-            names.find_or_create, self._broker.environment, name, create
+            names.find_or_create, self._broker.environment, name, allow_creation
         )
         if is_new:
             audit("create_topic", name)
@@ -267,7 +267,7 @@ class TopicRegistry:
         def restart() -> None:
             topic = self._by_id.get(record.id)
             if topic is not None:
-                topic.drop_entries()
+                topic.restart_after_truncation()
 
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(restart)

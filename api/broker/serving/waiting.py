@@ -39,7 +39,7 @@ class WaitingEntries:
         self._held: dict[int, DeliverableEntry | None] = {}
         """By offset; None: it is read again."""
         self._held_bytes = 0
-        self._firsts: dict[int, int] = {}
+        self._ack_starts: dict[int, int] = {}
         """For an entry whose acknowledgement begins before its own offset: where."""
         self.delayed = DelayedEntries()
         self._replay: Sequence[DeliverableEntry] = ()
@@ -69,17 +69,17 @@ class WaitingEntries:
         self._returned[pending.offset] = pending
         self.queue.add(pending.offset, pending.group)
 
-    def hold(self, entry: DeliverableEntry, group: Group, first: int) -> None:
-        """Add an entry that no consumer can receive now. Its acknowledgement begins at the offset `first`."""
-        self._note_first(entry.offset, first)
+    def hold(self, entry: DeliverableEntry, group: Group, ack_start: int) -> None:
+        """Add an entry that no consumer can receive now. Its acknowledgement begins at the offset `ack_start`."""
+        self._note_ack_start(entry.offset, ack_start)
         fits = self._held_bytes + len(entry.data) <= HELD_BYTES
         self._held[entry.offset] = entry if fits else None
         self._held_bytes += len(entry.data) if fits else 0
         self.queue.add(entry.offset, group)
 
-    def delay(self, offset: int, due_ms: int, first: int) -> None:
-        """Add an entry that is delivered from a time on. Its acknowledgement begins at the offset `first`."""
-        self._note_first(offset, first)
+    def delay(self, offset: int, due_ms: int, ack_start: int) -> None:
+        """Add an entry that is delivered from a time on. Its acknowledgement begins at the offset `ack_start`."""
+        self._note_ack_start(offset, ack_start)
         self.delayed.add(due_ms, offset)
 
     def release_due(self, now_ms: int) -> None:
@@ -89,7 +89,7 @@ class WaitingEntries:
 
     def ack_start(self, offset: int) -> int:
         """Return the offset at which the acknowledgement of an entry begins."""
-        return self._firsts.get(offset, offset)
+        return self._ack_starts.get(offset, offset)
 
     def in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
         """Return the entry at an offset, and entries after it that are in memory; empty: it is not in memory."""
@@ -111,7 +111,7 @@ class WaitingEntries:
         Return its earlier delivery; None: it was not delivered before.
         """
         self.queue.remove(offset)
-        self._firsts.pop(offset, None)
+        self._ack_starts.pop(offset, None)
         content = self._held.pop(offset, None)
         if content is not None:
             self._held_bytes -= len(content.data)
@@ -136,9 +136,9 @@ class WaitingEntries:
         self.queue.clear()
         self._returned.clear()
         self._held.clear()
-        self._firsts.clear()
+        self._ack_starts.clear()
         self.delayed.clear()
 
-    def _note_first(self, offset: int, first: int) -> None:
-        if first < offset:
-            self._firsts[offset] = first
+    def _note_ack_start(self, offset: int, ack_start: int) -> None:
+        if ack_start < offset:
+            self._ack_starts[offset] = ack_start

@@ -37,15 +37,15 @@ def encode_response(response: Response) -> bytes:
 def encode_delivery(
     consumer_id: int,
     entry: DeliverableEntry,
-    live: int,
+    live_mask: int,
     redelivery_count: int,
     partition: int,
     consumer_epoch: int | None,
 ) -> tuple[bytes, bytes]:
     """Return the frame of an entry for a consumer in two pieces; the second is empty unless the entry is large.
 
-    `live`: a bit for each message of the entry, set where the message is delivered. `partition`: the topic's number
-    among the partitions; -1: it is no partition. `consumer_epoch` None: left out.
+    `live_mask`: a bit for each message of the entry, set where the message is delivered. `partition`: the topic's
+    number among the partitions; -1: it is no partition. `consumer_epoch` None: left out.
     """
     command = BaseCommand(type=BaseCommand.MESSAGE)
     message = command.message
@@ -56,18 +56,18 @@ def encode_delivery(
         message_id.partition = partition
     if redelivery_count:
         message.redelivery_count = redelivery_count
-    if live.bit_count() != entry.messages:
-        message.ack_set.extend(_ack_set(live, entry.messages))
+    if live_mask.bit_count() != entry.messages:
+        message.ack_set.extend(_ack_set(live_mask, entry.messages))
     if consumer_epoch is not None:
         message.consumer_epoch = consumer_epoch
     return build_frame(command.SerializeToString(), entry.data)
 
 
-def _ack_set(live: int, messages: int) -> list[int]:
+def _ack_set(live_mask: int, messages: int) -> list[int]:
     """Return the slots of a batch that are to be delivered, 64 a number, as java.util.BitSet has them."""
     words = []
     for first in range(0, messages, 64):
-        word = live >> first & _UINT64
+        word = live_mask >> first & _UINT64
         words.append(word - _UINT64 - 1 if word >> 63 else word)
     while words and not words[-1]:
         words.pop()

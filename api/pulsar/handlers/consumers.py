@@ -8,9 +8,9 @@ from dataclasses import replace
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.loop_turns import in_turns
-from api.broker.serving.position import SubscribeRequest, entry_of
+from api.broker.serving.position import SubscribeRequest, entry_start
 from api.http.access import AuthAction
-from api.pulsar.client_versions import returns_dropped_slots
+from api.pulsar.client_versions import returns_permits_for_hidden_slots
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError, refusal
 from api.pulsar.handlers.schemas import ensure_readable, has_schema
@@ -44,7 +44,7 @@ async def _create(session: Session, request: requests.Subscribe, is_reserved: Ca
     if has_schema(request.schema):
         await ensure_readable(session, name, request.schema)
     may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
-    topic = await context.topics.topic(name, may_create, identity.audit)
+    topic = await context.topics.get_or_open(name, may_create, identity.audit)
     connected = ConnectedConsumer(session, topic, _options(session, request), request.consumer_epoch)
     consumer = connected.consumer
     present = topic.subscriptions.get(request.subscription)
@@ -76,7 +76,7 @@ def _options(session: Session, request: requests.Subscribe) -> ConsumerOptions:
         read_compacted=request.read_compacted,
         metadata=request.metadata,
         sticky_ranges=request.sticky_ranges,
-        returns_dropped_slots=returns_dropped_slots(session.client_version),
+        returns_permits_for_hidden_slots=returns_permits_for_hidden_slots(session.client_version),
     )
 
 
@@ -86,7 +86,7 @@ def _subscribe_request(request: requests.Subscribe, now_ms: int) -> SubscribeReq
     if request.start_message_rollback_duration_sec:
         start = StartTime(now_ms - 1000 * request.start_message_rollback_duration_sec)
     elif not request.durable and request.start_message_id is not None:
-        start = entry_of(request.start_message_id)
+        start = entry_start(request.start_message_id)
         resumes = start not in (EARLIEST, LATEST)
     return SubscribeRequest(
         request.subscription,
@@ -144,7 +144,7 @@ def _parts(
     for start in range(0, count, ACKS_AT_ONCE):
         part = request.entries[start : min(start + ACKS_AT_ONCE, count)]
         while part and position.moves == moves:
-            end = connected.subscription.acks.count_in_step(part)
+            end = connected.subscription.acks.count_within_step_limit(part)
             yield part[:end]
             part = part[end:]
 
@@ -181,7 +181,7 @@ async def _finish_ack(
             session.channel.resume_requests(_ACKNOWLEDGING)
     try:
         if unknown:
-            await subscription.acks.look_up(consumer, unknown, cumulative=request.is_cumulative)
+            await subscription.acks.acknowledge_by_lookup(consumer, unknown, cumulative=request.is_cumulative)
         if request.request_id is not None and error is None:
             await subscription.flush()
     except CompactorError as failure:
@@ -247,11 +247,11 @@ def seek(session: Session, request: requests.Seek) -> Work:
     async def respond() -> responses.Success:
         message_id = request.message_id
         if message_id is None:
-            await subscription.seek(request.message_publish_time)
+            await subscription.seek(StartTime(request.message_publish_time))
         elif 0 <= message_id.ledger_id < LATEST.ledger_id:
             await subscription.seek(message_id)
         else:
-            await subscription.seek(entry_of(message_id))
+            await subscription.seek(entry_start(message_id))
         if subscription.durable:
             session.identity.audit("reset_cursor", topic.name, subscription.name)
         return responses.Success(request.request_id)

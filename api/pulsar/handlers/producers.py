@@ -44,8 +44,8 @@ async def _create(
     present = session.producers.get(request.producer_id)
     if present is not None and present.producer.options.epoch >= request.epoch:
         return _producer_success(request, present, b"")
-    topic = await context.topics.topic(name, session.settings.broker_auto_topic_creation, session.identity.audit)
-    topic.check_quota()
+    topic = await context.topics.get_or_open(name, session.settings.broker_auto_topic_creation, session.identity.audit)
+    topic.check_backlog_quota()
     await topic.load_sequences()
     version = b""
     if has_schema(request.schema):
@@ -72,7 +72,7 @@ async def _create(
             session.send(_producer_success(request, connected, version, is_ready=False))
             await turn  # raises ProducerFenced if another producer took the topic
             await _settle_predecessor(connected)
-        await topic.producers.confirm(producer)
+        await topic.producers.store_epoch(producer)
     except BaseException as error:
         session.remove_producer(connected)
         topic.remove_producer(producer)

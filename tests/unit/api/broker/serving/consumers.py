@@ -39,7 +39,7 @@ class NotingChannel:
     def connection(self) -> NotingChannel:
         return self
 
-    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
+    def deliver(self, entry: DeliverableEntry, live_mask: int, redeliveries: int) -> None:
         self.received.append(entry.entry_id)
         self.offsets.append(entry.offset)
         self.redeliveries[entry.entry_id] = redeliveries

@@ -79,7 +79,7 @@ async def opened(
         yield topic
     finally:
         await topic.close()
-        logs.drain()
+        logs.drain_and_close()
 
 
 def append(topic: PersistentTopic, *entries: bytes) -> None:

@@ -56,7 +56,7 @@ def test_a_late_acknowledgement_of_a_large_batch_is_looked_up_by_a_thread(
             subscription = Subscription(served, request, served.remove_subscription)
             await subscription.open(request)
             monkeypatch.setattr(acknowledging, "acked_messages", looked_up)
-            await subscription.acks.look_up(consumer("a"), [every_other], cumulative=False)
+            await subscription.acks.acknowledge_by_lookup(consumer("a"), [every_other], cumulative=False)
             assert subscription.position.backlog(7 + (1 << 15), 7) == 1 << 14
 
     asyncio.run(main())
@@ -82,8 +82,8 @@ def test_an_entry_that_is_delivered_before_its_late_acknowledgement_is_looked_up
             late = [AckedEntry(reader.ledger_id, number) for number in range(20)]
             unknown = reader.subscription.acknowledge(reader.consumer, late)
             assert unknown == late
-            first = asyncio.create_task(acks.look_up(reader.consumer, unknown[:1], cumulative=False))
-            others = asyncio.create_task(acks.look_up(reader.consumer, unknown[1:], cumulative=False))
+            first = asyncio.create_task(acks.acknowledge_by_lookup(reader.consumer, unknown[:1], cumulative=False))
+            others = asyncio.create_task(acks.acknowledge_by_lookup(reader.consumer, unknown[1:], cumulative=False))
             reader.consumer.flow(ALL, 0)
             reader.subscription.wake()
             while len(reader.received) < 19:

@@ -77,7 +77,7 @@ class Log:
 
     def close(self) -> None:
         self.held.release()
-        self._logs.drain()
+        self._logs.drain_and_close()
         self._renewer.__exit__(None, None, None)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from api.broker.serving import acknowledging, delayed as delayed_entries, dispatcher, pending_acks, waiting
-from api.broker.serving.acknowledging import AckedEntry, remaining_slots
+from api.broker.serving.acknowledging import AckedEntry, unacked_mask
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.key_routing import HASH_SLOTS
 from api.broker.serving.live_subscriptions import ServedSubscription
 from api.broker.serving.pending_acks import PendingAck
 from api.broker.subscriptions import reset_cursor
-from api.pulsar.client_versions import returns_dropped_slots
+from api.pulsar.client_versions import returns_permits_for_hidden_slots
 from compactor.maintenance.backlog_limits import BacklogLimits
 from storage.checksums import crc32c
 from storage.cursor import Cursor
@@ -227,7 +227,7 @@ def test_one_active_consumer_gets_delayed_entries_at_once(
 @pytest.mark.parametrize("returns", [False, True])
 def test_permits_are_taken_for_what_the_client_gives_back(returns: bool) -> None:
     """G5: with a queue of 10, 185 MiB were pushed to a client that had read 300 messages."""
-    reader = Consumer(NotingChannel(), ConsumerOptions("a", EXCLUSIVE, returns_dropped_slots=returns), 0)
+    reader = Consumer(NotingChannel(), ConsumerOptions("a", EXCLUSIVE, returns_permits_for_hidden_slots=returns), 0)
     reader.permits = 10
     pending = PendingAck((1, 0), 0, 0, 10, True, 0b11, reader)
     reader.send(entry(0, 10), pending, 0)
@@ -250,7 +250,7 @@ def test_permits_are_taken_for_what_the_client_gives_back(returns: bool) -> None
     ],
 )
 def test_clients_are_told_apart_by_their_version(version: str, returns: bool) -> None:
-    assert returns_dropped_slots(version) == returns
+    assert returns_permits_for_hidden_slots(version) == returns
 
 
 def test_repeated_and_late_acknowledgements_read_nothing(
@@ -284,11 +284,11 @@ def test_an_unknown_acknowledgement_is_looked_up_and_too_many_are_refused(
             ids = [AckedEntry(reader.ledger_id, number) for number in (0, 4, 5, 77)]
             unknown = reader.subscription.acknowledge(reader.consumer, ids)
             assert unknown == ids[1:]
-            await reader.subscription.acks.look_up(reader.consumer, unknown, cumulative=False)
+            await reader.subscription.acks.acknowledge_by_lookup(reader.consumer, unknown, cumulative=False)
             assert reader.subscription.position.backlog(6, 0) == 3
             monkeypatch.setattr(acknowledging, "MAX_LOOKUPS", 2)
             with pytest.raises(Unavailable, match="wait to be looked up"):
-                await reader.subscription.acks.look_up(reader.consumer, unknown, cumulative=False)
+                await reader.subscription.acks.acknowledge_by_lookup(reader.consumer, unknown, cumulative=False)
 
     run(main())
 
@@ -319,9 +319,9 @@ def test_an_ack_set_costs_no_more_than_its_entry_has_slots() -> None:
             raise AssertionError("all words were read")
 
     words = Words([0b1011, -1, *range(1_000)])
-    assert remaining_slots(words[:2], 70) == 0b1011 | ((1 << 6) - 1) << 64
-    assert remaining_slots(list.__getitem__(words, slice(0, 1)), 2) == 0b11
-    assert remaining_slots([], 5) == 0
+    assert unacked_mask(words[:2], 70) == 0b1011 | ((1 << 6) - 1) << 64
+    assert unacked_mask(list.__getitem__(words, slice(0, 1)), 2) == 0b11
+    assert unacked_mask([], 5) == 0
 
 
 @pytest.mark.parametrize("type_", [EXCLUSIVE, SHARED])

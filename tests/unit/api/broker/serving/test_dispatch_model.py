@@ -84,8 +84,8 @@ class CheckingChannel(NotingChannel):
     model: Model
     reader: Reader
 
-    def deliver(self, entry: DeliverableEntry, live: int, redeliveries: int) -> None:
-        super().deliver(entry, live, redeliveries)
+    def deliver(self, entry: DeliverableEntry, live_mask: int, redeliveries: int) -> None:
+        super().deliver(entry, live_mask, redeliveries)
         self.model.deliver(self.reader, entry.entry_id, redeliveries)
 
 
@@ -171,7 +171,7 @@ class Schedule:
         self.model.return_all(reader)
         if not self.readers:
             self.model.asked_again.clear()  # the counts of a dispatcher end with it
-        reader.subscription.leave(reader.consumer)
+        reader.subscription.remove_consumers(reader.consumer)
         self._note_active(before)
         await reader.leave()
 

@@ -143,7 +143,7 @@ def test_the_first_consumer_that_comes_back_receives_what_others_left(
         async with opened(bench, topic, ["k"] * 4) as served:
             reader = await Reader(served, "a", SHARED).join()
             assert reader.received == [0, 1, 2]
-            reader.subscription.leave(
+            reader.subscription.remove_consumers(
                 reader.consumer
             )  # its connection ends, and another one subscribes before the topic notices
             again = await Reader(served, "b", SHARED).join()
@@ -309,7 +309,7 @@ def test_acknowledgements_during_a_seek_do_not_undo_it(bench: Workbench, topic: 
             last = AckedEntry(ledger_id, 3)
             assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)
             assert subscription.acknowledge(reader.consumer, [last]) == []
-            await subscription.acks.look_up(reader.consumer, [last], cumulative=True)
+            await subscription.acks.acknowledge_by_lookup(reader.consumer, [last], cumulative=True)
             await seeking
             await reader.leave()
             again = await Reader(served, "a", EXCLUSIVE).join()

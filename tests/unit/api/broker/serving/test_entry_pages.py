@@ -175,7 +175,7 @@ def test_pages_that_close_while_they_return_close_their_reader() -> None:
         pages = pages_of(reader, Threads())
         await pages.next()
         pages.return_to(0)
-        release = asyncio.create_task(pages.release())
+        release = asyncio.create_task(pages.release_memory())
         await asyncio.to_thread(returns.wait, 30)
         await pages.close()
         assert reader.closed == 0

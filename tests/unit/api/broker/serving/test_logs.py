@@ -27,7 +27,7 @@ def entry(payload: bytes = b"v") -> bytes:
 def producers(bench: Workbench) -> Iterator[TopicLogs]:
     created = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
     yield created
-    created.drain()
+    created.drain_and_close()
 
 
 def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> None:
@@ -164,7 +164,7 @@ def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
     producers.start()
     topic = bench.topic()
     producers.append(topic, [entry()])
-    producers.drain()
+    producers.drain_and_close()
     assert bench.metadata.leases.current(topic.record.id) is None
     with pytest.raises(Unavailable):
         producers.append(topic, [entry()])

@@ -29,9 +29,9 @@ class WatchedBudget(PageBudget):
         super().__init__(limit)
         self.highest = self.given_back = self.refusals = 0
 
-    def hold(self, holder: PageHolder, size: int) -> None:
+    def set_held_bytes(self, holder: PageHolder, size: int) -> None:
         before = len(self._held) - (holder in self._held)
-        super().hold(holder, size)
+        super().set_held_bytes(holder, size)
         self.given_back += before - (len(self._held) - (holder in self._held))
         self.highest = max(self.highest, self.held)
 
@@ -212,7 +212,7 @@ def test_a_refused_read_waits_until_others_have_delivered(
     async def main() -> None:
         async with opened(bench, topic, KEYS, page_budget=budget) as served:
             reader = await joined(served, "s", type_, permits=0 if type_ is EXCLUSIVE else 2 * COUNT)
-            budget.hold(busy, 2 * PAGE)
+            budget.set_held_bytes(busy, 2 * PAGE)
             if type_ is EXCLUSIVE:
                 await reader.flow(COUNT)
             else:
@@ -230,11 +230,11 @@ def test_the_holder_that_delivered_least_recently_gives_back_and_one_that_contin
     budget = PageBudget(100)
     first, second, busy, last = Holder(), Holder(), Holder(is_delivering=True), Holder()
     for holder in (busy, first, second):
-        budget.hold(holder, 30)
-    budget.hold(first, 25)
-    budget.hold(last, 40)
+        budget.set_held_bytes(holder, 30)
+    budget.set_held_bytes(first, 25)
+    budget.set_held_bytes(last, 40)
     assert [holder.times for holder in (first, second, busy, last)] == [0, 1, 0, 0]
-    budget.hold(second, 90)
+    budget.set_held_bytes(second, 90)
     assert [holder.times for holder in (first, second, busy, last)] == [1, 1, 1, 1]
     assert budget.held == 90
     budget.release(second)
@@ -245,13 +245,13 @@ def test_no_read_begins_while_others_that_continue_hold_all(monkeypatch: pytest.
     monkeypatch.setattr(page_budget, "PAGE_BYTES", 20)
     budget = PageBudget(100)
     first, second = Holder(), Holder(is_delivering=True)
-    budget.hold(first, 40)
-    budget.hold(second, 60)
+    budget.set_held_bytes(first, 40)
+    budget.set_held_bytes(second, 60)
     assert budget.admits(first)
     second.is_delivering = False
     assert budget.admits(first)
     first.is_delivering = second.is_delivering = True
-    budget.hold(second, 85)
+    budget.set_held_bytes(second, 85)
     assert not budget.admits(Holder())
     assert budget.admits(second)
 
@@ -265,22 +265,22 @@ def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or
 
     def refuse() -> None:
         busy.is_delivering = True
-        budget.hold(busy, 90)
+        budget.set_held_bytes(busy, 90)
         for holder in (refused, closed):
             assert not budget.admits(holder)
         budget.release(closed)
 
     refuse()
     busy.is_delivering = False  # during a step of its own
-    budget.hold(busy, 85)
+    budget.set_held_bytes(busy, 85)
     assert refused.wakes == 0, "it continues to deliver"
-    budget.hold(busy, 80)
+    budget.set_held_bytes(busy, 80)
     assert refused.wakes == 1
-    budget.hold(busy, 75)
+    budget.set_held_bytes(busy, 75)
     assert refused.wakes == 1, "it asks again first"
     refuse()
     busy.is_delivering = False
-    budget.note_idle()
+    budget.wake_refused()
     assert refused.wakes == 2
     refuse()
     busy.is_delivering = False

@@ -21,7 +21,7 @@ def deliver(acks: PendingAcks, to: Consumer, offset: int, messages: int = 1) -> 
 
 def settled_through(acks: PendingAcks, offset: int) -> list[int]:
     """Settle what one step settles. Return the offsets of its entries."""
-    return [item.offset for item in acks.pop_through(offset)[0]]
+    return [item.offset for item in acks.settle_through(offset).entries]
 
 
 def test_a_cumulative_acknowledgement_takes_the_prefix_whatever_the_order_of_deliveries() -> None:
@@ -61,7 +61,7 @@ def test_a_step_settles_a_bounded_number_of_entries_and_of_slots(
     assert settled_through(acks, 6) == [4, 5]
     steps = [([6, 7, 8, 9], True), ([100, 160], True), ([220], False), ([], False)]
     for offsets, has_more in steps:
-        popped, may_have_more = acks.pop_through(1_000)
+        popped, may_have_more = acks.settle_through(1_000)
         assert ([item.offset for item in popped], may_have_more) == (offsets, has_more)
     assert (len(acks), reader.unacked) == (0, 0)
 
@@ -78,7 +78,7 @@ def test_entries_that_were_settled_out_of_order_count_in_a_step(monkeypatch: pyt
 def test_an_entry_that_is_released_waits_for_its_next_delivery() -> None:
     released: list[int] = []
     acks = PendingAcks()
-    acks.on_release = lambda item: released.append(item.offset)
+    acks.on_left_consumer = lambda item: released.append(item.offset)
     reader, other = consumer("a"), consumer("b")
     pending = deliver(acks, reader, 3)
     acks.release(pending)

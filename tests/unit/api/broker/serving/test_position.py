@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.broker.serving.position import ReaderPosition, SubscribeRequest, SubscriptionPosition, entry_of
+from api.broker.serving.position import ReaderPosition, SubscribeRequest, SubscriptionPosition, entry_start
 from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, StateMayBeStale, Unavailable
@@ -76,7 +76,7 @@ def test_a_reader_begins_in_memory_and_counts_what_is_before_its_first_message_a
         position = await opened_position(topic, start, durable=False)
         assert position.next_position == following
         assert (position.cursor, position.backlog(5, 0)) == (None, None)
-        position.begin(3)
+        position.note_delivery(3)
         assert position.next_position == StartOffset(3 if start != LATEST else 5)
         position.current.acknowledge(position_at(topic, 4))
         assert position.current.acknowledged_mask(3, 3) == (0b010 if start != LATEST else 0b011)
@@ -171,14 +171,14 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
         with pytest.raises(Unavailable):
             position.open_reader(StartOffset(0))
         position.open_reader(StartOffset(0))
-        position.begin(0)
-        position.note_repetition()
+        position.note_delivery(0)
+        position.prepare_reread()
         with pytest.raises(StateMayBeStale):
             position.open_reader(StartOffset(0))
         position.open_reader(StartOffset(0))
         assert seen == [True, True, True, False]
-        position.begin(0)
-        position.note_repetition()
+        position.note_delivery(0)
+        position.prepare_reread()
         await position.move(None, StartTime(0))
         position.restart()
         position.open_reader(StartOffset(0))
@@ -199,4 +199,4 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
     ],
 )
 def test_a_reader_begins_at_the_entry_of_its_message(start: MessageId, entry: MessageId) -> None:
-    assert entry_of(start) == entry
+    assert entry_start(start) == entry

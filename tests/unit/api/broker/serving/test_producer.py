@@ -73,7 +73,7 @@ def channel_of(producer: Producer) -> NotingChannel:
 async def epoch_of(topic: PersistentTopic, name: str, mode: AccessMode, topic_epoch: int | None = None) -> int:
     """Add an exclusive producer, confirm it and remove it; return its epoch."""
     producer, _ = add(topic, name, mode, topic_epoch)
-    await topic.producers.confirm(producer)
+    await topic.producers.store_epoch(producer)
     topic.producers.remove(producer)
     assert producer.topic_epoch is not None
     return producer.topic_epoch
@@ -177,7 +177,7 @@ def test_an_exclusive_producer_is_none_whose_epoch_another_service_has_passed(be
             assert producer.topic_epoch is not None
             bench.metadata.topics.raise_producer_epoch(topic.record.id, producer.topic_epoch + 1)
             with pytest.raises(Fenced):
-                await served.producers.confirm(producer)
+                await served.producers.store_epoch(producer)
 
     asyncio.run(main())
 

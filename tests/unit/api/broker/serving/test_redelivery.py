@@ -41,14 +41,14 @@ def test_a_search_looks_at_some_groups_and_the_next_one_continues() -> None:
 
     searches = 1
     while (offset := queue.next(can_go)) is None:
-        assert queue.is_searching
+        assert queue.has_unchecked_groups
         assert len(looked_at) == SEARCHED_GROUPS * searches
         searches += 1
     assert (offset, searches) == (count - 1, 6)
-    assert not queue.is_searching
+    assert not queue.has_unchecked_groups
     looked_at.clear()
     queue.remove(count - 1)
-    while queue.next(can_go) is None and queue.is_searching:
+    while queue.next(can_go) is None and queue.has_unchecked_groups:
         pass
     assert set(looked_at) == set(range(count - 1)), "the end of a search: no group can go"
 
@@ -58,9 +58,9 @@ def test_a_search_that_is_under_way_sees_what_changes() -> None:
     for group in range(count):
         queue.add(group, group)
     assert queue.next(lambda _: False) is None
-    queue.search_again()  # group 0 can go from here on
+    queue.recheck_groups()  # group 0 can go from here on
     assert queue.next(lambda group: group == 0) is None
-    assert queue.is_searching
+    assert queue.has_unchecked_groups
     assert queue.next(lambda group: group == 0) == 0
 
 

@@ -156,7 +156,7 @@ def test_a_consumer_that_cannot_receive_is_asked_once_until_it_may_be_able_to() 
         assert selector.select(0, can_receive) is several[-1]
     assert calls.total() < 1_100
     receptive.add(several[3])
-    selector.search_again()
+    selector.recheck_consumers()
     assert [selector.select(0, can_receive) for _ in range(3)] == [several[3], several[-1], several[3]]
     assert calls.total() < 2_200
 

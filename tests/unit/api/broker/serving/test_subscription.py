@@ -15,7 +15,7 @@ from api.broker.serving.consumer import SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from storage.cursor import Cursor
 from storage.model import EARLIEST
-from storage.positions import StartPosition
+from storage.positions import StartPosition, StartTime
 from storage.reading.entry_reader import EntryReader
 from storage.topic import Topic
 from tests.unit.api.broker.serving.consumers import NotingChannel, consumer
@@ -104,7 +104,7 @@ def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Work
             acked = [AckedEntry(*pending.entry_key) for pending in reading.pending.values()]
             subscription.acknowledge(reading, acked)
             store, served.store = served.store, Hanging()
-            seeking = asyncio.create_task(subscription.seek(0))
+            seeking = asyncio.create_task(subscription.seek(StartTime(0)))
             await quiet()
             fenced = subscription.position.current
             assert isinstance(fenced, Cursor)
@@ -147,7 +147,7 @@ def test_a_subscription_refuses_more_consumers_than_the_limit(bench: Workbench, 
             with pytest.raises(ConsumerBusy, match="reached max consumers limit"):
                 await served.subscribe(several[2], SubscribeRequest("s"))
             await served.subscribe(several[2], SubscribeRequest("other"))
-            subscription.leave(several[0])
+            subscription.remove_consumers(several[0])
             await served.subscribe(several[2], SubscribeRequest("s"))
 
     asyncio.run(main())

@@ -43,7 +43,7 @@ def make_registry(bench: Workbench) -> Iterator[Callable[..., TopicRegistry]]:
 
     def make(*hanging: WaitsFor) -> TopicRegistry:
         for earlier in logs:
-            earlier.drain()
+            earlier.drain_and_close()
         logs.append(TopicLogs(bench.clock, max_open=2, idle_ms=5_000))
         broker = SimpleNamespace(
             environment=bench,
@@ -56,7 +56,7 @@ def make_registry(bench: Workbench) -> Iterator[Callable[..., TopicRegistry]]:
 
     yield make
     for created in logs:
-        created.drain()
+        created.drain_and_close()
 
 
 def no_audit(*_: object) -> None:
@@ -65,7 +65,7 @@ def no_audit(*_: object) -> None:
 
 @in_event_loop
 async def _opened_while(registry: TopicRegistry, topic: Topic) -> None:
-    served = await registry.topic(topic.name, False, no_audit)
+    served = await registry.get_or_open(topic.name, False, no_audit)
     loading = asyncio.create_task(served.load_sequences())
     await asyncio.sleep(0)
     assert not loading.done()
@@ -85,7 +85,7 @@ def test_a_topic_is_open_while_its_sequence_ids_are_read(
 
 @in_event_loop
 async def _load(registry: TopicRegistry, topic: Topic, is_deduplicating: bool) -> None:
-    served = await registry.topic(topic.name, False, no_audit)
+    served = await registry.get_or_open(topic.name, False, no_audit)
     await served.load_sequences()
     assert served.is_deduplicating == is_deduplicating
     await served.close()

@@ -18,7 +18,7 @@ def returned(offset: int) -> PendingAck:
 def test_a_held_entry_keeps_its_content_and_the_offset_where_it_acknowledges() -> None:
     entries = WaitingEntries()
     held = entry(7, data=b"four")
-    entries.hold(held, "chunk", first=5)
+    entries.hold(held, "chunk", ack_start=5)
     assert entries.in_memory(7) == [held]
     assert (entries.ack_start(7), entries.bytes) == (5, 4)
     assert entries.queue.blocks("chunk")
@@ -34,7 +34,7 @@ def test_held_entries_beyond_the_bound_and_those_whose_memory_is_released_are_re
     entries = WaitingEntries()
     for offset in range(3):
         assert not entries.is_full
-        entries.hold(entry(offset, data=b"four"), offset, first=offset)
+        entries.hold(entry(offset, data=b"four"), offset, ack_start=offset)
     assert entries.is_full
     assert [bool(entries.in_memory(offset)) for offset in range(3)] == [True, False, False]
     entries.release_memory()
@@ -71,7 +71,7 @@ def test_the_page_that_was_read_for_redelivery_serves_until_no_entry_waits() -> 
 
 def test_a_delayed_entry_is_queued_when_it_is_due() -> None:
     entries = WaitingEntries()
-    entries.delay(4, 10 * TICK_MS, first=2)
+    entries.delay(4, 10 * TICK_MS, ack_start=2)
     assert (len(entries.delayed), entries.delayed.next_due_ms, len(entries.queue)) == (1, 10 * TICK_MS, 0)
     entries.release_due(10 * TICK_MS - 1)
     assert len(entries.queue) == 0

@@ -65,7 +65,7 @@ class Client(asyncio.Transport):
             clock=topic.clock,
             **shared_state(topic.clock, POOLS),
             server_version="test",
-            topics=SimpleNamespace(topic=self._topic_of(topic)),
+            topics=SimpleNamespace(get_or_open=self._topic_of(topic)),
         )
         self.connection = Connection(Owner(), cast(ServerContext, context), HANDLERS)
         self.connection.connection_made(self)
