@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from api.observability.error_text import OPERATOR_WORDS
-from api.observability.redaction import excerpt, redacted
+from api.observability.redaction import redacted, redacted_excerpt
 from storage.errors import ErrorText
 from storage.metadata.records import TAIL_LEFT
 
@@ -45,7 +45,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | N
     from storage.metadata.liveness import is_alive
     from storage.metadata.records import MANUAL
 
-    statistics = shown_statistics(run, words=words)
+    statistics = statistics_document(run, words=words)
     progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
     running = run.state.value == "RUNNING"
     return document_of(
@@ -57,7 +57,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | N
         cause=run.cause or MANUAL,
         **progress,
         heartbeat_expired=not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
-        error=shown_error(run.error, words=words),
+        error=redacted_error_text(run.error, words=words),
         compacted_ledger=run.compacted_ledger_id,
         horizon=None if run.horizon is None else str(run.horizon.message_id),
         horizon_offset=None if run.horizon is None else run.horizon.offset,
@@ -72,7 +72,7 @@ def control_document(item: TopicControl, *, words: Words | None) -> dict[str, An
     """Return the compaction control of a topic as a document."""
     from api.documents import CompactionControlReport
 
-    last_error = shown_error(item.control.last_error, words=words) or ""
+    last_error = redacted_error_text(item.control.last_error, words=words) or ""
     return document_of(
         CompactionControlReport, item.control, topic=str(item.topic), state=item.state, last_error=last_error
     )
@@ -94,21 +94,21 @@ def scheduler_document(scheduler: SchedulerState, now: int, words: Words | None)
     )
 
 
-def shown_statistics(run: RunRecord, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+def statistics_document(run: RunRecord, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
     """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
     left = run.tail_left
     others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
-    return others | ({TAIL_LEFT: shown_error(left, words=words)} if left else {})
+    return others | ({TAIL_LEFT: redacted_error_text(left, words=words)} if left else {})
 
 
-def shown_error(error: ErrorText, *, words: Words | None = OPERATOR_WORDS) -> str | None:
+def redacted_error_text(error: ErrorText, *, words: Words | None = OPERATOR_WORDS) -> str | None:
     """Return an error as documents show it, without secrets; None: `error` is empty.
 
     `words` None: for a reader who is no operator, without advice and URLs.
     """
     if not error:
         return None
-    return redacted(error.worded(words)) if words is not None else excerpt(without_urls(error.summary))
+    return redacted(error.worded(words)) if words is not None else redacted_excerpt(without_urls(error.summary))
 
 
 def without_urls(text: str) -> str:
@@ -141,7 +141,7 @@ def _difference(difference: Difference, words: Words | None) -> dict[str, Any]:
         VerifyDifference,
         difference,
         kind=str(difference.kind),
-        what=shown_error(ErrorText(difference.public or difference.what, difference.what), words=words),
+        what=redacted_error_text(ErrorText(difference.public or difference.what, difference.what), words=words),
         key=None if difference.key is None else difference.key.decode(errors="replace"),
         key_base64=None if difference.key is None else base64.b64encode(difference.key).decode(),
     )
@@ -171,7 +171,7 @@ def trim_document(trimmed: TrimResult, *, words: Words | None = OPERATOR_WORDS) 
         dry_run=not trimmed.trimmed,
         ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
-        tail_left=shown_error(trimmed.tail_left, words=words),
+        tail_left=redacted_error_text(trimmed.tail_left, words=words),
     )
 
 

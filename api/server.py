@@ -26,11 +26,11 @@ from urllib.parse import unquote, urlsplit
 
 from api.http.certificate_reloader import CertificateReloader
 from api.http.connections import deadline_protocol, http_refusal_bytes, keep_uvicorn_record
-from api.http.listener import Listener, RefusalBytes, most_connections
+from api.http.listener import Listener, RefusalBytes, connection_limit
 from api.observability import logs
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
-from api.settings.sources import variable_notes
+from api.settings.sources import unknown_variable_notes
 from compactor.engines.kinds import IN_PROCESS
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
@@ -58,15 +58,19 @@ def serve(settings: Settings) -> None:
     check_tls(settings)
     check_settings_used_later(settings)
     logs.configure(settings)
-    for note in (*variable_notes(os.environ), *exposed_folder_warnings(settings), *plaintext_port_warnings(settings)):
+    for note in (
+        *unknown_variable_notes(os.environ),
+        *exposed_folder_warnings(settings),
+        *plaintext_port_warnings(settings),
+    ):
         LOG.warning(note)
     with ExitStack() as sockets:
-        listening = sockets.enter_context(bound(settings.host, settings.port, "port"))
+        listening = sockets.enter_context(bound_socket(settings.host, settings.port, "port"))
         broker_port = settings.broker_service_port
         if broker_port is None and not settings.broker_service_tls_only:
             broker_port = BROKER_PORT if settings.port else 0
         broker, broker_tls = (
-            None if port is None else sockets.enter_context(bound(settings.host, port, name))
+            None if port is None else sockets.enter_context(bound_socket(settings.host, port, name))
             for port, name in (
                 (broker_port, "broker-service-port"),
                 (settings.broker_service_port_tls, "broker-service-port-tls"),
@@ -80,13 +84,13 @@ def serve(settings: Settings) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         gc.disable()  # imports allocate much and free nothing; collections would take a fifth of the start
         from api.app import make_app
-        from api.service import running
+        from api.service import running_service
 
-        with running(bound_settings) as context:
+        with running_service(bound_settings) as context:
             from api.pulsar.server import open_server
 
-            gateway = open_server(context.broker, context.access, broker, broker_tls)
-            serve_app(make_app(context), bound_settings, listening, context.polls.end, gateway)
+            pulsar_server = open_server(context.broker, context.access, broker, broker_tls)
+            serve_app(make_app(context), bound_settings, listening, context.polls.end, pulsar_server)
     LOG.info("ended")
 
 
@@ -95,11 +99,11 @@ def serve_app(
     settings: Settings,
     listening: socket.socket,
     on_signal: Callable[[], object],
-    gateway: PulsarServer | None = None,
+    pulsar_server: PulsarServer | None = None,
 ) -> None:
-    """Answer requests on a bound socket, and the clients of `gateway`, until a signal; then shut down in order.
+    """Answer requests on a bound socket, and the clients of `pulsar_server`, until a signal; then shut down in order.
 
-    `on_signal`: called at each signal. `gateway` None: Pulsar's protocol is not served.
+    `on_signal`: called at each signal. `pulsar_server` None: Pulsar's protocol is not served.
     """
     import uvicorn
 
@@ -107,7 +111,7 @@ def serve_app(
     logging.getLogger("uvicorn.error").addFilter(keep_uvicorn_record)
     listener = Listener(
         listening,
-        most_connections(settings.limits_connections),
+        connection_limit(settings.limits_connections),
         "limits.connections",
         settings.limits_header_timeout_ms / 1000,
         log_throttle,
@@ -134,17 +138,17 @@ def serve_app(
                     LOG.warning(
                         "access control is off: any process that reaches this machine's loopback may do everything"
                     )
-                if gateway is not None:
-                    await gateway.start()
+                if pulsar_server is not None:
+                    await pulsar_server.start()
                 if config.ssl is not None:
-                    contexts = [config.ssl, *(gateway.tls_contexts if gateway is not None else ())]
+                    contexts = [config.ssl, *(pulsar_server.tls_contexts if pulsar_server is not None else ())]
                     self.certificates = CertificateReloader(
                         settings.tls_certificate, settings.tls_key, contexts, settings.tls_reload_interval_ms
                     )
                     self.certificates.start()
                 broker = (
                     {"broker_service_url": settings.broker_service_url or settings.broker_service_url_tls}
-                    if gateway is not None
+                    if pulsar_server is not None
                     else {}
                 )
                 LOG.info("serving", extra={"url": settings.url, **broker})
@@ -152,8 +156,8 @@ def serve_app(
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             if self.certificates is not None:
                 self.certificates.stop()
-            if gateway is not None:
-                await gateway.close()
+            if pulsar_server is not None:
+                await pulsar_server.close()
             await super().shutdown(sockets)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -298,8 +302,8 @@ def plaintext_port_warnings(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
-    """Yield a socket that is bound to host and port. `option`: the setting of the port, for errors.
+def bound_socket(host: str, port: int, port_setting: str) -> Iterator[socket.socket]:
+    """Yield a socket that is bound to host and port. `port_setting`: its name, for errors.
 
     Raises Misconfigured, Unavailable.
     """
@@ -315,7 +319,7 @@ def bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
         except OSError as error:
             raise Unavailable(
                 f"{host}:{port} cannot be bound ({error.strerror})",
-                f"end the process that uses it, or choose another --{option} (0: any free port)",
+                f"end the process that uses it, or choose another --{port_setting} (0: any free port)",
             ) from error
         yield listening
 

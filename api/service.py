@@ -14,7 +14,7 @@ from api.settings.settings import Settings
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[HttpContext]:
+def running_service(settings: Settings) -> Iterator[HttpContext]:
     """Yield HTTP's state over a broker that runs until the end of the context. Raises Misconfigured, Unavailable."""
     with open_broker(settings, expected_errors=(HTTPException,)) as broker:
         environment = broker.environment

@@ -20,7 +20,7 @@ from api.broker.broker import Broker
 from api.cli.local.opening import open_topic
 from api.http.context import HttpContext
 from api.http.owner_proxy import OwnerProxy
-from api.service import running
+from api.service import running_service
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.run_policies import stored_policies
@@ -84,7 +84,7 @@ class Served:
 def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterator[Served]:
     """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
     settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
-    with running(settings) as context:
+    with running_service(settings) as context:
         broker = context.broker
         broker.control.drain(0)
         watched = cast(ObjectStore, WatchedStore(broker.environment.store))
@@ -119,7 +119,7 @@ def second_service(first: Served, folder: Path) -> Iterator[tuple[Served, Record
         compaction_automatic=False,
         limits_requests_per_second=0.0,
     )
-    with running(settings) as context:
+    with running_service(settings) as context:
         context.broker.control.drain(0)
         transport = RecordedTransport(first.client.app)
         context.proxy = OwnerProxy(5_000, transport)

@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from api.broker.refusals import NotTheOwner, PoolBusy
-from api.observability.error_text import worded
+from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -346,9 +346,9 @@ class Pool:
             return
         kind, text = type(error).__name__, "the %s failed for a request that has ended already: %s: %s"
         if isinstance(error, self._expected_errors):
-            self._log_throttle.warn(text, self._resource, kind, worded(error), condition=f"late {kind}")
+            self._log_throttle.warn(text, self._resource, kind, text_if_error(error), condition=f"late {kind}")
         else:
-            LOG.error(text, self._resource, kind, worded(error), exc_info=error)
+            LOG.error(text, self._resource, kind, text_if_error(error), exc_info=error)
 
 
 def _job(

@@ -35,7 +35,7 @@ from api.cli.local import (
     verify_command,
 )
 from api.settings.settings import Settings
-from api.settings.sources import variable_notes
+from api.settings.sources import unknown_variable_notes
 
 _GROUPS = {
     "topics": "Topics: contents, policies, trim and roll.",
@@ -130,7 +130,7 @@ def options(
         **{name: value for name, value in context.params.items() if name not in ("debug", "version")}
     )
     # The service logs them itself, and `config` shows them.
-    notes = () if context.invoked_subcommand in ("serve", "config") else variable_notes(os.environ)
+    notes = () if context.invoked_subcommand in ("serve", "config") else unknown_variable_notes(os.environ)
     for note in (*context.obj.notes, *notes):
         say(f"compactor: {note}")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from api.dashboard.topics_table import FAILING, TopicRow
-from api.reports import shown_error
+from api.reports import redacted_error_text
 from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 
@@ -67,5 +67,5 @@ def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
 
 
 def _failing(row: TopicRow, control: CompactionControl) -> FailingTopic:
-    error = shown_error(control.last_error, words=None) or "no reason is known"
+    error = redacted_error_text(control.last_error, words=None) or "no reason is known"
     return FailingTopic(row, error.replace(f" of {row.name}", ""), control.failures, control.retry_at)

@@ -29,7 +29,7 @@ from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED, stated_reason
 from api.http.paths import Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
-from api.observability.redaction import excerpt
+from api.observability.redaction import redacted_excerpt
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -113,7 +113,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
         def answered() -> Response:
             if response.is_success:
                 return call.answer(json.loads(response.content) if response.content else None)
-            refusal = Refusal(excerpt(stated_reason(response)), response.status_code)
+            refusal = Refusal(redacted_excerpt(stated_reason(response)), response.status_code)
             assert button.show is not None, "a form with a REST call has a page"
             return button.show(broker, request, topic, form, refusal)
 
@@ -133,8 +133,8 @@ def refusal_of(request: Request, error: CompactorError | RestException) -> Refus
     """Return the refusal that a form's page shows; the log has the full text for operators."""
     log_for_operators(request, error)
     if isinstance(error, RestException):
-        return Refusal(excerpt(error.detail), error.status_code)
-    return Refusal(excerpt(public_reason(error)), status_of(error))
+        return Refusal(redacted_excerpt(error.detail), error.status_code)
+    return Refusal(redacted_excerpt(public_reason(error)), status_of(error))
 
 
 def redirect(path: str, **query: object) -> Response:

@@ -54,7 +54,7 @@ class BatchMessageContainer:
                 yield self._entry()
             if row is not None:
                 self._pending.append(row)
-                self._pending_bytes += row.size
+                self._pending_bytes += row.line_bytes
             if len(self._pending) == self._batch:
                 yield self._entry()
         if self._pending:
@@ -63,7 +63,7 @@ class BatchMessageContainer:
             self._last_rows = 0
             raise ended
 
-    def with_line_numbers(self, message: str) -> str:
+    def with_lines_of_last_entry(self, message: str) -> str:
         """Return a message about the last entry, with the numbers of its lines before it; unchanged if no entry is the
         last."""
         if not self._last_rows:
@@ -73,7 +73,7 @@ class BatchMessageContainer:
 
     def _has_no_room(self, row: InputMessage) -> bool:
         has_other_time = row.publish_time != self._pending[0].publish_time
-        return has_other_time or self._pending_bytes + row.size > self._batch_bytes
+        return has_other_time or self._pending_bytes + row.line_bytes > self._batch_bytes
 
     def _entry(self) -> bytes:
         rows, self._pending, self._pending_bytes = self._pending, [], 0

@@ -27,16 +27,16 @@ class InputFormat(StrEnum):
 
 
 def read_messages(
-    file: str, requested: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
+    file: str, input_format: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> Iterator[pa.Table]:
-    """Return the messages of a file as tables. `requested` None: the format follows from the file's name.
+    """Return the messages of a file as tables. `input_format` None: the format follows from the file's name.
 
     A name that ends in `.parquet` is Parquet, any other JSON Lines. The reader is imported here, because the help of a
     command names the formats, and must not import Arrow. Raises InvalidInput, InvalidRecord.
     """
     if file != "-":
         check_file(file)
-    chosen = requested or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
+    chosen = input_format or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
     if chosen is InputFormat.PARQUET:
         from api.formats.parquet import read_import_parquet as read
     else:

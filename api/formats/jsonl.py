@@ -82,14 +82,15 @@ class JsonLine(OptionalKeyJsonLine, forbid_unknown_fields=True, kw_only=True):
 
 
 class InputMessage(NamedTuple):
-    """A message of a line; times are milliseconds since 1970. `payload` None: a tombstone. `size`: the line's bytes."""
+    """A message of a line; times are milliseconds since 1970. `payload` None: a tombstone. `line_bytes`: the
+    length of the line."""
 
     key: bytes | None
     payload: bytes | None
     publish_time: int | None
     event_time: int | None
     properties: list[tuple[str, str]] | None
-    size: int
+    line_bytes: int
 
 
 Decode = Callable[[bytes], OptionalKeyJsonLine]
@@ -147,7 +148,7 @@ def read_import_jsonl(file: str, key_encoding: TextEncoding, value_encoding: Tex
     size = 0
     for row in read_rows(file, key_encoding, value_encoding):
         rows.append(row)
-        size += row.size
+        size += row.line_bytes
         if len(rows) == _ROWS_A_TABLE or size >= _BYTES_A_TABLE:
             yield to_table(rows)
             rows, size = [], 0

@@ -349,7 +349,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if self._access.keys is not None and scope["path"] not in PROBES:
-                await self._access.keys.keep_up()
+                await self._access.keys.reload_if_due()
             scope.setdefault("state", {})["caller"] = self._access.caller(scope)
         await self._app(scope, receive, send)
 

@@ -21,7 +21,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access import Caller
-from api.http.problems import answer, unexpected
+from api.http.problems import answer, answer_unexpected_error
 from storage.clock import Clock
 
 LOG = logging.getLogger("audit")
@@ -62,7 +62,7 @@ class Audit:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
-                response = unexpected(scope, error)  # raised further, the server would log it again
+                response = answer_unexpected_error(scope, error)  # raised further, the server would log it again
                 if not status:
                     await response(scope, receive, send_with_id)
             except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from api.http.access import AuthorizationService
 from api.http.long_polls import LongPolls
 from api.http.metrics import Metrics
 from api.http.owner_proxy import OwnerProxy
-from api.http.single_flight import RunPoller, SingleFlight
+from api.http.single_flight import RunReportCache, SingleFlight
 
 
 class HttpContext:
@@ -27,7 +27,7 @@ class HttpContext:
             settings.forwarding_timeout_ms, ca_file=settings.tls_ca, connections=settings.limits_requests_at_once
         )
         self.polls = LongPolls(metadata, log, clock, pools, settings.limits_waiting_polls)
-        self.runs = RunPoller(metadata, clock, pools[WaitsFor.DATABASE])
+        self.runs = RunReportCache(metadata, clock, pools[WaitsFor.DATABASE])
         self.metrics = Metrics(broker)
         self.readiness: SingleFlight[Any] = SingleFlight(pools[WaitsFor.STORE])
         """The checks of readiness by name: computed once for all requests that wait, since it needs no token."""

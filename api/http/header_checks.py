@@ -30,7 +30,7 @@ _LINE_BYTES = len(b": \r\n")
 class HeaderRules:
     """The rules. `hosts`: names of this service besides loopback's; None: names are not checked."""
 
-    header_bytes: int
+    max_header_bytes: int
     hosts: frozenset[str] | None
 
     @classmethod
@@ -41,17 +41,17 @@ class HeaderRules:
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
-    def refusal(self, scope: Scope, *, names: bool) -> RestException | None:
-        """Return the refusal of a request; None: it passes. `names`: check also host and origin."""
+    def refusal(self, scope: Scope, *, check_sites: bool) -> RestException | None:
+        """Return the refusal of a request; None: it passes. `check_sites`: check also host and origin."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
-        if size > self.header_bytes:
-            return RestException(431, f"request line and headers are larger than {self.header_bytes} bytes", _CLOSE)
+        if size > self.max_header_bytes:
+            return RestException(431, f"request line and headers are larger than {self.max_header_bytes} bytes", _CLOSE)
         named = {name for name, _ in headers}
         if {b"content-length", b"transfer-encoding"} <= named:
             return RestException(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
-        if names and self.hosts is not None and (refusal := self._names_refusal(headers)):
+        if check_sites and self.hosts is not None and (refusal := self._names_refusal(headers)):
             return refusal
         if not all(_is_host(value) for name, value in headers if name == b"host"):
             return RestException(400, "the header Host is no host name or address", _CLOSE)

@@ -36,16 +36,16 @@ class JsonBoundsError(JsonError):
     """A JSON text beyond a bound, which the message names."""
 
 
-def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
+def count_containers_by_depth(text: bytes, max_values: int = VALUES, max_depth: int = DEPTH) -> list[int]:
     """Return the number of arrays and objects that begin at each depth, from 0 on.
 
-    The bounds hold for all texts of JSON Lines together. Raise JsonBoundsError for more than `values` values, or more
-    than `depth` levels.
+    The bounds hold for all texts of JSON Lines together. Raise JsonBoundsError for more than `max_values` values, or
+    more than `max_depth` levels.
     """
     if b"\\" in text:
         text = b"".join(_without_escapes(text))
     count = within = 0
-    begun = [0] * (depth + 1)
+    begun = [0] * (max_depth + 1)
     for piece in _PIECE.finditer(text):
         sign = text[piece.end() - 1 : piece.end()]
         if sign and sign in _CLOSING:
@@ -54,19 +54,19 @@ def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[
                 break  # invalid: a parser ends here, too
             continue
         count += 1
-        if count > values:
-            raise JsonBoundsError(f"it holds more than {values} values", "send less at once")
+        if count > max_values:
+            raise JsonBoundsError(f"it holds more than {max_values} values", "send less at once")
         if sign and sign in _OPENING:
-            if within >= depth:
-                raise JsonBoundsError(f"it is nested more than {depth} deep", "nest it less")
+            if within >= max_depth:
+                raise JsonBoundsError(f"it is nested more than {max_depth} deep", "nest it less")
             begun[within] += 1
             within += 1
     return begun
 
 
-def load(text: bytes) -> Any:
+def parse_bounded_json(text: bytes) -> Any:
     """Return the value of a JSON text within the bounds. Raise JsonError."""
-    check_bounds(text)
+    count_containers_by_depth(text)
     try:
         return json.loads(text)
     except ValueError as error:

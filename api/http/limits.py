@@ -97,7 +97,9 @@ class RequestLimiter:
             await self._app(scope, receive, send)
             return
         probes = scope["path"] in PROBES
-        refusal = self._header_rules.refusal(scope, names=not probes) or (None if probes else self._refusal(scope))
+        refusal = self._header_rules.refusal(scope, check_sites=not probes) or (
+            None if probes else self._refusal(scope)
+        )
         if refusal is not None:
             await answer(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
             return
@@ -136,18 +138,18 @@ class RequestLimiter:
             return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         return None
 
-    def count_body(self, before: int, more: int, limit: int) -> None:
-        """Count `more` bytes of a body, of which `before` bytes are counted already.
+    def count_body(self, counted_bytes: int, new_bytes: int, limit: int) -> None:
+        """Count `new_bytes` more of a body, of which `counted_bytes` are counted already.
 
         Raise RestException: 413 for a body of more than `limit` bytes, 503 if all bodies together are beyond their
         limit.
         """
-        if before + more > limit:
+        if counted_bytes + new_bytes > limit:
             raise self.too_large(limit)
-        if self._held + more > self._bodies:
+        if self._held + new_bytes > self._bodies:
             message = f"requests with {self._held // _KIB} KiB of bodies are under way: try again"
             raise RestException(503, message, {"Retry-After": "1", "Connection": "close"})
-        self._held += more
+        self._held += new_bytes
 
     def too_large(self, limit: int) -> RestException:
         """Return the refusal of a body of more than `limit` bytes."""

@@ -61,15 +61,15 @@ def warn_of_slow_clients(log_throttle: LogThrottle, setting: str, seconds: float
     log_throttle.warn(text, setting, seconds, condition=f"slow {setting}")
 
 
-def most_connections(requested: int, listeners: int = 1) -> int:
-    """Return the limit of connections for each of the `listeners` of one protocol.
+def connection_limit(requested: int, listener_count: int = 1) -> int:
+    """Return the limit of connections for each of the `listener_count` listeners of one protocol.
 
     It is at most `requested`, and for all of them together a quarter of the process's descriptors.
     """
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors == resource.RLIM_INFINITY:
         return requested
-    return max(1, min(requested, descriptors // (_PART_OF_DESCRIPTORS * listeners)))
+    return max(1, min(requested, descriptors // (_PART_OF_DESCRIPTORS * listener_count)))
 
 
 class _Accepted(socket.socket):
@@ -81,7 +81,7 @@ class _Accepted(socket.socket):
     def close(self) -> None:
         super().close()
         if self.counted_in is not None:
-            self.counted_in.remove(self.descriptor)
+            self.counted_in.remove_connection(self.descriptor)
 
 
 class Listener:
@@ -162,7 +162,7 @@ class Listener:
             self._idle[descriptor] = None
             self._idle.move_to_end(descriptor)
 
-    def remove(self, descriptor: int) -> None:
+    def remove_connection(self, descriptor: int) -> None:
         """Remove a closed connection from the count."""
         self._open.pop(descriptor, None)
         self._idle.pop(descriptor, None)

@@ -220,7 +220,7 @@ class Metrics(Collector):
             ("CANCELLED",): sum(topic.cancelled for topic in totals.topics.values()),
         }
         yield _labelled("compactor_runs", by_state)
-        yield _plain("compactor_runs_running", totals.alive(now))
+        yield _plain("compactor_runs_running", totals.count_live_runs(now))
         yield _plain("compactor_read_bytes", totals.bytes_read)
         yield _plain("compactor_written_bytes", totals.bytes_written)
         yield _plain("compactor_recopy_ratio", totals.bytes_written / totals.bytes_read if totals.bytes_read else 0)
@@ -289,9 +289,9 @@ _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {
     "pulsar_compaction_removed_event_count": lambda item: item.removed_messages,
     "pulsar_compaction_succeed_count": lambda item: item.succeeded,
     "pulsar_compaction_failed_count": lambda item: item.failed,
-    "pulsar_compaction_duration_time_in_mills": lambda item: item.duration_ms,
-    "pulsar_compaction_read_throughput": lambda item: item.read_rate,
-    "pulsar_compaction_write_throughput": lambda item: item.write_rate,
+    "pulsar_compaction_duration_time_in_mills": lambda item: item.last_duration_ms,
+    "pulsar_compaction_read_throughput": lambda item: item.last_read_rate,
+    "pulsar_compaction_write_throughput": lambda item: item.last_write_rate,
     "pulsar_compaction_compacted_entries_count": lambda item: item.compacted_messages,
     "pulsar_compaction_compacted_entries_size": lambda item: item.compacted_bytes,
 }

@@ -34,7 +34,7 @@ from api.observability.error_text import (
     one_line,
 )
 from api.observability.logs import LogThrottle
-from api.observability.redaction import excerpt
+from api.observability.redaction import redacted_excerpt
 from storage import errors
 from storage.advice import AdviceKind, Words
 from storage.clock import SystemClock
@@ -216,7 +216,7 @@ def log_for_operators(request: Request, error: Exception) -> None:
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an answer with the body that Pulsar's clients read; secrets are redacted, and long texts are cut."""
-    return JSONResponse({"reason": excerpt(reason)}, status, headers=headers)
+    return JSONResponse({"reason": redacted_excerpt(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
@@ -300,10 +300,10 @@ async def _disconnected(_: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return unexpected(request.scope, error)
+    return answer_unexpected_error(request.scope, error)
 
 
-def unexpected(scope: Scope, error: Exception) -> Response:
+def answer_unexpected_error(scope: Scope, error: Exception) -> Response:
     """Return the answer to an unexpected error; it names the request. Log the error with its traceback."""
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")

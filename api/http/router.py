@@ -232,7 +232,7 @@ async def _parse(request: Request) -> None:
     if not await request.body():
         return
     try:
-        value = await parse_body(request, json_bounds.load)
+        value = await parse_body(request, json_bounds.parse_bounded_json)
     except json_bounds.JsonError as error:
         raise RestException(400, f"the body cannot be taken, {error}: {error.remedy}") from error
     request._json = value  # where Starlette keeps what it has parsed

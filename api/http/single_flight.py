@@ -4,7 +4,7 @@
 answer is never older than its request, and a flood of requests without tokens holds one thread. For the tasks of one
 event loop.
 
-`RunPoller`: reads of compaction runs, which all watchers of a run share. A run executes in any process; its worker
+`RunReportCache`: reads of compaction runs, which all watchers of a run share. A run executes in any process; its worker
 writes its progress to its row every two seconds.
 """
 
@@ -59,7 +59,7 @@ class _Report:
     document: dict[str, Any] | None = None
 
 
-class RunPoller:
+class RunReportCache:
     """A reader of compaction runs, which reads each run at most every `MAX_AGE_MS`. For the tasks of event loops."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from api.http.file_stamps import stamp_of
-from api.http.tokens import TokenKey, TokenVerifier, file_of, key_sources, revoked_tokens
+from api.http.tokens import TokenKey, TokenVerifier, file_of, key_sources, read_revoked_token_ids
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import Misconfigured
@@ -72,7 +72,7 @@ class TokenKeyReloader:
         revoked_file = settings.auth_revoked_tokens_file
         self._revoked: _Source[frozenset[str]] | None = None
         if revoked_file:
-            self._revoked = _Source(revoked_file, lambda: revoked_tokens(revoked_file))
+            self._revoked = _Source(revoked_file, lambda: read_revoked_token_ids(revoked_file))
         self._has_files = revoked_file != "" or any(key.file is not None for key in self._keys)
         self.verifier = TokenVerifier(
             self._all_keys(),
@@ -86,7 +86,7 @@ class TokenKeyReloader:
         self._checking = False
         self._checked_at = clock.now_ms()
 
-    async def keep_up(self) -> None:
+    async def reload_if_due(self) -> None:
         """Check the files, in a thread, if that is due. Return after at most `WAIT_MS`; the check may take longer."""
         if not self.claim_check():
             return

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import jwt
@@ -126,11 +126,15 @@ class TokenVerifier:
         raise BadToken("no key of this service has signed the token")
 
 
-def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKey]]]]:
-    """Return the values of settings that name keys, each with a function that reads its keys, and raises Misconfigured.
+class KeySource(NamedTuple):
+    """The value of a setting that names keys, and the function that reads them. It raises Misconfigured."""
 
-    A setting without a value is left out.
-    """
+    value: str
+    read: Callable[[], list[TokenKey]]
+
+
+def key_sources(settings: Settings) -> list[KeySource]:
+    """Return the sources of the keys that verify tokens. A setting without a value is left out."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
     previous = settings.auth_token_previous_secret_key
 
@@ -138,13 +142,13 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
         file = file_of(previous)
         if file is not None and not file.exists():
             return []  # no key is being rotated
-        return [TokenKey(HS256, key) for key in secret_keys("auth.token-previous-secret-key", previous)]
+        return [TokenKey(HS256, key) for key in load_secret_keys("auth.token-previous-secret-key", previous)]
 
     def secrets() -> list[TokenKey]:
-        return [TokenKey(HS256, key) for key in secret_keys("auth.token-secret-key", secret)]
+        return [TokenKey(HS256, key) for key in load_secret_keys("auth.token-secret-key", secret)]
 
     def publics() -> list[TokenKey]:
-        key = public_key("auth.token-public-key", public)
+        key = load_public_key("auth.token-public-key", public)
         return [TokenKey(algorithm_of(key), key)]
 
     # The previous key is first: while both files change, tokens of that key stay valid at every moment.
@@ -154,7 +158,7 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[TokenKe
         (public, publics),
         (key_set, lambda: read_jwks(key_set)),
     )
-    return [(value, read) for value, read in sources if value]
+    return [KeySource(value, read) for value, read in sources if value]
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
@@ -167,7 +171,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
-def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
+def create_token(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
     """Return a token whose bearer is `subject`, with `claims`. A secret (bytes) signs with HS256, a private key with
     RS256 or ES256."""
     algorithm = HS256 if isinstance(key, bytes) else algorithm_of(key.public_key())
@@ -210,21 +214,21 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
     return encoded, public
 
 
-def secret_keys(name: str, value: str) -> list[bytes]:
+def load_secret_keys(setting: str, value: str) -> list[bytes]:
     """Return the secret keys that `value` may stand for: its decoded Base64, then its bytes (Pulsar's reading of a
     file).
 
-    `value`: a data:;base64, URL, a file, or Base64. `name`: the setting, for the error. Raise Misconfigured for a key
+    `value`: a data:;base64, URL, a file, or Base64. `setting`: its name, for the error. Raise Misconfigured for a key
     of a pair, and for a key that is too short.
     """
-    content = _content(name, value)
+    content = _content(setting, value)
     if _is_of_a_pair(content):
-        raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _FIX)
+        raise Misconfigured(f"{setting} holds a key of a pair, which others may know: it is no secret", _FIX)
     keys = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
     if not keys:
-        problem = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
+        problem = f"the secret key of {setting} is shorter than {SECRET_BYTES} bytes"
         if not value.startswith(("data:", "file:")) and not Path(value).exists():
-            problem = f"{name} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
+            problem = f"{setting} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
         raise Misconfigured(problem, _FIX)
     return keys
 
@@ -243,29 +247,29 @@ def _is_of_a_pair(content: bytes) -> bool:
     return False
 
 
-def public_key(name: str, value: str) -> PublicKey:
+def load_public_key(setting: str, value: str) -> PublicKey:
     """Return the public key for RS256 or ES256 that `value` gives: a data:;base64, URL, a file, or Base64, as PEM or
     DER.
 
-    `name`: the setting, for the error. Raise Misconfigured.
+    `setting`: its name, for the error. Raise Misconfigured.
     """
     load = serialization.load_pem_public_key, serialization.load_der_public_key
-    return _usable(name, _loaded(name, value, *load, "public key"))
+    return _usable(setting, _loaded(setting, value, *load, "public key"))
 
 
-def private_key(name: str, value: str) -> PrivateKey:
+def load_private_key(setting: str, value: str) -> PrivateKey:
     """Return the private key for RS256 or ES256 that `value` gives: a data:;base64, URL, a file, or Base64, as PEM or
     DER without a password.
 
-    `name`: the setting, for the error. Raise Misconfigured.
+    `setting`: its name, for the error. Raise Misconfigured.
     """
     pem, der = serialization.load_pem_private_key, serialization.load_der_private_key
     load = partial(pem, password=None), partial(der, password=None)
-    key = _loaded(name, value, *load, "private key without a password")
+    key = _loaded(setting, value, *load, "private key without a password")
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        _usable(name, key.public_key())
+        _usable(setting, key.public_key())
         return key
-    raise _unusable(name)
+    raise _unusable(setting)
 
 
 def _loaded(name: str, value: str, pem: Callable[[bytes], object], der: Callable[[bytes], object], what: str) -> object:
@@ -314,7 +318,7 @@ def _jwk(key: PublicKey) -> dict[str, str]:
     return {**members, "kid": thumbprint, "use": "sig", "alg": algorithm_of(key)}
 
 
-def revoked_tokens(value: str) -> frozenset[str]:
+def read_revoked_token_ids(value: str) -> frozenset[str]:
     """Return the ids in a file of revoked tokens: one id a line; `#` begins a comment. Raise Misconfigured for no text
     file."""
     try:

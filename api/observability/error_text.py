@@ -74,7 +74,7 @@ CONFLICT = "Conflict"
 """The value of `KIND_HEADER` for a conflict."""
 
 
-def worded(value: object) -> object:
+def text_if_error(value: object) -> object:
     """Return the text of a CompactorError or ErrorText, with advice as commands; any other value as it is."""
     if isinstance(value, ErrorText):
         return value.worded(OPERATOR_WORDS)

@@ -19,8 +19,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from api.observability.error_text import worded
-from api.observability.redaction import HIDDEN, LOGGED, excerpt
+from api.observability.error_text import text_if_error
+from api.observability.redaction import HIDDEN, LOGGED, redacted_excerpt
 from api.settings.settings import Settings
 from storage.clock import Clock
 
@@ -113,7 +113,7 @@ def formatter(as_json: bool) -> logging.Formatter:
         foreign_pre_chain=before,
         use_get_message=False,
         pass_foreign_args=True,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask, last],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, redact_event, last],
     )
 
 
@@ -121,7 +121,7 @@ def _formatted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Format the message. An error among its arguments is worded for an operator, with commands."""
     arguments = event.pop("positional_args")
     if isinstance(arguments, tuple):
-        arguments = tuple(map(worded, arguments))
+        arguments = tuple(map(text_if_error, arguments))
     if arguments:
         event["event"] %= arguments
     return event
@@ -132,16 +132,16 @@ def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDic
     return {name: value for name, value in event.items() if name not in ("message", "asctime", "color_message")}
 
 
-def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+def redact_event(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Return the event with secrets hidden in every value. A structlog processor."""
     return {name: HIDDEN if value and _SECRET_NAME.search(name) else _masked(value) for name, value in event.items()}
 
 
 def _masked(value: Any) -> Any:
     if isinstance(value, str):
-        return excerpt(value, LOGGED)
+        return redacted_excerpt(value, LOGGED)
     if isinstance(value, Mapping):
         return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(item) for item in value]
-    return value if isinstance(value, int | float | bool) or value is None else excerpt(str(value), LOGGED)
+    return value if isinstance(value, int | float | bool) or value is None else redacted_excerpt(str(value), LOGGED)

@@ -2,7 +2,7 @@
 
 Every way out goes through here: answers other than success (`api/http/problems.py`) and errors in documents
 (`api/reports.py`), what the commands say (`api/cli/kit/stderr.py`), the log (`api/observability/logs.py`), `config
-show` (`shown_url`, for a setting that is a URL, and `redacted`).
+show` (`redacted_url`, for a setting that is a URL, and `redacted`).
 
 Redacted are passwords in URLs and in libpq's `name=value` form, secrets in the query of a URL, tokens (JWT, `Bearer
 …`), keys given inline (`data:…`), AWS keys, PEM private keys, and values behind names that say what they are
@@ -80,7 +80,7 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3 - half]} … {text[-half:]}"
 
 
-def excerpt(text: str, limit: int = SHOWN) -> str:
+def redacted_excerpt(text: str, limit: int = SHOWN) -> str:
     """Return the text with secrets hidden, shortened to `limit` characters. The time depends on `limit` alone.
 
     The text is shortened twice, before and after the redaction. A part of a secret may not look like one.
@@ -95,7 +95,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def shown_url(url: str) -> str:
+def redacted_url(url: str) -> str:
     """Return a URL with its password hidden, whatever characters the password has; any other text `redacted`."""
     scheme, separator, rest = url.partition("://")
     user_info, at, place = rest.rpartition("@")

@@ -23,15 +23,18 @@ LATE_IDS, LATE_LOOKS = 200, 10
 
 @dataclass
 class TopicRunTotals:
-    """One topic's runs. Durations in milliseconds, rates in bytes a second, both of the last success."""
+    """Totals of one topic's runs.
+
+    `last_…`: of the last success; rates in bytes a second. `compacted_…`: of its compacted ledger.
+    """
 
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
     removed_messages: int = 0
-    duration_ms: int = 0
-    read_rate: float = 0.0
-    write_rate: float = 0.0
+    last_duration_ms: int = 0
+    last_read_rate: float = 0.0
+    last_write_rate: float = 0.0
     compacted_messages: int = 0
     compacted_bytes: int = 0
     last_run_id: int = 0
@@ -67,7 +70,7 @@ class RunTotals:
         for deleted in self.topics.keys() - self.names.keys():
             del self.topics[deleted]
 
-    def alive(self, now: int) -> int:
+    def count_live_runs(self, now: int) -> int:
         """Return the number of active runs whose heartbeat has not expired at `now` (milliseconds)."""
         alive = live_heartbeats(self.store.run_dead_ms, now)
         return sum(alive.has(run.heartbeat_at) for run in self.running.values())
@@ -100,9 +103,9 @@ class RunTotals:
         self.max_duration_ms = max(self.max_duration_ms, finished_at - run.started_at)
         if run.run_id > totals.last_run_id:
             totals.last_run_id = run.run_id
-            totals.duration_ms = finished_at - run.started_at
-            seconds = max(totals.duration_ms, 1) / 1000
-            totals.read_rate, totals.write_rate = read / seconds, written / seconds
+            totals.last_duration_ms = finished_at - run.started_at
+            seconds = max(totals.last_duration_ms, 1) / 1000
+            totals.last_read_rate, totals.last_write_rate = read / seconds, written / seconds
             totals.compacted_messages = _number(run, "messages_out")
             totals.compacted_bytes = _number(run, "logical_bytes_out")
 

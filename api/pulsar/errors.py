@@ -23,7 +23,7 @@ from api.broker.refusals import (
 )
 from api.broker.schemas import IncompatibleSchema, InvalidSchema
 from api.http.problems import RestException
-from api.observability.redaction import excerpt
+from api.observability.redaction import redacted_excerpt
 from storage import errors
 
 LOG = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Refused(Exception):
     """The refusal of a request, with an error of the protocol."""
 
     def __init__(self, error: ServerError, message: str) -> None:
-        message = excerpt(message)  # names of a client have any length
+        message = redacted_excerpt(message)  # names of a client have any length
         super().__init__(message)
         self.error = error
         self.message = message

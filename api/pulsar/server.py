@@ -21,7 +21,7 @@ from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.topic_registry import TICK_SECONDS
 from api.broker.threads import WaitsFor
 from api.http.access import AuthorizationService
-from api.http.listener import Listener, most_connections
+from api.http.listener import Listener, connection_limit
 from api.observability.error_text import one_line
 from api.pulsar.connection import Connection
 from api.pulsar.context import ServerContext
@@ -72,7 +72,7 @@ class PulsarServer:
         self.context.topics.start()
         self._broker.clients.connections = lambda: len(self._connections)
         settings = self._broker.settings
-        limit = most_connections(settings.broker_max_connections, max(1, len(self._sockets)))
+        limit = connection_limit(settings.broker_max_connections, max(1, len(self._sockets)))
         for listening, tls in self._sockets:
             listener = Listener(
                 listening,
@@ -160,7 +160,7 @@ class PulsarServer:
 
     async def _keep_alive(self) -> None:
         if self.context.access.keys is not None:
-            await self.context.access.keys.keep_up()
+            await self.context.access.keys.reload_if_due()
         async for connection in in_turns(list(self._connections), _KEPT_ALIVE_AT_ONCE):
             connection.keep_alive()  # each verifies a token
 

@@ -123,8 +123,8 @@ async def int64_body(request: Request) -> int:
     return await read_body(request, parse_int64)
 
 
-def number_schema(description: str, example: int) -> dict[str, Any]:
-    """Return the OpenAPI of a body that is a number: `openapi_extra=number_schema(…)`."""
+def number_body_schema(description: str, example: int) -> dict[str, Any]:
+    """Return the OpenAPI of a body that is a number: `openapi_extra=number_body_schema(…)`."""
     schema = {"type": "integer", "format": "int64", "example": example}
     return {
         "requestBody": {
@@ -135,8 +135,8 @@ def number_schema(description: str, example: int) -> dict[str, Any]:
     }
 
 
-def whole_number(body: bytes, java: str, greatest: int) -> int:
-    """Parse a JSON body that is a number from `-greatest - 1` to `greatest`. `java`: its type's name in errors.
+def parse_integer(body: bytes, java_type: str, max_value: int) -> int:
+    """Parse a JSON body that is a number from `-max_value - 1` to `max_value`. `java_type`: its name in errors.
 
     Raises UnreadableBody; MissingBody for an empty one.
     """
@@ -146,26 +146,27 @@ def whole_number(body: bytes, java: str, greatest: int) -> int:
     if isinstance(value, str):
         value = _number_of(value)
     if isinstance(value, str):
-        raise unreadable(
-            f'Cannot deserialize value of type `{java}` from String "{value[:_SHOWN]}": not a valid `{java}` value'
+        raise unreadable_body(
+            f'Cannot deserialize value of type `{java_type}` from String "{value[:_SHOWN]}": not a valid '
+            f"`{java_type}` value"
         )
     if isinstance(value, bool) or not isinstance(value, int):
-        raise unreadable(f"Cannot deserialize value of type `{java}` from {_kind(value)}")
-    if not -greatest - 1 <= value <= greatest:
-        raise unreadable(
-            f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({-greatest - 1} - {greatest})"
+        raise unreadable_body(f"Cannot deserialize value of type `{java_type}` from {_kind(value)}")
+    if not -max_value - 1 <= value <= max_value:
+        raise unreadable_body(
+            f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java_type}` ({-max_value - 1} - {max_value})"
         )
     return value
 
 
 def parse_int64(body: bytes) -> int:
     """Parse a whole number of 64 bits. Raises UnreadableBody."""
-    return whole_number(body, "long", LONG)
+    return parse_integer(body, "long", LONG)
 
 
 def parse_int32(body: bytes) -> int:
     """Parse a whole number of 32 bits. Raises UnreadableBody."""
-    return whole_number(body, "int", INT)
+    return parse_integer(body, "int", INT)
 
 
 def parsed_json(body: bytes) -> Any:
@@ -173,22 +174,22 @@ def parsed_json(body: bytes) -> Any:
     if not body.strip():
         return None
     try:
-        return json_bounds.load(body)
+        return json_bounds.parse_bounded_json(body)
     except (ValueError, RecursionError):
         # A body that has nothing but Unicode's white space has no word that could be shown.
         token = next(iter(body.decode(errors="replace").split()), "")[:_SHOWN]
-        raise unreadable(
+        raise unreadable_body(
             f"Unrecognized token '{token}': was expecting (JSON String, Number, Array, Object or token 'null', 'true' "
             "or 'false')"
         ) from None
 
 
-def unreadable(what: str) -> UnreadableBody:
-    """Return the error for a body that cannot be read, in the form of a broker's parser. `what`: the fault.
+def unreadable_body(fault: str) -> UnreadableBody:
+    """Return the error for a body that cannot be read, in the form of a broker's parser.
 
-    Halves of surrogate pairs in `what` become `?`.
+    Halves of surrogate pairs in `fault` become `?`.
     """
-    text = what.encode(errors="replace").decode()
+    text = fault.encode(errors="replace").decode()
     return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.observability.redaction import redacted, shown_url
+from api.observability.redaction import redacted, redacted_url
 from storage.options.kinds import BOOLEAN, Duration, Size, Text, ValueKind
 from storage.options.option import Option, option
 
@@ -16,17 +16,17 @@ class Url(Text):
     """A text that is one URL, or empty. Its password is never shown."""
 
     def to_json(self, value: object) -> object:
-        return shown_url(str(value))
+        return redacted_url(str(value))
 
 
 @dataclass(frozen=True)
 class ExternalName:
-    """Another system's name of a setting. `unit`: the milliseconds of 1 in a number without a unit; 0: no duration.
-    `part`: a factor for its value."""
+    """Another system's name of a setting. `unit_ms`: the milliseconds of 1 in a number without a unit; 0: no
+    duration. `factor`: its value is multiplied by it."""
 
     name: str
-    unit: int = 0
-    part: float = 1.0
+    unit_ms: int = 0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Setting(Option):
     secret: bool = False
 
     @property
-    def variable(self) -> str:
+    def environment_variable(self) -> str:
         """Return the name of the setting's variable in the environment."""
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 

@@ -94,7 +94,7 @@ class Settings:
         60_000,
         "tls.reload-interval",
         "How often the files of certificate and key are checked; changed ones are read again.",
-        ExternalName("tlsCertRefreshCheckDurationSec", unit=1000),
+        ExternalName("tlsCertRefreshCheckDurationSec", unit_ms=1000),
     )
     tls_ca: str = setting(
         "",
@@ -107,7 +107,7 @@ class Settings:
         30_000,
         "shutdown.grace",
         "How long requests and runs may take to end after SIGTERM.",
-        ExternalName("brokerShutdownTimeoutMs", unit=1),
+        ExternalName("brokerShutdownTimeoutMs", unit_ms=1),
         least=0,
     )
     forwarding_timeout_ms: int = duration(
@@ -126,8 +126,8 @@ class Settings:
         60_000,
         "compaction.monitor-interval",
         "How often all topics are checked.",
-        ExternalName("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
-        ExternalName("log.cleaner.backoff.ms", unit=1),
+        ExternalName("brokerServiceCompactionMonitorIntervalInSeconds", unit_ms=1000),
+        ExternalName("log.cleaner.backoff.ms", unit_ms=1),
     )
     compaction_max_runs: int = setting(
         4,
@@ -146,13 +146,13 @@ class Settings:
         0,
         "compaction.max-read-rate",
         "Bytes a second that runs read at most, all together; 0: no limit. Kafka's limit is of both, half for each.",
-        ExternalName("log.cleaner.io.max.bytes.per.second", part=0.5),
+        ExternalName("log.cleaner.io.max.bytes.per.second", factor=0.5),
     )
     compaction_max_write_rate: int = size(
         0,
         "compaction.max-write-rate",
         "Bytes a second that runs write at most, all together; 0: no limit.",
-        ExternalName("log.cleaner.io.max.bytes.per.second", part=0.5),
+        ExternalName("log.cleaner.io.max.bytes.per.second", factor=0.5),
     )
     compaction_retry_first_ms: int = duration(
         30_000, "compaction.retry-first", "How long after its first failure a topic is tried again."
@@ -190,7 +190,7 @@ class Settings:
         "maintenance.interval",
         "How often cleanup policies and retention are applied; limits of backlogs at this interval, or every minute if "
         "it is longer.",
-        ExternalName("log.retention.check.interval.ms", unit=1),
+        ExternalName("log.retention.check.interval.ms", unit_ms=1),
     )
     gc_interval_ms: int = duration(3_600_000, "gc.interval", "How often garbage is collected.")
     gc_grace_ms: int = duration(
@@ -241,7 +241,7 @@ class Settings:
         30_000,
         "broker.keep-alive-interval",
         "A client without a command for this time gets a PING; after twice this time it is disconnected.",
-        ExternalName("keepAliveIntervalSeconds", unit=1_000),
+        ExternalName("keepAliveIntervalSeconds", unit_ms=1_000),
         least=1_000,
     )
     broker_max_pending_publishes: int = setting(
@@ -436,7 +436,7 @@ class Settings:
         0,
         "auth.leeway",
         "How far clocks may differ when a token's times are checked.",
-        ExternalName("tokenAllowedClockSkewSeconds", unit=1000),
+        ExternalName("tokenAllowedClockSkewSeconds", unit_ms=1000),
         least=0,
     )
     auth_superuser_roles: tuple[str, ...] = setting(
@@ -485,13 +485,13 @@ class Settings:
 
         Raises Misconfigured, which names where the value is set.
         """
-        from api.settings.sources import read_file, read_values
+        from api.settings.sources import read_file, read_overrides
 
         file = config or environment.get(CONFIG_VARIABLE) or ""
         content = read_file(Path(file)) if file else None
         values: dict[str, Any] = dict(content.settings) if content else {}
         origins = dict.fromkeys([*values, *content.policies], f"file {file}") if content else {}
-        overrides, from_ = read_values(environment, flags)
+        overrides, from_ = read_overrides(environment, flags)
         return cls(
             **{SETTINGS[name].attribute: value for name, value in {**values, **overrides}.items()},
             origins={**origins, **from_},
@@ -501,9 +501,9 @@ class Settings:
 
     def with_flags(self, **flags: object) -> Settings:
         """Return a copy with the flags (by attribute) that are not None. Raises Misconfigured."""
-        from api.settings.sources import read_values
+        from api.settings.sources import read_overrides
 
-        overrides, from_ = read_values({}, flags)
+        overrides, from_ = read_overrides({}, flags)
         changed: dict[str, Any] = {SETTINGS[name].attribute: value for name, value in overrides.items()}
         return replace(self, **changed, origins={**self.origins, **from_})
 

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from api.settings.setting import ENVIRONMENT, ExternalName, Setting
 from api.settings.settings import SETTINGS
@@ -46,10 +47,15 @@ class SettingsFile:
     notes: tuple[str, ...]
 
 
-def read_values(
-    environment: Mapping[str, str], flags: Mapping[str, object]
-) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the parsed values of settings by name, and the origin of each. A flag has priority over the environment.
+class Overrides(NamedTuple):
+    """Values of settings by name, and the origin of each: a flag or a variable of the environment."""
+
+    values: dict[str, object]
+    origins: dict[str, str]
+
+
+def read_overrides(environment: Mapping[str, str], flags: Mapping[str, object]) -> Overrides:
+    """Return the parsed values of settings from flags and environment. A flag has priority over the environment.
 
     `flags`: by attribute of the setting; None: not set. An empty value counts as not set. Raises Misconfigured.
     """
@@ -60,7 +66,7 @@ def read_values(
         flag = flags.get(setting.attribute)
         value, origin = flag, "flag"
         if flag is None:
-            value, origin = environment.get(setting.variable), f"environment {setting.variable}"
+            value, origin = environment.get(setting.environment_variable), f"environment {setting.environment_variable}"
         if value not in (None, "", (), []):
             values[setting.name] = _parsed(
                 setting,
@@ -68,12 +74,15 @@ def read_values(
                 f"--{setting.name.replace('.', '-')}" if flag is not None else origin,
             )
             origins[setting.name] = origin
-    return values, origins
+    return Overrides(values, origins)
 
 
-def variable_notes(environment: Mapping[str, str]) -> list[str]:
+def unknown_variable_notes(environment: Mapping[str, str]) -> list[str]:
     """Return a line of advice for each variable that has the prefix of settings but is no setting: a typing error."""
-    known = {setting.variable.removeprefix(ENVIRONMENT): setting.variable for setting in SETTINGS.values()}
+    known = {
+        setting.environment_variable.removeprefix(ENVIRONMENT): setting.environment_variable
+        for setting in SETTINGS.values()
+    }
     notes = []
     for name in sorted(environment):
         typed = name.removeprefix(ENVIRONMENT)
@@ -165,11 +174,11 @@ def _converted(alias: ExternalName | None, value: object) -> object:
     if alias is None or isinstance(value, bool):
         return value
     text = str(value).strip()
-    if alias.unit and re.fullmatch(r"\d{1,15}", text, re.ASCII):
-        return f"{int(text) * alias.unit}ms"
-    if alias.part != 1.0:
+    if alias.unit_ms and re.fullmatch(r"\d{1,15}", text, re.ASCII):
+        return f"{int(text) * alias.unit_ms}ms"
+    if alias.factor != 1.0:
         try:
-            number = float(text) * alias.part
+            number = float(text) * alias.factor
         except ValueError:
             return value
         return int(number) if 0 <= number < float(1 << 62) else 0  # Kafka's "no limit" is the largest double

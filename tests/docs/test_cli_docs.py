@@ -94,13 +94,13 @@ def test_every_global_option_is_a_setting_documented_with_its_variable_and_defau
     assert set(rows) - {"--help"} == options(PROGRAM) - {"--show-completion"}
     for option in GLOBAL_OPTIONS:
         setting = SETTINGS.get("compaction.engine" if option == "--engine" else option.removeprefix("--"))
-        variable = setting.variable if setting else CONFIG_VARIABLE
+        variable = setting.environment_variable if setting else CONFIG_VARIABLE
         assert rows[option][2].strip() == f"`{variable}`"
         assert f"[{variable}]" in helps[option]
         if setting and setting.default:
             assert f"`{setting.default}`" in rows[option][3]
     documented = set(re.findall(r"COMPACTOR_[A-Z0-9_]+", PAGE))
-    assert documented <= {CONFIG_VARIABLE, *(setting.variable for setting in SETTINGS.values())}
+    assert documented <= {CONFIG_VARIABLE, *(setting.environment_variable for setting in SETTINGS.values())}
 
 
 def test_every_exit_code_is_documented() -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 CHART = ROOT / "deploy" / "helm" / "compactor"
-KNOWN = {"COMPACTOR_CONFIG", *(item.variable for item in SETTINGS.values())}
+KNOWN = {"COMPACTOR_CONFIG", *(item.environment_variable for item in SETTINGS.values())}
 
 
 def copied() -> list[str]:

@@ -24,7 +24,8 @@ def line(setting: Setting) -> str:
     default = value_text(setting.displayed(setting.default), empty="")
     cell = f"`{default}`" if default else ""
     names = ", ".join(f"`{alias.name}`" for alias in setting.aliases)
-    return f"| `{setting.name}` | `{setting.variable}` | {cell} | {setting.kind.allowed} | {setting.doc} | {names} |"
+    variable = setting.environment_variable
+    return f"| `{setting.name}` | `{variable}` | {cell} | {setting.kind.allowed} | {setting.doc} | {names} |"
 
 
 def test_the_table_has_every_setting_in_order_and_no_other() -> None:

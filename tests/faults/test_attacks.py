@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.http.tokens import create
+from api.http.tokens import create_token
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.encode import encode_message
 from tests.faults import attacks
@@ -59,7 +59,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 @pytest.fixture(scope="module")
 def target(service: RunningService) -> Target:
     """The service, with the tenants `acme`, where `pat` produces and `carol` consumes, and `evil` of `mallory`."""
-    tokens = {role: create(SECRET, role, {}) for role in ROLES}
+    tokens = {role: create_token(SECRET, role, {}) for role in ROLES}
     with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {tokens['ops']}"}, timeout=60) as admin:
         for tenant, role in (("acme", "ops"), ("evil", "mallory")):
             body = {"adminRoles": [role], "allowedClusters": ["standalone"]}

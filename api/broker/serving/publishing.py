@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.broker.threads import Workers
-from api.observability.error_text import worded
+from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import Answer
@@ -156,7 +156,7 @@ class PublishQueue:
         for producer, error in failures.items():
             condition = f"producers are disconnected: {type(error).__name__}"
             text = "%s: the producer %s is disconnected, to send again: %s"
-            self._log_throttle.warn(text, self._topic, producer.name, worded(error), condition=condition)
+            self._log_throttle.warn(text, self._topic, producer.name, text_if_error(error), condition=condition)
             producer.disconnect()
         loss = next((error for error in failures.values() if isinstance(error, Fenced | TopicNotFound)), None)
         if loss is not None:

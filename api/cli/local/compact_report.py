@@ -16,7 +16,7 @@ from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import print_line
 from api.observability.error_text import OPERATOR_WORDS
 from api.observability.redaction import redacted
-from api.reports import shown_statistics
+from api.reports import statistics_document
 from compactor.batch import Outcome
 from storage.errors import CompactorError
 from storage.metadata.records import RunRecord
@@ -132,7 +132,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
             "compacted_ledger": outcome.compacted_ledger_id,
         }
         | _failure(outcome.error)
-        | {"statistics": shown_statistics(run) if run else {}}
+        | {"statistics": statistics_document(run) if run else {}}
     )
 
 

@@ -11,7 +11,7 @@ from api.cli.kit.output import show, show_table
 from api.cli.kit.shared_arguments import Output, OutputFormat
 from api.cli.kit.stderr import say
 from api.formats.option_text import value_text
-from api.settings.shown import described
+from api.settings.shown import displayed_settings
 
 
 def show_settings(
@@ -20,11 +20,11 @@ def show_settings(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show all settings, and the policies that the file sets as the broker's defaults."""
-    from api.settings.sources import variable_notes
+    from api.settings.sources import unknown_variable_notes
 
-    for note in variable_notes(os.environ):
+    for note in unknown_variable_notes(os.environ):
         say(f"compactor: {note}")
-    settings = described(context.obj)
+    settings = displayed_settings(context.obj)
     if output is OutputFormat.JSON:
         show(settings if origin else {name: setting["value"] for name, setting in settings.items()}, output)
         return

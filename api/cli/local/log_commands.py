@@ -17,7 +17,7 @@ from api.cli.kit.terminal import data_stream, print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_text
-from api.observability.error_text import worded
+from api.observability.error_text import text_if_error
 from storage.errors import CompactorError, DataLoss, ErrorText, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
@@ -82,7 +82,7 @@ def seal_segments(
         if not names:
             LogManager(environment).roll_old(failing)
         for topic_name, reason in failing.items():
-            say(f"{topic_name} cannot be rolled: {worded(reason)}")
+            say(f"{topic_name} cannot be rolled: {text_if_error(reason)}")
         opened = [open_topic(environment, name) for name in names] or [
             open_topic(environment, record.name)
             for record in environment.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])

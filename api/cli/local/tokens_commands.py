@@ -68,9 +68,9 @@ def create_jwks(
 
     Tokens of each of its keys are accepted: name the old and the new key while you rotate.
     """
-    from api.http.tokens import jwks_of, public_key
+    from api.http.tokens import jwks_of, load_public_key
 
-    show(jwks_of([public_key("PUBLIC_KEY", key) for key in public_keys]), OutputFormat.JSON)
+    show(jwks_of([load_public_key("PUBLIC_KEY", key) for key in public_keys]), OutputFormat.JSON)
 
 
 def create_token(
@@ -86,7 +86,7 @@ def create_token(
     ] = None,
 ) -> None:
     """Create a signed token, and print it."""
-    from api.http.tokens import create
+    from api.http.tokens import create_token
     from storage.clock import SystemClock
 
     if not subject or not subject.isprintable():
@@ -103,7 +103,7 @@ def create_token(
         claims["exp"] = now + expiry_time // 1000
     else:
         say("compactor: this token never expires: give --expiry-time to limit its life")
-    print_line(create(key, subject, claims))
+    print_line(create_token(key, subject, claims))
 
 
 def show_token(token: Token = None) -> None:
@@ -154,13 +154,13 @@ def _signing_key(settings: Settings, secret_key: str | None, private_key: str | 
     if private_key is not None:
         if secret_key is not None:
             raise InvalidInput("a token is signed by one key", "give --secret-key or --private-key")
-        return tokens.private_key("--private-key", private_key)
+        return tokens.load_private_key("--private-key", private_key)
     key = secret_key or settings.auth_token_secret_key
     if not key:
         raise InvalidInput(
             "there is no key to sign the token with", "give --secret-key or --private-key, or set auth.token-secret-key"
         )
-    return tokens.secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
+    return tokens.load_secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
 
 
 def _read_token(token: str | None) -> str:

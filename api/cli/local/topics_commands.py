@@ -20,7 +20,7 @@ from api.components import open_environment, open_for_writing
 from api.formats.position_text import parse_trim_position
 from api.observability.error_text import one_line
 from api.observability.redaction import redacted
-from api.reports import shown_error, shown_statistics, trim_document
+from api.reports import redacted_error_text, statistics_document, trim_document
 from storage.errors import LeaseHeld, SegmentNotLocal
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def stats_document(
             "run": run.run_id,
             "status": run.state.value,
             "phase": run.phase,
-            "error": shown_error(run.error),
-            **shown_statistics(run),
+            "error": redacted_error_text(run.error),
+            **statistics_document(run),
         },
     }

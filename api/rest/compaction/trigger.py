@@ -8,7 +8,7 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import reword_errors
 from api.http.router import Routes
-from api.reports import shown_error
+from api.reports import redacted_error_text
 from api.rest.models import PulsarAnswer
 from compactor.scheduling.status import CompactionStatus
 
@@ -40,4 +40,4 @@ def compaction_status(broker: Broker, topic: Topic, words: CallerWords) -> LongR
     A partitioned topic has RUNNING if a partition has it, else ERROR, else NOT_RUN, else SUCCESS.
     """
     status, error = compaction.status(broker.environment, topic)
-    return LongRunningProcessStatus(status=status, last_error=shown_error(error, words=words) or "")
+    return LongRunningProcessStatus(status=status, last_error=redacted_error_text(error, words=words) or "")

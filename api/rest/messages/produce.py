@@ -28,7 +28,7 @@ from api.http.paths import TOPIC_PATH, Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
-from api.observability.redaction import excerpt
+from api.observability.redaction import redacted_excerpt
 from api.rest.messages.encodings import Encodings, MessageEncodings
 from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parse_messages
 from api.rest.models import INT
@@ -175,4 +175,6 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, RestException) and error.status_code >= 500)
     reason = public_reason(error) if isinstance(error, CompactorError) else str(error)
-    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=excerpt(reason), context=message.context)
+    return ProducerAck(
+        error_code=RETRY if retry else REFUSED, error_msg=redacted_excerpt(reason), context=message.context
+    )

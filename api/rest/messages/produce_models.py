@@ -119,7 +119,7 @@ def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, 
 
 def _check_bounds(body: bytes, limit: int) -> list[int]:
     try:
-        return json_bounds.check_bounds(body, limit * VALUES_A_MESSAGE)
+        return json_bounds.count_containers_by_depth(body, limit * VALUES_A_MESSAGE)
     except json_bounds.JsonBoundsError as error:
         raise RestException(413, f"the body cannot be taken, {error}: {error.remedy}") from error
 
@@ -155,7 +155,7 @@ def _check_schema(text: str | None) -> None:
     if not text:
         return
     try:
-        kind = json_bounds.load(text.encode())["type"]
+        kind = json_bounds.parse_bounded_json(text.encode())["type"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RestException(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
     if kind not in _PLAIN_SCHEMAS:

@@ -57,7 +57,7 @@ def _of_json(body: object) -> object:
     if not isinstance(body, bytes):
         return body
     try:
-        return json_bounds.load(body)
+        return json_bounds.parse_bounded_json(body)
     except (ValueError, RecursionError):
         raise ValueError("the body is no JSON value") from None
 

@@ -35,7 +35,7 @@ from api.rest.models import (
     PulsarAnswer,
     PulsarBody,
     int64_body,
-    number_schema,
+    number_body_schema,
     unset_policy_answer,
 )
 from api.rest.policies.scopes import KINDS, TOPIC
@@ -155,7 +155,7 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     if calls.is_query:
         value_read = Depends(_query_number(calls.path, _meaning(policy)))
     elif isinstance(policy, NumberPolicy):
-        schema = number_schema(_meaning(policy), policy.example)
+        schema = number_body_schema(_meaning(policy), policy.example)
         body = {"openapi_extra": schema, "responses": UNREADABLE}
 
     async def all_names() -> Sequence[str]:

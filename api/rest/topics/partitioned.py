@@ -17,7 +17,7 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
-from api.rest.models import UNREADABLE, MissingBody, PulsarBody, parse_int32, parsed_json, read_body, unreadable
+from api.rest.models import UNREADABLE, MissingBody, PulsarBody, parse_int32, parsed_json, read_body, unreadable_body
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
 from storage.errors import InvalidInput
 from storage.metadata.partitions import MAX_PARTITIONS
@@ -63,7 +63,7 @@ def _parse(body: bytes) -> _PartitionsBody:
         try:
             return _PartitionsBody.model_validate(value)
         except ValidationError as error:
-            raise unreadable(
+            raise unreadable_body(
                 "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
                 f"({error.error_count()} errors)"
             ) from error

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from api.http.tokens import create
+from api.http.tokens import create_token
 from tests.servers.chromium import chromium
 from tests.servers.compactor_service import RunningService, compactor_service
 
@@ -119,7 +119,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 
 
 def token_of(role: str) -> str:
-    return create(SECRET, role, {})
+    return create_token(SECRET, role, {})
 
 
 def await_compaction(url: str, topic: str) -> None:

@@ -17,7 +17,7 @@ from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopi
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
 from api.dashboard import topic_sizes
 from api.dashboard.formats import breakable
-from api.http.tokens import create
+from api.http.tokens import create_token
 from storage.errors import ErrorText
 from storage.ledger.manifest import Part
 from tests.asgi import TestClient
@@ -120,7 +120,7 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
 
 
 def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
     for verb, path, body in (
         ("PUT", "/admin/v2/namespaces/public/busy", "{}"),
         ("PUT", "/admin/v2/persistent/public/busy/topic", None),
@@ -368,7 +368,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def logged_in(served: Served, role: str) -> TestClient:
     client = TestClient(served.client.app)
-    answer = client.post("/dashboard/login", content=f"token={create(SECRET, role, {})}&next=/", headers=ORIGIN)
+    answer = client.post("/dashboard/login", content=f"token={create_token(SECRET, role, {})}&next=/", headers=ORIGIN)
     assert answer.status_code == 200
     return client
 
@@ -393,14 +393,14 @@ def test_a_cookie_counts_for_the_dashboard_alone(guarded: Served) -> None:
 
 def test_the_cookie_is_kept_from_scripts_and_other_sites(guarded: Served) -> None:
     client = TestClient(guarded.client.app)
-    body = f"token={create(SECRET, 'root', {})}&next=https://elsewhere.example/x"
+    body = f"token={create_token(SECRET, 'root', {})}&next=https://elsewhere.example/x"
     answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
     assert answer.headers["location"] == "/x"
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
 
 
 def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
     for verb, path, body in (
         ("PUT", "/admin/v2/persistent/public/default/seen", None),
         ("PUT", "/admin/v2/namespaces/public/hidden", "{}"),
@@ -420,7 +420,7 @@ def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
 
 
 def test_a_role_with_permissions_for_single_topics_sees_these_alone(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
     for verb, path, body in (
         ("PUT", "/admin/v2/namespaces/public/singles", "{}"),
         ("PUT", "/admin/v2/persistent/public/singles/granted", None),
@@ -447,7 +447,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
 
 def cookie_of(client: TestClient, role: str, **headers: str) -> str:
     """The cookie that logging in sets."""
-    body = f"token={create(SECRET, role, {})}&next=/"
+    body = f"token={create_token(SECRET, role, {})}&next=/"
     answer = client.post("/dashboard/login", content=body, headers=ORIGIN | headers, follow_redirects=False)
     assert answer.status_code == 303
     return str(answer.headers["set-cookie"])
@@ -491,7 +491,7 @@ def test_a_form_needs_an_origin_of_this_service(guarded: Served, origin: str, pa
 )
 def test_a_browser_returns_to_a_path_of_this_service(guarded: Served, place: str, location: str) -> None:
     """`place`: as a form encodes it."""
-    body = f"token={create(SECRET, 'root', {})}&next={place}"
+    body = f"token={create_token(SECRET, 'root', {})}&next={place}"
     answer = guarded.client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
     assert answer.status_code == 303
     assert answer.headers["location"] == location
@@ -504,7 +504,7 @@ def test_an_encoded_name_survives_logging_in(guarded: Served) -> None:
     assert answer.status_code == 303, answer.text
     location = answer.headers["location"]
     place = parse_qs(urlsplit(location).query)["next"][0]
-    body = urlencode({"token": create(SECRET, "root", {}), "next": place})
+    body = urlencode({"token": create_token(SECRET, "root", {}), "next": place})
     answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
     assert answer.headers["location"] == path
 
@@ -517,7 +517,7 @@ def test_a_malformed_host_is_refused(guarded: Served) -> None:
 @pytest.mark.slow
 def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Served) -> None:
     """X15, X9: as over REST; runs that do not exist look like others."""
-    root = {"Authorization": f"Bearer {create(SECRET, 'root', {})}"}
+    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
     for verb, path, body in (
         ("PUT", "/admin/v2/persistent/public/default/parts", None),
         ("POST", "/topics/persistent/public/default/parts", '{"messages":[{"key":"a","payload":"1"}]}'),

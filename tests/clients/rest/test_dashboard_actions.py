@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 from api.http.owner_proxy import FORWARDED
-from api.http.tokens import create
+from api.http.tokens import create_token
 from storage.metadata.records import ServiceRecord
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
@@ -371,13 +371,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def ask(served: Served, role: str, verb: str, path: str, body: object) -> Any:
     """Send a request of REST for a role."""
-    headers = {"Authorization": f"Bearer {create(SECRET, role, {})}", "content-type": "application/json"}
+    headers = {"Authorization": f"Bearer {create_token(SECRET, role, {})}", "content-type": "application/json"}
     return served.client.request(verb, path, content=None if body is None else json.dumps(body), headers=headers)
 
 
 def browser_of(served: Served, role: str) -> TestClient:
     client = TestClient(served.client.app)
-    assert post(client, "/dashboard/login", token=create(SECRET, role, {}), next="/").status_code == 200
+    assert post(client, "/dashboard/login", token=create_token(SECRET, role, {}), next="/").status_code == 200
     return client
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from api.app import ROUTERS
 from api.http.router import Route
-from api.http.tokens import create
+from api.http.tokens import create_token
 from storage.errors import ErrorText, Unavailable
 from storage.model import TopicName
 from tests.asgi import TestClient
@@ -32,7 +32,7 @@ METHODS = ("get", "put", "post", "delete", "patch")
 
 
 def bearing(role: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {create(SECRET, role, {})}"}
+    return {"Authorization": f"Bearer {create_token(SECRET, role, {})}"}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from api.broker.threads import Pool, WaitsFor
 from api.http import run_events, single_flight
-from api.http.single_flight import MAX_AGE_MS, RunPoller
+from api.http.single_flight import MAX_AGE_MS, RunReportCache
 from storage.errors import ErrorText
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
@@ -57,7 +57,7 @@ def test_cancel(rest_topic: RestTopic, served: Served) -> None:
 class Scripted:
     """Reports a run, after something has happened to it."""
 
-    def __init__(self, runs: RunPoller, *happens: Callable[[], object]) -> None:
+    def __init__(self, runs: RunReportCache, *happens: Callable[[], object]) -> None:
         self._runs = runs
         self._happens = [*happens]
 
@@ -118,7 +118,7 @@ def test_many_watchers_share_a_read(bench: Workbench, monkeypatch: pytest.Monkey
     read = mock.Mock(wraps=bench.metadata.runs.named)
     monkeypatch.setattr(bench.metadata.runs, "named", read)
     run = bench.metadata.runs.claim(bench.topic().record.id, "h", {}, 60_000)
-    reports = RunPoller(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
+    reports = RunReportCache(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
         documents = await asyncio.gather(*(reports.report(run.run_id) for _ in range(20)))

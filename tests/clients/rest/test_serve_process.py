@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.http.tokens import create
+from api.http.tokens import create_token
 
 SECRET = b"planted-secret-key-of-32-bytes!!"
 AWS = "planted+aws/secret+access+key+0000000000"
@@ -61,7 +61,7 @@ class Process:
 
     def client(self, role: str | None = "root") -> httpx.Client:
         """Asks as that role."""
-        headers = {"Authorization": f"Bearer {create(SECRET, role, {})}"} if role else {}
+        headers = {"Authorization": f"Bearer {create_token(SECRET, role, {})}"} if role else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
     def raw(self) -> socket.socket:
@@ -180,7 +180,7 @@ def test_huge_bodies_are_refused_when_they_are_too_large_and_not_before_memory_i
     """A gigabyte is announced, or sent in chunks that never end; the answer comes soon after the limit."""
     with served.client() as root:  # a body for a topic that does not exist is not read
         assert root.put("/admin/v2/persistent/public/default/t").status_code in (204, 409)
-    token = create(SECRET, "root", {})
+    token = create_token(SECRET, "root", {})
     head = f"POST /topics/persistent/public/default/t HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
     head += "content-type: application/json\r\n"
     head += "transfer-encoding: chunked\r\n\r\n" if chunked else f"content-length: {1 << 30}\r\n\r\n"
@@ -210,7 +210,7 @@ def test_huge_bodies_are_refused_when_they_are_too_large_and_not_before_memory_i
 
 
 def test_secrets_are_in_no_answer_and_no_error(served: Process) -> None:
-    bad = create(bytes([1] * 32), "root", {})
+    bad = create_token(bytes([1] * 32), "root", {})
     with served.client(None) as anonymous:
         answers = [
             anonymous.get("/admin/v2/tenants", headers={"Authorization": f"Bearer {bad}"}),

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.http.tokens import ES256, create, new_key_pair, private_key
+from api.http.tokens import ES256, create_token, load_private_key, new_key_pair
 from tests.certificates import certificate
 from tests.clients.rest.test_serve_process import start
 
@@ -34,7 +34,7 @@ def test_https_with_tokens_of_a_key_pair(tmp_path: Path) -> None:
     try:
         assert process.url.startswith("https://127.0.0.1:"), "".join(process.lines)
         assert "managedLedgerDefaultEnsembleSize" in process.lines[0]
-        token = create(private_key("key", "data:;base64," + base64.b64encode(private).decode()), "root", {})
+        token = create_token(load_private_key("key", "data:;base64," + base64.b64encode(private).decode()), "root", {})
         trusted = ssl.create_default_context(cafile=str(chain))
         with httpx.Client(base_url=process.url, verify=trusted, timeout=60) as client:
             assert client.get("/admin/v2/tenants").status_code == 401

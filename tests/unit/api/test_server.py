@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from api.components import open_for_writing
-from api.server import bound, check_exposure, check_settings_used_later, check_tls, plaintext_port_warnings
-from api.service import running
+from api.server import bound_socket, check_exposure, check_settings_used_later, check_tls, plaintext_port_warnings
+from api.service import running_service
 from api.settings.settings import Settings
 from storage.errors import Misconfigured, Unavailable, WrongStore
 from storage.objects.local import LocalStore
@@ -97,11 +97,11 @@ def test_a_port_without_tls_beside_a_certificate_is_a_warning() -> None:
 
 
 def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
-    with bound("127.0.0.1", 0, "port") as listener:
+    with bound_socket("127.0.0.1", 0, "port") as listener:
         listener.listen()
         port = listener.getsockname()[1]
         assert port
-        with pytest.raises(Unavailable, match=f"{port} cannot be bound"), bound("127.0.0.1", port, "port"):
+        with pytest.raises(Unavailable, match=f"{port} cannot be bound"), bound_socket("127.0.0.1", port, "port"):
             pass
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,7 +109,7 @@ def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
 
 
 def test_a_host_that_is_none() -> None:
-    with pytest.raises(Misconfigured, match="no address"), bound("no-such-host.invalid", 0, "port"):
+    with pytest.raises(Misconfigured, match="no address"), bound_socket("no-such-host.invalid", 0, "port"):
         pass
 
 
@@ -119,7 +119,7 @@ def test_a_service_does_not_start_with_another_store(tmp_path: Path) -> None:
     with open_for_writing(settings):
         pass
     mistyped = tmp_path / "objetcs"
-    with pytest.raises(WrongStore), running(settings.with_flags(store=mistyped.as_uri())):
+    with pytest.raises(WrongStore), running_service(settings.with_flags(store=mistyped.as_uri())):
         pytest.fail("it has started")
     assert not mistyped.exists()
 
@@ -137,14 +137,14 @@ def test_a_service_does_not_start_with_a_store_that_lets_two_writers_win(
     settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
     with monkeypatch.context() as broken:
         broken.setattr(LocalStore, "put", overwrite)
-        with pytest.raises(Misconfigured, match="fails its check: conditional put"), running(settings):
+        with pytest.raises(Misconfigured, match="fails its check: conditional put"), running_service(settings):
             pytest.fail("it has started")
-    with running(settings):
+    with running_service(settings):
         pass
     monkeypatch.setattr(
         LocalStore, "check_capabilities", lambda _: pytest.fail("the second start does not check it again")
     )
-    with running(settings):
+    with running_service(settings):
         pass
 
 

@@ -19,7 +19,7 @@ from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStat
 from api.broker.threads import WaitsFor
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.http.tokens import create
+from api.http.tokens import create_token
 from compactor.maintenance.tasks import Maintenance, MaintenanceTask
 from storage import errors
 from storage.metadata.records import ServiceRecord
@@ -247,7 +247,7 @@ def verifying(scene: Scene) -> None:
 def begin(scene: Scene, size: str) -> None:
     """Begin a request with a body of that size, which goes on until `@release`."""
     future: Future[Any] = Future()
-    headers = {"authorization": f"Bearer {create(SECRET, scene.role, {})}"} if scene.role else {}
+    headers = {"authorization": f"Bearer {create_token(SECRET, scene.role, {})}"} if scene.role else {}
 
     def ask() -> None:
         future.set_result(scene.client.post("/raised/held", content=b"x" * int(size), headers=headers))

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 import storage.clock
-from api.http.tokens import create
+from api.http.tokens import create_token
 from tests.clients.rest.recorded import preparations
 from tests.clients.rest.recorded.preparations import SECRET, Scene
 from tests.clocks import ManualClock
@@ -103,7 +103,7 @@ class Call:
 def _expanded(text: str) -> str:
     for name, path in _PATHS.items():
         text = text.replace(name, path)
-    text = _TOKEN.sub(lambda role: create(SECRET, role[1], {}), text)
+    text = _TOKEN.sub(lambda role: create_token(SECRET, role[1], {}), text)
     return _LETTERS.sub(lambda count: "x" * int(count[1]), text)
 
 
@@ -176,7 +176,7 @@ def _asked(scene: Scene, call: Call) -> list[Any]:
     verb, path, body = call.parts
     headers = {"content-type": "application/json"} if body is not None else {}
     if scene.role:
-        headers["authorization"] = f"Bearer {create(SECRET, scene.role, {})}"
+        headers["authorization"] = f"Bearer {create_token(SECRET, scene.role, {})}"
     headers |= {name.lower(): _expanded(value) for name, value in call.headers.items()}
     headers = {name: value for name, value in headers.items() if value}
     content = None if body is None else body.encode()

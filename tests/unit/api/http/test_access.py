@@ -12,7 +12,7 @@ from api.http import openapi
 from api.http.access import DASHBOARD_COOKIE, AuthAction, CallerName, bearer_of_cookie
 from api.http.paths import UrlDecoding
 from api.http.router import Routes
-from api.http.tokens import create
+from api.http.tokens import create_token
 from storage.errors import NotFound
 from storage.metadata.records import NamespaceRecord, TenantRecord
 from storage.model import TopicName
@@ -98,7 +98,7 @@ def client() -> TestClient:
 
 
 def bearing(role: str, **claims: object) -> dict[str, str]:
-    return {"Authorization": f"Bearer {create(SECRET, role, claims)}"}
+    return {"Authorization": f"Bearer {create_token(SECRET, role, claims)}"}
 
 
 EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/n/x-partition-1", "t/m", "other/n", "none/n")))
@@ -190,7 +190,7 @@ def test_any_of_several_actions_is_enough(client: TestClient) -> None:
         ({"Authorization": "Basic cm9vdDpyb290"}, "is not"),
         ({"Authorization": "Bearer x.y.z"}, "no JSON Web Token"),
         (bearing("root", exp=1), "expired"),
-        ({"Authorization": f"Bearer {create(bytes([1] * 32), 'root', {})}"}, "no key"),
+        ({"Authorization": f"Bearer {create_token(bytes([1] * 32), 'root', {})}"}, "no key"),
     ],
 )
 def test_without_a_token_that_holds(headers: dict[str, str], why: str, client: TestClient) -> None:

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from api.http.access import AuthAction, Caller, permission_check
 from api.http.audit import Audit
-from api.http.tokens import create
+from api.http.tokens import create_token
 from api.observability import logs
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, application
@@ -65,7 +65,7 @@ def lines(event: str | None = None) -> list[dict[str, Any]]:
 
 
 def test_a_change_is_one_line_that_says_who_what_and_how_it_ended(client: TestClient) -> None:
-    headers = {"Authorization": f"Bearer {create(SECRET, 'ops', {})}", "X-Request-Id": "from-outside.1"}
+    headers = {"Authorization": f"Bearer {create_token(SECRET, 'ops', {})}", "X-Request-Id": "from-outside.1"}
     answer = client.put("/change/me?password=planted", json={"secret": "planted"}, headers=headers)
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (200, "from-outside.1")
     (line,) = lines("change")
@@ -87,7 +87,7 @@ def test_a_change_is_one_line_that_says_who_what_and_how_it_ended(client: TestCl
 
 
 def test_what_is_logged_meanwhile_names_the_request_the_topic_and_the_run(client: TestClient) -> None:
-    client.put("/change/x", json={}, headers={"Authorization": f"Bearer {create(SECRET, 'ops', {})}"})
+    client.put("/change/x", json={}, headers={"Authorization": f"Bearer {create_token(SECRET, 'ops', {})}"})
     (inside,), (change,) = lines("in the request"), lines("change")
     assert inside["request_id"] == change["request_id"]
     assert (inside["topic"], inside["run"], inside["logger"]) == ("persistent://a/b/c", 4, "compactor.any")
@@ -95,8 +95,8 @@ def test_what_is_logged_meanwhile_names_the_request_the_topic_and_the_run(client
 
 def test_refusals_are_written_down_too(client: TestClient) -> None:
     client.put("/change/x", json={})
-    client.put("/change/x", json={}, headers={"Authorization": f"Bearer {create(SECRET, 'other', {})}"})
-    large = {"Content-Length": str(1 << 30), "Authorization": f"Bearer {create(SECRET, 'ops', {})}"}
+    client.put("/change/x", json={}, headers={"Authorization": f"Bearer {create_token(SECRET, 'other', {})}"})
+    large = {"Content-Length": str(1 << 30), "Authorization": f"Bearer {create_token(SECRET, 'ops', {})}"}
     client.put("/change/x", content=b"{}", headers=large)
     assert [(line["status"], line["who"]) for line in lines("change")] == [
         (401, "anonymous@testclient"),
@@ -112,7 +112,7 @@ def test_looking_is_no_change(client: TestClient) -> None:
 
 
 def test_an_error_that_nobody_foresaw_is_written_down_with_its_request(client: TestClient) -> None:
-    answer = client.delete("/broken", headers={"Authorization": f"Bearer {create(SECRET, 'ops', {})}"})
+    answer = client.delete("/broken", headers={"Authorization": f"Bearer {create_token(SECRET, 'ops', {})}"})
     assert answer.status_code == 500
     assert "planted" not in answer.text
     (line,) = lines("change")

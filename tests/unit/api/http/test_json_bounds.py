@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from api.http.json_bounds import JsonBoundsError, check_bounds, load
+from api.http.json_bounds import JsonBoundsError, count_containers_by_depth, parse_bounded_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -30,26 +30,26 @@ def begun(value: object, depth: int = 0) -> dict[int, int]:
 @pytest.mark.slow
 @given(VALUES, st.booleans())
 def test_what_begins_at_each_depth_is_counted(value: object, ascii_only: bool) -> None:
-    counts = check_bounds(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))
+    counts = count_containers_by_depth(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))
     assert {depth: count for depth, count in enumerate(counts) if count} == begun(value)
 
 
 @pytest.mark.parametrize("text", [b"[[[[1]]]]", b'[{"a":[{}]}]', b'["\\\\",[["\\"",[]]]]'])
 def test_deeper_than_allowed(text: bytes) -> None:
     assert json.loads(text)
-    check_bounds(text, depth=4)
+    count_containers_by_depth(text, max_depth=4)
     with pytest.raises(JsonBoundsError, match="nested more than 3 deep"):
-        check_bounds(text, depth=3)
+        count_containers_by_depth(text, max_depth=3)
 
 
 @pytest.mark.parametrize("text", [b"[1,2,3]", b'{"a":1,"b":"[,","c":3}', b"{},{},{}"])
 def test_more_values_than_allowed(text: bytes) -> None:
-    check_bounds(text, values=10)
+    count_containers_by_depth(text, max_values=10)
     with pytest.raises(JsonBoundsError, match="more than 2 values"):
-        check_bounds(text, values=2)
+        count_containers_by_depth(text, max_values=2)
 
 
 @pytest.mark.parametrize("text", [b"[" * 10_000, b"]" * 10_000, b'"', b'["\\', b"", b'""' * 1000, b" " * 200_000])
 def test_what_is_no_json_is_left_to_the_parser_or_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"nested|is not JSON from line 1, column"):
-        load(text)
+        parse_bounded_json(text)

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from api.http import listener
-from api.http.listener import CONNECTED_AT_ONCE, Listener, RefusalBytes, most_connections
+from api.http.listener import CONNECTED_AT_ONCE, Listener, RefusalBytes, connection_limit
 from api.observability.logs import LogThrottle
 from api.settings.settings import Settings
 from tests.clocks import ManualClock
@@ -267,5 +267,5 @@ def test_connections_of_a_protocol_take_a_quarter_of_the_descriptors(
     limit: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener.resource, "getrlimit", lambda _: (limit, limit))
-    assert most_connections(Settings().limits_connections) == expected
-    assert most_connections(1_000_000, 2) == (1_000_000 if limit == resource.RLIM_INFINITY else max(1, limit // 8))
+    assert connection_limit(Settings().limits_connections) == expected
+    assert connection_limit(1_000_000, 2) == (1_000_000 if limit == resource.RLIM_INFINITY else max(1, limit // 8))

@@ -8,7 +8,7 @@ import pytest
 
 from api.broker.refusals import PoolBusy
 from api.http.problems import RestException
-from api.reports import shown_error
+from api.reports import redacted_error_text
 from storage.errors import (
     CompactorError,
     ErrorText,
@@ -99,21 +99,22 @@ def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
 
 def test_errors_in_documents_hold_no_secret() -> None:
     error = ErrorText.of(Unavailable("http://me:hunter2@x failed", "try again"))
-    assert shown_error(error) == "http://me:***@x failed: try again"
-    assert shown_error(ErrorText()) is None
+    assert redacted_error_text(error) == "http://me:***@x failed: try again"
+    assert redacted_error_text(ErrorText()) is None
 
 
 def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
     kept = ErrorText.of(Unavailable(f"cannot read object x of bucket acme, {ENDPOINT}", "try again"))
     assert (
-        shown_error(kept) == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
+        redacted_error_text(kept)
+        == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
-    answer = shown_error(kept, words=None) or ""
+    answer = redacted_error_text(kept, words=None) or ""
     assert answer.endswith("does not answer now: try again; see the log of the service")
     kept = ErrorText.of(ZeroDivisionError("in /srv/x"))
-    assert shown_error(kept, words=None) == "unexpected ZeroDivisionError: see the log of the service"
+    assert redacted_error_text(kept, words=None) == "unexpected ZeroDivisionError: see the log of the service"
     assert ErrorText.of(KeyboardInterrupt()) == ErrorText("interrupted")
     kept = ErrorText.of(InvalidInput("'x' is no topic", "give one"))
-    assert shown_error(kept) == shown_error(kept, words=None) == "'x' is no topic: give one"
+    assert redacted_error_text(kept) == redacted_error_text(kept, words=None) == "'x' is no topic: give one"
     kept = ErrorText("of an older version, in s3://acme/x: try")
-    assert shown_error(kept, words=None) == "of an older version, in …: try"
+    assert redacted_error_text(kept, words=None) == "of an older version, in …: try"

@@ -15,7 +15,7 @@ from api.app import ROUTERS
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction
 from api.http.router import Routes
-from api.http.tokens import create
+from api.http.tokens import create_token
 from api.rest.models import int64_body
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, application
@@ -58,7 +58,7 @@ def client() -> TestClient:
 
 
 def bearing(role: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {create(SECRET, role, {})}", **JSON}
+    return {"Authorization": f"Bearer {create_token(SECRET, role, {})}", **JSON}
 
 
 @pytest.mark.parametrize("path", ["/things", "/number"])

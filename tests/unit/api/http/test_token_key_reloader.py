@@ -15,7 +15,7 @@ import pytest
 from api.http.access import AuthAction, AuthorizationService
 from api.http.router import Routes
 from api.http.token_key_reloader import TokenKeyReloader
-from api.http.tokens import ES256, BadToken, create, new_key_pair, private_key
+from api.http.tokens import ES256, BadToken, create_token, load_private_key, new_key_pair
 from api.settings.settings import Settings
 from storage.errors import Misconfigured
 from tests.asgi import TestClient, application
@@ -52,7 +52,7 @@ def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_res
     client = client_of(settings, clock)
 
     def status(secret: bytes, **claims: object) -> int:
-        headers = {"Authorization": f"Bearer {create(secret, 'ops', claims)}"}
+        headers = {"Authorization": f"Bearer {create_token(secret, 'ops', claims)}"}
         return client.get("/who", headers=headers).status_code
 
     assert (status(OLD), status(OLD, jti="a"), status(NEW)) == (200, 200, 401)
@@ -72,8 +72,8 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
     key, previous = written(tmp_path / "secret.key", OLD), tmp_path / "previous.key"
     settings = Settings(auth_token_secret_key=key.as_uri(), auth_token_previous_secret_key=previous.as_uri())
     keys = TokenKeyReloader(settings, clock)
-    tokens = {secret: create(secret, "ops", {}) for secret in (OLD, NEW)}
-    expiring = create(OLD, "ops", {"exp": clock.now_ms() // 1000 + 3600})
+    tokens = {secret: create_token(secret, "ops", {}) for secret in (OLD, NEW)}
+    expiring = create_token(OLD, "ops", {"exp": clock.now_ms() // 1000 + 3600})
 
     def accepted() -> list[bytes]:
         clock.advance(INTERVAL_MS)
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     clock = ManualClock()
 
     def key_set(public: bytes, key_id: str) -> bytes:
-        key = private_key("key", str(written(tmp_path / "pair.key", public)))
+        key = load_private_key("key", str(written(tmp_path / "pair.key", public)))
         document = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(cast(Any, key.public_key())))
         return json.dumps({"keys": [{**document, "kid": key_id}]}).encode()
 
@@ -139,7 +139,7 @@ def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) 
     keys = TokenKeyReloader(
         Settings(auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked)), ManualClock()
     )
-    token = create(OLD, "ops", {"jti": "lost"})
+    token = create_token(OLD, "ops", {"jti": "lost"})
     assert keys.verifier.role(token) == "ops"
     written(key, b"too short")
     written(revoked, "lost")
@@ -154,7 +154,7 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
     clock, begun, let_go = ManualClock(), threading.Semaphore(0), threading.Event()
     key = written(tmp_path / "secret.key", OLD)
     client = client_of(Settings(auth_token_secret_key=key.as_uri(), auth_superuser_roles=("ops",)), clock)
-    headers = {"Authorization": f"Bearer {create(OLD, 'ops', {})}"}
+    headers = {"Authorization": f"Bearer {create_token(OLD, 'ops', {})}"}
     check: list[threading.Thread] = []
 
     def hangs(_: object) -> None:
@@ -213,7 +213,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("api.http.tokens.secret_keys", fails)
+    monkeypatch.setattr("api.http.tokens.load_secret_keys", fails)
     written(key, NEW)
     for _ in range(2):
         keys.reload_changed_files()

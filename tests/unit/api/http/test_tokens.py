@@ -21,13 +21,13 @@ from api.http.tokens import (
     RS256,
     BadToken,
     TokenVerifier,
-    create,
+    create_token,
     decoded_token,
     jwks_of,
+    load_private_key,
+    load_public_key,
     new_key_pair,
     new_secret_key,
-    private_key,
-    public_key,
 )
 from api.settings.settings import Settings
 from storage.errors import InvalidInput, Misconfigured
@@ -59,12 +59,12 @@ def all_keys() -> TokenVerifier:
 
 def signer(algorithm: str) -> Any:
     pairs = {RS256: RSA_PRIVATE, ES256: EC_PRIVATE}
-    return SECRET if algorithm == HS256 else private_key("key", inline(pairs[algorithm]))
+    return SECRET if algorithm == HS256 else load_private_key("key", inline(pairs[algorithm]))
 
 
 @pytest.mark.parametrize("algorithm", [HS256, RS256, ES256])
 def test_a_token_says_who_bears_it(algorithm: str) -> None:
-    token = create(signer(algorithm), "ops", {"iat": NOW, "exp": NOW + 10})
+    token = create_token(signer(algorithm), "ops", {"iat": NOW, "exp": NOW + 10})
     assert all_keys().role(token) == "ops"
     assert decoded_token(token) == {"header": {"alg": algorithm}, "claims": {"sub": "ops", "iat": NOW, "exp": NOW + 10}}
 
@@ -167,8 +167,8 @@ def test_the_audience_counts_if_it_is_set() -> None:
 
 
 def test_keys_stand_in_files_raw_as_base64_or_pem(tmp_path: Path) -> None:
-    secret = create(SECRET, "r", {})
-    public = create(signer(ES256), "r", {})
+    secret = create_token(SECRET, "r", {})
+    public = create_token(signer(ES256), "r", {})
     for number, content in enumerate((SECRET, base64.b64encode(SECRET), base64.urlsafe_b64encode(SECRET) + b"\n")):
         file = tmp_path / f"secret {number}.key"
         file.write_bytes(content)
@@ -226,23 +226,23 @@ def test_keys_of_a_jwks_file_are_chosen_by_their_id(tmp_path: Path) -> None:
     assert [key.key_id for key in checked.keys] == ["one", "two"]
     for key_id, algorithm in (("one", RS256), ("two", ES256)):
         assert checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id})) == "r"
-        assert checked.role(create(signer(algorithm), "r", {})) == "r", "a token need not name its key"
+        assert checked.role(create_token(signer(algorithm), "r", {})) == "r", "a token need not name its key"
         with pytest.raises(BadToken, match="no key"):
             checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": "three"}))
     with pytest.raises(BadToken, match="no key"):
-        checked.role(create(SECRET, "r", {}))
+        checked.role(create_token(SECRET, "r", {}))
 
 
 def test_a_key_set_is_a_jwks_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    keys = [public_key("key", inline(key)) for key in (RSA_PUBLIC, EC_PUBLIC)]
+    keys = [load_public_key("key", inline(key)) for key in (RSA_PUBLIC, EC_PUBLIC)]
     file.write_text(json.dumps(jwks_of(keys)))
     checked = verifier(auth_jwks_file=str(file))
     ids = [key.key_id for key in checked.keys]
     assert ids == [item["kid"] for item in jwks_of(keys)["keys"]]
     assert len({*ids, None}) == 3
     for key_id, algorithm in zip(ids, (RS256, ES256), strict=True):
-        assert checked.role(create(signer(algorithm), "r", {})) == "r"
+        assert checked.role(create_token(signer(algorithm), "r", {})) == "r"
         assert checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id})) == "r"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.observability.redaction import excerpt, redacted, shown_url
+from api.observability.redaction import redacted, redacted_excerpt, redacted_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 
@@ -89,11 +89,11 @@ def test_a_long_text_is_gone_through_once(unit: str) -> None:
 def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() -> None:
     password = "p" * 700
     text = f"what happened {'x' * 200} http://me:{password}@host {'://x' * 10_000} {TOKEN * 10}: what to do"
-    shortened = excerpt(text)
+    shortened = redacted_excerpt(text)
     assert (len(shortened), shortened[:13], shortened[-10:]) == (1000, "what happened", "what to do")
     assert "ppp" not in shortened
     assert TOKEN[-20:] not in shortened
-    assert excerpt("short") == "short"
+    assert redacted_excerpt("short") == "short"
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() ->
     ],
 )
 def test_a_setting_that_is_a_url_shows_no_password_whatever_it_holds(url: str, as_shown: str) -> None:
-    assert shown_url(url) == as_shown
+    assert redacted_url(url) == as_shown

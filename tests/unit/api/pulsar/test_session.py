@@ -13,7 +13,7 @@ from api.broker.serving.consumer import ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.selection import ConsistentHash, SingleActive
 from api.broker.serving.topic import PersistentTopic
-from api.http.tokens import create
+from api.http.tokens import create_token
 from api.pulsar import session as session_module
 from api.pulsar.codec import requests
 from api.pulsar.codec.responses import ActiveConsumerChange, Connected, Failure, Response
@@ -128,7 +128,7 @@ def test_a_proxy_names_its_client_and_no_other_role_may(
     role: str, original: str, caller: tuple[str, str | None] | None
 ) -> None:
     client, channel = session(replace(access_of(SECRET, "root"), proxy_roles=frozenset({"proxy"})))
-    token = create(SECRET, role, {}).encode()
+    token = create_token(SECRET, role, {}).encode()
     client.receive(requests.Connect("t", PROTOCOL_VERSION, "token", token, original))
     if caller is None:
         assert cast(Any, channel.sent[0]).error == ServerError.AuthorizationError

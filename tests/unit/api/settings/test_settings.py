@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.local.config_command import described
+from api.cli.local.config_command import displayed_settings
 from api.settings.settings import SETTINGS, Settings
-from api.settings.sources import variable_notes
+from api.settings.sources import unknown_variable_notes
 from storage.errors import Misconfigured
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -61,7 +61,7 @@ def test_an_empty_variable_is_not_given() -> None:
 )
 def test_values_from_texts(name: str, text: str, value: object) -> None:
     setting = SETTINGS[name]
-    assert getattr(Settings.load({setting.variable: text}), setting.attribute) == value
+    assert getattr(Settings.load({setting.environment_variable: text}), setting.attribute) == value
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_values_from_texts(name: str, text: str, value: object) -> None:
 def test_what_cannot_be_taken_is_refused_by_name_and_with_what_can(name: str, text: str) -> None:
     setting = SETTINGS[name]
     with pytest.raises(Misconfigured) as refused:
-        Settings.load({setting.variable: text})
-    assert setting.variable in refused.value.message
+        Settings.load({setting.environment_variable: text})
+    assert setting.environment_variable in refused.value.message
     assert name in refused.value.message
     assert setting.kind.allowed in refused.value.remedy
 
@@ -216,12 +216,12 @@ def test_secrets_are_masked_wherever_settings_are_shown() -> None:
             "COMPACTOR_S3_ENDPOINT": "http://key:planted4@s3/",
         }
     )
-    for text in (repr(loaded), json.dumps(described(loaded))):
+    for text in (repr(loaded), json.dumps(displayed_settings(loaded))):
         assert "planted" not in text
         assert "cGxhbnRlZDM" not in text
         assert "postgresql://me:***@db/c" in text
     by_file = Settings(auth_token_secret_key="file:///etc/secret.key")
-    assert described(by_file)["auth.token-secret-key"]["value"] == "file:///etc/secret.key", (
+    assert displayed_settings(by_file)["auth.token-secret-key"]["value"] == "file:///etc/secret.key", (
         "a file's name is no secret"
     )
 
@@ -252,10 +252,10 @@ def test_variables_that_are_no_settings_are_found() -> None:
         "COMPACTOR_TOKEN": "x",
         "PATH": "",
     }
-    [note] = variable_notes(environment)
+    [note] = unknown_variable_notes(environment)
     assert note.startswith("COMPACTOR_PORTS is not a setting")
     assert note.endswith("did you mean COMPACTOR_PORT?")
-    assert "docs/settings.md" in variable_notes({"COMPACTOR_XYZZY": ""})[0]
+    assert "docs/settings.md" in unknown_variable_notes({"COMPACTOR_XYZZY": ""})[0]
 
 
 def test_every_setting_is_read_by_something() -> None:
