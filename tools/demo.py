@@ -64,7 +64,7 @@ def run(repository: Path) -> None:
     _compactor("import", topic, _shown(changes), *keys)
     say("\n3. Compact it: phase one finds the newest message of each key, phase two copies those.")
     say("   (Most of the time goes to starting Spark.)")
-    _compactor("compact-topic", "--topic", topic)
+    _compactor("compact-topic", "--topic", topic, "--engine", "spark")
     say("\n4. Read it with read-compacted on, and compare with `git ls-tree -r HEAD`.")
     compacted = _compactor("read", topic, "--read-compacted", *keys)
     view = {line["key"]: line["value"] for line in map(json.loads, compacted.splitlines())}

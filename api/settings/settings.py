@@ -61,10 +61,10 @@ class Settings:
     )
 
     compaction_engine: str = setting(
-        "spark",
+        AUTO,
         "compaction.engine",
         Choice((AUTO, IN_PROCESS, SPARK)),
-        "Where compactions run: on Spark, in this process, or small ones in this process and large ones on Spark.",
+        "Where compactions run: small ones in this process, large ones on Spark; all on Spark; or all in this process.",
     )
 
     # The service's address
