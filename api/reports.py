@@ -1,7 +1,7 @@
 """Reports of runs, verifications, trims and policies as plain values: one form for the command line and REST.
 
 A document is a dict with the fields of a class of `api/documents.py`, which REST declares as its answer.
-Times are milliseconds since 1970. `words`: advice in errors, in the words of a door for operators, who may read the
+Times are milliseconds since 1970. `wording`: advice in errors, in the wording of a door for operators, who may read the
 locations of database and store; None: the reader is no operator.
 """
 
@@ -11,7 +11,7 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any
 
-from api.observability.error_text import OPERATOR_WORDS
+from api.observability.error_text import OPERATOR_WORDING
 from api.observability.redaction import redacted, redacted_excerpt
 from storage.errors import ErrorText
 from storage.metadata.records import TAIL_LEFT
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference, Report
-    from storage.advice import Words
+    from storage.advice import AdviceWording
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
     from storage.options.policies import UnreadableStoredValue
@@ -38,14 +38,16 @@ def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
-def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+def run_document(
+    topic: TopicName, run: RunRecord, now: int, *, wording: AdviceWording | None = OPERATOR_WORDING
+) -> dict[str, Any]:
     """Return a document with all fields of a run. `now`: milliseconds since 1970."""
     from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
     from storage.metadata.records import MANUAL
 
-    statistics = statistics_document(run, words=words)
+    statistics = statistics_document(run, wording=wording)
     progress = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
     running = run.state.value == "RUNNING"
     return document_of(
@@ -57,7 +59,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | N
         cause=run.cause or MANUAL,
         **progress,
         heartbeat_expired=not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
-        error=redacted_error_text(run.error, words=words),
+        error=redacted_error_text(run.error, wording=wording),
         compacted_ledger=run.compacted_ledger_id,
         horizon=None if run.horizon is None else str(run.horizon.message_id),
         horizon_offset=None if run.horizon is None else run.horizon.offset,
@@ -68,17 +70,17 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, words: Words | N
     )
 
 
-def control_document(item: TopicControl, *, words: Words | None) -> dict[str, Any]:
+def control_document(item: TopicControl, *, wording: AdviceWording | None) -> dict[str, Any]:
     """Return the compaction control of a topic as a document."""
     from api.documents import CompactionControlReport
 
-    last_error = redacted_error_text(item.control.last_error, words=words) or ""
+    last_error = redacted_error_text(item.control.last_error, wording=wording) or ""
     return document_of(
         CompactionControlReport, item.control, topic=str(item.topic), state=item.state, last_error=last_error
     )
 
 
-def scheduler_document(scheduler: SchedulerState, now: int, words: Words | None) -> dict[str, Any]:
+def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWording | None) -> dict[str, Any]:
     """Return the state of the scheduler as a document. `now`: milliseconds since 1970."""
     from api.documents import LiveService, SchedulerStatus
 
@@ -86,29 +88,29 @@ def scheduler_document(scheduler: SchedulerState, now: int, words: Words | None)
         SchedulerStatus,
         scheduler,
         services=[document_of(LiveService, item, leads=item.name == scheduler.leader) for item in scheduler.services],
-        running=[run_document(name, run, now, words=words) for name, run in scheduler.running],
+        running=[run_document(name, run, now, wording=wording) for name, run in scheduler.running],
         **{
-            name: [control_document(item, words=words) for item in getattr(scheduler, name)]
+            name: [control_document(item, wording=wording) for item in getattr(scheduler, name)]
             for name in ("queue", "failing", "paused")
         },
     )
 
 
-def statistics_document(run: RunRecord, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
     left = run.tail_left
     others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
-    return others | ({TAIL_LEFT: redacted_error_text(left, words=words)} if left else {})
+    return others | ({TAIL_LEFT: redacted_error_text(left, wording=wording)} if left else {})
 
 
-def redacted_error_text(error: ErrorText, *, words: Words | None = OPERATOR_WORDS) -> str | None:
+def redacted_error_text(error: ErrorText, *, wording: AdviceWording | None = OPERATOR_WORDING) -> str | None:
     """Return an error as documents show it, without secrets; None: `error` is empty.
 
-    `words` None: for a reader who is no operator, without advice and URLs.
+    `wording` None: for a reader who is no operator, without advice and URLs.
     """
     if not error:
         return None
-    return redacted(error.worded(words)) if words is not None else redacted_excerpt(without_urls(error.summary))
+    return redacted(error.worded(wording)) if wording is not None else redacted_excerpt(without_urls(error.summary))
 
 
 def without_urls(text: str) -> str:
@@ -119,7 +121,7 @@ def without_urls(text: str) -> str:
     return _LOCATION.sub("…", text)
 
 
-def verify_document(report: Report, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+def verify_document(report: Report, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return the report of a verification as a document."""
     from api.documents import VerifyReport
 
@@ -129,25 +131,25 @@ def verify_document(report: Report, *, words: Words | None = OPERATOR_WORDS) -> 
         topic=str(report.topic),
         checked={noun.replace(" ", "_"): count for noun, count in report.checked.items()},
         unchecked=[redacted(reason) for reason in report.unchecked],
-        differences=[_difference(difference, words) for difference in report.differences],
+        differences=[_difference(difference, wording) for difference in report.differences],
         counts={str(kind): count for kind, count in sorted(report.counts.items())},
     )
 
 
-def _difference(difference: Difference, words: Words | None) -> dict[str, Any]:
+def _difference(difference: Difference, wording: AdviceWording | None) -> dict[str, Any]:
     from api.documents import VerifyDifference
 
     return document_of(
         VerifyDifference,
         difference,
         kind=str(difference.kind),
-        what=redacted_error_text(ErrorText(difference.public or difference.what, difference.what), words=words),
+        what=redacted_error_text(ErrorText(difference.public or difference.what, difference.what), wording=wording),
         key=None if difference.key is None else difference.key.decode(errors="replace"),
         key_base64=None if difference.key is None else base64.b64encode(difference.key).decode(),
     )
 
 
-def trim_document(trimmed: TrimResult, *, words: Words | None = OPERATOR_WORDS) -> dict[str, Any]:
+def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return a document of the ledgers that a trim removed; of a dry run, that it would remove."""
     from api.documents import TrimHold, TrimReport
 
@@ -171,7 +173,7 @@ def trim_document(trimmed: TrimResult, *, words: Words | None = OPERATOR_WORDS) 
         dry_run=not trimmed.trimmed,
         ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
-        tail_left=redacted_error_text(trimmed.tail_left, words=words),
+        tail_left=redacted_error_text(trimmed.tail_left, wording=wording),
     )
 
 

@@ -48,9 +48,9 @@ class AdviceKind(StrEnum):
     TRIM_COMPACTED = "set cleanup.policy to compact,delete, or trim what is compacted, without an offset"
 
 
-Words = Mapping[AdviceKind, str]
+AdviceWording = Mapping[AdviceKind, str]
 """The wording of each kind of advice at one door. A kind that is missing has its neutral wording there."""
-NEUTRAL: Words = {}
+NEUTRAL: AdviceWording = {}
 """The neutral wording of every kind."""
 
 
@@ -78,6 +78,6 @@ class Advice:
         """Return the advice as a JSON object."""
         return {"kind": self.kind.name, "arguments": {name: str(value) for name, value in self.arguments.items()}}
 
-    def worded(self, words: Words) -> str:
-        """Return the advice in a door's wording, or in the neutral one if `words` lacks its kind."""
-        return words.get(self.kind, self.kind.value).format(**self.arguments)
+    def worded(self, wording: AdviceWording) -> str:
+        """Return the advice in a door's wording, or in the neutral one if `wording` lacks its kind."""
+        return wording.get(self.kind, self.kind.value).format(**self.arguments)

@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from storage.advice import NEUTRAL, Advice, Words
+from storage.advice import NEUTRAL, Advice, AdviceWording
 
 
 class CompactorError(Exception):
@@ -78,13 +78,13 @@ class CompactorError(Exception):
         """Copy and pickle the attributes: a kind may have a constructor of its own."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
-    def worded(self, words: Words) -> str:
-        """Return message and remedy as one line; advice is in the wording of `words`."""
-        return f"{self.message}: {self.remedy_in(words)}"
+    def worded(self, wording: AdviceWording) -> str:
+        """Return message and remedy as one line; advice is in `wording`."""
+        return f"{self.message}: {self.remedy_in(wording)}"
 
-    def remedy_in(self, words: Words) -> str:
-        """Return the remedy; advice is in the wording of `words`."""
-        return self.remedy if self.advice is None else self.advice.worded(words)
+    def remedy_in(self, wording: AdviceWording) -> str:
+        """Return the remedy; advice is in `wording`."""
+        return self.remedy if self.advice is None else self.advice.worded(wording)
 
 
 class InvalidInput(CompactorError):
@@ -230,10 +230,10 @@ def meaning(error: BaseException) -> str:
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
-def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
+def public_text(error: BaseException, wording: AdviceWording = NEUTRAL) -> str:
     """Return the text of any error for a caller that may not know hosts, paths, users and buckets.
 
-    Advice is in `words`.
+    Advice is in `wording`.
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -243,9 +243,9 @@ def public_text(error: BaseException, words: Words = NEUTRAL) -> str:
         return f"{error.message}: an operator must start a service where that is"
     remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
     if error.public:
-        return f"{error.public}: {error.remedy_in(words)}"
+        return f"{error.public}: {error.remedy_in(wording)}"
     if remedy is None:
-        return error.worded(words)
+        return error.worded(wording)
     what = f"the database, the object store, a disk or Spark {meaning(error)}"
     return f"{what}: {remedy}; see the log of the service" if remedy else f"{what}: see the log of the service"
 
@@ -298,10 +298,10 @@ class ErrorText:
         """Return the text with `prefix` before the summary, and before the detail if there is one."""
         return replace(self, summary=prefix + self.summary, detail=self.detail and prefix + self.detail)
 
-    def worded(self, words: Words) -> str:
-        """Return the text for operators; advice is in the wording of `words`."""
+    def worded(self, wording: AdviceWording) -> str:
+        """Return the text for operators; advice is in `wording`."""
         text = self.detail or self.summary
-        return text if self.advice is None else text.replace(self.advice.worded(NEUTRAL), self.advice.worded(words))
+        return text if self.advice is None else text.replace(self.advice.worded(NEUTRAL), self.advice.worded(wording))
 
 
 NO_ERROR = ErrorText()

@@ -67,5 +67,5 @@ def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
 
 
 def _failing(row: TopicRow, control: CompactionControl) -> FailingTopic:
-    error = redacted_error_text(control.last_error, words=None) or "no reason is known"
+    error = redacted_error_text(control.last_error, wording=None) or "no reason is known"
     return FailingTopic(row, error.replace(f" of {row.name}", ""), control.failures, control.retry_at)

@@ -48,7 +48,7 @@ def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Res
     before = form.get("before", "").strip()
     place = parse_trim_position(before) if before else None
     trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry(form), force=False)
-    return _trim_reports(request, topic, form, [trim_document(result, words=None) for result in trimmed])
+    return _trim_reports(request, topic, form, [trim_document(result, wording=None) for result in trimmed])
 
 
 def _is_dry(form: Form) -> bool:

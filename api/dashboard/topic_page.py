@@ -50,7 +50,7 @@ from api.http.problems import public_reason
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
 from compactor.scheduling.backlog import Backlog, BacklogReader
-from storage.advice import Words
+from storage.advice import AdviceWording
 from storage.errors import CompactorError
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.records import (
@@ -145,7 +145,9 @@ def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     return KeyLookup(key, message, is_sealed_only)
 
 
-def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_subscriptions: bool) -> TopicView:
+def topic_view(
+    broker: Broker, name: TopicName, *, wording: AdviceWording | None, with_subscriptions: bool
+) -> TopicView:
     """Return the content of the page. `with_subscriptions`: the picture marks them. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
@@ -161,14 +163,14 @@ def topic_view(broker: Broker, name: TopicName, *, words: Words | None, with_sub
         try:
             manifest = read_manifest(environment.store, compacted.manifest)
         except CompactorError as error:
-            problem = public_reason(error) if words is None else redacted(" ".join(error.worded(words).split()))
+            problem = public_reason(error) if wording is None else redacted(" ".join(error.worded(wording).split()))
             cause = error
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     clients = topic_clients(broker, stats, broker.clients.of_topic(name))
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
-    runs = [run_document(name, run, now, words=words) for _, run in newest]
-    document = control_document(control, words=words)
+    runs = [run_document(name, run, now, wording=wording) for _, run in newest]
+    document = control_document(control, wording=wording)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
     (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])

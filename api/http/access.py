@@ -32,8 +32,8 @@ from api.broker import tenants
 from api.broker.threads import WaitsFor
 from api.http.dependencies import broker_of
 from api.http.paths import decoded
-from api.http.problems import RestException, words_of
-from storage.advice import Words
+from api.http.problems import RestException, wording_of
+from storage.advice import AdviceWording
 from storage.errors import InvalidInput, NotFound
 from storage.model import TopicName
 
@@ -368,19 +368,19 @@ CallerName = Annotated[str, Depends(caller_name)]
 """A route's parameter: the caller's name, which is stored with the requests that it makes."""
 
 
-def superuser_words(request: Request) -> Words | None:
-    """Return the words of advice if the caller is a superuser, who may read the locations of database and store; else
+def superuser_wording(request: Request) -> AdviceWording | None:
+    """Return the wording of advice if the caller is a superuser, who may read the locations of database and store; else
     None."""
     access = cast(AuthorizationService, request.app.state.access)
-    return words_of(request) if access.is_superuser(caller_of(request)) else None
+    return wording_of(request) if access.is_superuser(caller_of(request)) else None
 
 
-async def _words(request: Request) -> Words | None:
-    return superuser_words(request)
+async def _wording(request: Request) -> AdviceWording | None:
+    return superuser_wording(request)
 
 
-CallerWords = Annotated[Words | None, Depends(_words)]
-"""A route's parameter: the words in which the caller reads errors in full; None: it reads their public part."""
+CallerWording = Annotated[AdviceWording | None, Depends(_wording)]
+"""A route's parameter: the wording in which the caller reads errors in full; None: it reads their public part."""
 
 
 def permission_check(*actions: AuthAction) -> Any:

@@ -26,17 +26,17 @@ from api.broker import pulsar_policies, refusals as broker_refusals
 from api.formats.validation_text import sentence
 from api.observability.error_text import (
     ADMIN,
-    ADMIN_WORDS,
+    ADMIN_WORDING,
     CONFLICT,
     KIND_HEADER,
-    OPERATOR_WORDS,
-    WORDS_HEADER,
+    OPERATOR_WORDING,
+    WORDING_HEADER,
     one_line,
 )
 from api.observability.logs import LogThrottle
 from api.observability.redaction import redacted_excerpt
 from storage import errors
-from storage.advice import AdviceKind, Words
+from storage.advice import AdviceKind, AdviceWording
 from storage.clock import SystemClock
 
 LOG = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
 decides."""
 _MAX_ERRORS = 10
 """The number of a request's errors that are reported."""
-HTTP_WORDS: Words = {
-    **OPERATOR_WORDS,
+HTTP_WORDING: AdviceWording = {
+    **OPERATOR_WORDING,
     AdviceKind.LIST_TOPICS: "see GET /admin/v2/persistent/{{tenant}}/{{namespace}}",
     AdviceKind.LIST_POLICIES: "{meant}GET /admin/v2/brokers/policies lists all",
     AdviceKind.LIST_RUNS: "GET …/{{topic}}/compactions shows those that do",
@@ -115,9 +115,9 @@ HTTP_WORDS: Words = {
         "wait for it to finish; GET /admin/v2/compactions/{run_id} shows its progress, "
         "DELETE /admin/v2/compactions/{run_id} ends it"
     ),
-    AdviceKind.READ_RAW: OPERATOR_WORDS[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
+    AdviceKind.READ_RAW: OPERATOR_WORDING[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
     AdviceKind.READ_IN_BASE64: "ask with keyEncoding=base64 or valueEncoding=base64",
-    AdviceKind.TRIM_COMPACTED: OPERATOR_WORDS[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
+    AdviceKind.TRIM_COMPACTED: OPERATOR_WORDING[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
 }
 """Advice for a caller over HTTP, which names routes; advice without a route is that for an operator."""
 
@@ -178,22 +178,22 @@ def _pulsar_words(error: Exception) -> tuple[int, str] | None:
     return next((words for kind, words in PULSAR_WORDS.items() if isinstance(error, kind)), None)
 
 
-def words_of(request: Request) -> Words:
-    """Return the words for advice in the answers to a request: ADMIN_WORDS if it comes from `compactor-admin`
-    (WORDS_HEADER), else HTTP_WORDS."""
-    return ADMIN_WORDS if request.headers.get(WORDS_HEADER) == ADMIN else HTTP_WORDS
+def wording_of(request: Request) -> AdviceWording:
+    """Return the wording of advice in the answers to a request: ADMIN_WORDING if it comes from `compactor-admin`
+    (WORDING_HEADER), else HTTP_WORDING."""
+    return ADMIN_WORDING if request.headers.get(WORDING_HEADER) == ADMIN else HTTP_WORDING
 
 
-def public_reason(error: errors.CompactorError, advice: Words = HTTP_WORDS) -> str:
-    """Return an error in one line, for a caller over HTTP, with its advice in the words `advice`.
+def public_reason(error: errors.CompactorError, wording: AdviceWording = HTTP_WORDING) -> str:
+    """Return an error in one line, for a caller over HTTP, with its advice in `wording`.
 
-    With HTTP_WORDS, an error for which a broker has words is worded by these; `compactor-admin` shows the error's own
+    With HTTP_WORDING, an error for which a broker has words is worded by these; `compactor-admin` shows the error's own
     text.
     """
-    words = _pulsar_words(error) if advice is HTTP_WORDS else None
+    words = _pulsar_words(error) if wording is HTTP_WORDING else None
     if words is not None:
         return words[1].format_map(vars(error))
-    return " ".join(errors.public_text(error, advice).split())
+    return " ".join(errors.public_text(error, wording).split())
 
 
 def log_for_operators(request: Request, error: Exception) -> None:
@@ -246,7 +246,7 @@ async def _known(request: Request, error: Exception) -> Response:
         headers[KIND_HEADER] = CONFLICT
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    return answer(status, public_reason(error, words_of(request)), headers)
+    return answer(status, public_reason(error, wording_of(request)), headers)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -261,9 +261,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code in (404, 405) and not isinstance(error, RestException):  # no route matches
         message = f"{message}: there is no call {request.method} {request.url.path[:_EXCERPT]} here"
         message += f", only {headers['Allow']}" if "Allow" in headers else ""
-    words = words_of(request)
-    if isinstance(error.__cause__, errors.CompactorError) and words is not HTTP_WORDS:
-        message = public_reason(error.__cause__, words)
+    wording = wording_of(request)
+    if isinstance(error.__cause__, errors.CompactorError) and wording is not HTTP_WORDING:
+        message = public_reason(error.__cause__, wording)
     return answer(error.status_code, message, headers)
 
 

@@ -84,4 +84,4 @@ class RunReportCache:
 
     def _read(self, run_id: int) -> dict[str, Any]:
         name, run = self._metadata.runs.named(run_id)
-        return run_document(name, run, self._clock.now_ms(), words=None)
+        return run_document(name, run, self._clock.now_ms(), wording=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from storage.advice import AdviceKind, Words
+from storage.advice import AdviceKind, AdviceWording
 from storage.errors import CompactorError, ErrorText, WrongStore
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -12,7 +12,7 @@ _RESTORE = (
     "restore the file from a backup; or check what is left of it with `compactor log dump {ledger_id}`, and accept the "
     "loss of the rest with "
 )
-OPERATOR_WORDS: Words = {
+OPERATOR_WORDING: AdviceWording = {
     AdviceKind.LIST_TOPICS: "see `compactor topics list`",
     AdviceKind.USE_PARTITIONS: (
         "name one of its partitions, {topic}-partition-0 for example; `compactor topics list` lists them"
@@ -46,8 +46,8 @@ OPERATOR_WORDS: Words = {
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
 }
 """Advice as commands, for an operator of the machine."""
-ADMIN_WORDS: Words = {
-    **OPERATOR_WORDS,
+ADMIN_WORDING: AdviceWording = {
+    **OPERATOR_WORDING,
     AdviceKind.LIST_TOPICS: "see `compactor-admin topics list TENANT/NAMESPACE`",
     AdviceKind.USE_PARTITIONS: (
         "name one of its partitions, {topic}-partition-0 for example, or use the command for partitioned topics, such "
@@ -64,10 +64,10 @@ ADMIN_WORDS: Words = {
     ),
 }
 """Advice as commands of `compactor-admin`; advice without one is that for an operator of the machine."""
-WORDS_HEADER = "X-Compactor-Words"
+WORDING_HEADER = "X-Compactor-AdviceWording"
 """A request header with the name of a program: advice in the answer then names its commands instead of routes."""
 ADMIN = "compactor-admin"
-"""The value of `WORDS_HEADER` for ADMIN_WORDS."""
+"""The value of `WORDING_HEADER` for ADMIN_WORDING."""
 KIND_HEADER = "X-Compactor-Error"
 """The header of an answer that names the kind of its error, where a broker's status is that of another kind."""
 CONFLICT = "Conflict"
@@ -77,7 +77,7 @@ CONFLICT = "Conflict"
 def text_if_error(value: object) -> object:
     """Return the text of a CompactorError or ErrorText, with advice as commands; any other value as it is."""
     if isinstance(value, ErrorText):
-        return value.worded(OPERATOR_WORDS)
+        return value.worded(OPERATOR_WORDING)
     return one_line(value) if isinstance(value, CompactorError) else value
 
 
@@ -87,7 +87,7 @@ def one_line(error: Exception) -> str:
         adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
         return f"{' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
     if isinstance(error, CompactorError):
-        return " ".join(error.worded(OPERATOR_WORDS).split())
+        return " ".join(error.worded(OPERATOR_WORDING).split())
     if isinstance(error, OSError) and error.strerror:
         failure = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"

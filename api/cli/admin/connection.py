@@ -18,7 +18,7 @@ import httpx
 
 from api.cli.admin.client_config import ClientConfig
 from api.cli.admin.exit_codes import KINDS
-from api.observability.error_text import ADMIN, CONFLICT, KIND_HEADER, WORDS_HEADER
+from api.observability.error_text import ADMIN, CONFLICT, KIND_HEADER, WORDING_HEADER
 from storage.errors import CompactorError, Conflict, InvalidInput, Misconfigured, Unavailable
 
 _LONGEST_REASON = 1000
@@ -37,7 +37,7 @@ class Connection:
 
     def __init__(self, target: ClientConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._url = target.url
-        headers = {WORDS_HEADER: ADMIN}
+        headers = {WORDING_HEADER: ADMIN}
         if target.token:
             headers["Authorization"] = f"Bearer {target.token}"
         self._client = httpx.Client(

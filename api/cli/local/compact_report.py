@@ -14,7 +14,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.failures import describe_error, report_error
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import print_line
-from api.observability.error_text import OPERATOR_WORDS
+from api.observability.error_text import OPERATOR_WORDING
 from api.observability.redaction import redacted
 from api.reports import statistics_document
 from compactor.batch import Outcome
@@ -38,7 +38,7 @@ def report_outcomes(
             for line in outcome_lines(outcome):
                 say(line)
         if outcome.run is not None and outcome.run.tail_left:
-            left = outcome.run.tail_left.worded(OPERATOR_WORDS)
+            left = outcome.run.tail_left.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201

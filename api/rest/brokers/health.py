@@ -18,9 +18,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from api.http.access import AuthAction, CallerWords, caller_of
+from api.http.access import AuthAction, CallerWording, caller_of
 from api.http.context import Context, HttpContext
-from api.http.problems import HTTP_WORDS
+from api.http.problems import HTTP_WORDING
 from api.http.router import Routes
 from api.observability.redaction import redacted
 from storage.errors import CompactorError, ObjectMissing, meaning
@@ -51,11 +51,11 @@ async def livez() -> str:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
-async def readyz(context: Context, words: CallerWords) -> Readiness:
+async def readyz(context: Context, wording: CallerWording) -> Readiness:
     """Return the results of the checks: database, schema and object store answer, and the log directory has room. 503
     if a check fails."""
     results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _run_checks(context))
-    checks = {name: check.public if words is None else check.full for name, check in results.items()}
+    checks = {name: check.public if wording is None else check.full for name, check in results.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
     return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
@@ -99,6 +99,6 @@ def _result_of(check: Callable[[], object]) -> HealthCheckResult:
         check()
     except CompactorError as error:
         return HealthCheckResult(
-            f"it {meaning(error)}: see the service's log", redacted(" ".join(error.worded(HTTP_WORDS).split()))
+            f"it {meaning(error)}: see the service's log", redacted(" ".join(error.worded(HTTP_WORDING).split()))
         )
     return HealthCheckResult(_OK, _OK)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from api.broker import compaction
 from api.broker.threads import WaitsFor
-from api.http.access import AuthAction, CallerWords
+from api.http.access import AuthAction, CallerWording
 from api.http.dependencies import Broker
 from api.http.problems import RestException
 from api.http.router import Routes
@@ -18,7 +18,7 @@ from api.reports import document_of
 from api.rest.models import StrictBody
 from compactor.maintenance.garbage import CollectionResult
 from compactor.maintenance.grace import LEAST_GRACE_MS
-from storage.advice import NEUTRAL, Words
+from storage.advice import NEUTRAL, AdviceWording
 from storage.model import TopicName
 
 router = Routes("garbage", known_query=True)
@@ -70,7 +70,7 @@ class GarbageReport(BaseModel):
 )
 def collect_garbage(
     broker: Broker,
-    words: CallerWords,
+    wording: CallerWording,
     options: Annotated[GarbageRequest, Body()] = GarbageRequest(),  # noqa: B008
 ) -> Any:
     """Delete the objects that nothing refers to. A dry run by default."""
@@ -90,7 +90,7 @@ def collect_garbage(
         "dry_run": options.dry_run,
         "objects": sum(item.total.count for item in counted),
         "bytes": sum(item.total.bytes for item in counted),
-        "topics": [_document(item, words or NEUTRAL) for item in results if _has_content(item)],
+        "topics": [_document(item, wording or NEUTRAL) for item in results if _has_content(item)],
     }
 
 
@@ -99,11 +99,11 @@ def _has_content(item: CollectionResult) -> bool:
     return any(counts) or item.error is not None
 
 
-def _document(item: CollectionResult, words: Words) -> dict[str, Any]:
+def _document(item: CollectionResult, wording: AdviceWording) -> dict[str, Any]:
     return document_of(
         TopicGarbage,
         item,
         topic=None if item.topic is None else str(item.topic),
         objects={str(kind): document_of(GarbageTotals, totals) for kind, totals in sorted(item.objects.items())},
-        error=None if item.error is None else redacted(item.error.worded(words)),
+        error=None if item.error is None else redacted(item.error.worded(wording)),
     )

@@ -11,14 +11,14 @@ from api.broker import compaction
 from api.broker.compaction import MOST_RUNS, TopicControl
 from api.broker.threads import WaitsFor
 from api.documents import CompactionControlReport, RunReport, SchedulerStatus, VerifyReport
-from api.http.access import AuthAction, CallerWords, permission_check_on
+from api.http.access import AuthAction, CallerWording, permission_check_on
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.http.run_events import EVENTS, RunId, run_events, topic_of_run
 from api.reports import control_document, run_document, scheduler_document, verify_document
-from storage.advice import Words
+from storage.advice import AdviceWording
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 
@@ -32,22 +32,22 @@ State = Annotated[RunState | None, Query(description="Only in this state.")]
 
 @router.get(TOPIC_PATH + "/compactions", *CONTROL, AuthAction.CONSUME, response_model=list[RunReport])
 def get_topic_compactions(
-    broker: Broker, topic: Topic, words: CallerWords, state: State = None, limit: Limit = 50
+    broker: Broker, topic: Topic, wording: CallerWording, state: State = None, limit: Limit = 50
 ) -> Any:
     """Return the runs of a topic, or of all partitions of one, the newest first."""
-    return _reports(broker, compaction.runs(broker.environment, limit, state, topic), words)
+    return _reports(broker, compaction.runs(broker.environment, limit, state, topic), wording)
 
 
 @router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
-def get_compactions(broker: Broker, words: CallerWords, state: State = None, limit: Limit = 50) -> Any:
+def get_compactions(broker: Broker, wording: CallerWording, state: State = None, limit: Limit = 50) -> Any:
     """Return the runs of all topics, the newest first."""
-    return _reports(broker, compaction.runs(broker.environment, limit, state), words)
+    return _reports(broker, compaction.runs(broker.environment, limit, state), wording)
 
 
 @router.get("/compactions/scheduler", AuthAction.SUPERUSER, response_model=SchedulerStatus)
-def get_scheduler(broker: Broker, words: CallerWords) -> Any:
+def get_scheduler(broker: Broker, wording: CallerWording) -> Any:
     """Return the leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
-    return scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), words)
+    return scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), wording)
 
 
 @router.get(
@@ -56,9 +56,9 @@ def get_scheduler(broker: Broker, words: CallerWords) -> Any:
     refuses=(404,),
     response_model=RunReport,
 )
-def get_compaction(broker: Broker, run: RunId, words: CallerWords) -> Any:
+def get_compaction(broker: Broker, run: RunId, wording: CallerWording) -> Any:
     """Return one run: its progress, its policies, its statistics, and the reason if it failed."""
-    return _reports(broker, [broker.environment.metadata.runs.named(run)], words)[0]
+    return _reports(broker, [broker.environment.metadata.runs.named(run)], wording)[0]
 
 
 @router.delete("/compactions/{run}", permission_check_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
@@ -75,33 +75,33 @@ def cancel_compaction(
 
 
 @router.get(TOPIC_PATH + "/compaction/control", *CONTROL, response_model=Controls)
-def get_compaction_control(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+def get_compaction_control(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """Return the state of compaction of a topic, or of each partition: pauses, request, active run, failures."""
-    return _controls(compaction.controls(broker.environment, topic), words)
+    return _controls(compaction.controls(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", *CONTROL, response_model=Controls)
-def pause_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+def pause_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """Pause compaction: end the active run, and start none until each pause is undone (S5).
 
     All partitions are paused, or none. Pauses are counted.
     """
-    return _controls(compaction.pause(broker.environment, topic), words)
+    return _controls(compaction.pause(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", *CONTROL, refuses=(409,), response_model=Controls)
-def resume_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+def resume_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """Undo one pause of each paused partition, all or nothing.
 
     409 if none is paused, or if a run that was aborted has not stopped yet.
     """
-    return _controls(compaction.resume(broker.environment, topic), words)
+    return _controls(compaction.resume(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", *CONTROL, refuses=(409,), response_model=Controls)
-def abort_compaction(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+def abort_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """End the active run of a topic, or of each partition, and withdraw its request. Later requests are executed."""
-    return _controls(compaction.abort(broker.environment, topic), words)
+    return _controls(compaction.abort(broker.environment, topic), wording)
 
 
 @router.get(
@@ -125,19 +125,21 @@ async def watch_compaction(context: Context, run: RunId) -> Response:
     waits_for=WaitsFor.WORK,
     response_model=list[VerifyReport],
 )
-def verify_topic(broker: Broker, topic: Topic, words: CallerWords) -> Any:
+def verify_topic(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """Return a report of the differences of a topic, or of each partition. 409 while this service verifies another
     topic.
 
     Reads all objects of the topic, and changes nothing. The report is that of `compactor verify --output json`.
     """
-    return [verify_document(report, words=words) for report in compaction.verify(broker, topic)]
+    return [verify_document(report, wording=wording) for report in compaction.verify(broker, topic)]
 
 
-def _reports(broker: Broker, runs: list[tuple[TopicName, RunRecord]], words: Words | None) -> list[dict[str, Any]]:
+def _reports(
+    broker: Broker, runs: list[tuple[TopicName, RunRecord]], wording: AdviceWording | None
+) -> list[dict[str, Any]]:
     now = broker.environment.clock.now_ms()
-    return [run_document(name, record, now, words=words) for name, record in runs]
+    return [run_document(name, record, now, wording=wording) for name, record in runs]
 
 
-def _controls(states: list[TopicControl], words: Words | None) -> list[dict[str, Any]]:
-    return [control_document(item, words=words) for item in states]
+def _controls(states: list[TopicControl], wording: AdviceWording | None) -> list[dict[str, Any]]:
+    return [control_document(item, wording=wording) for item in states]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.broker import compaction, names
-from api.http.access import ANY_USE, AuthAction, CallerName, CallerWords
+from api.http.access import ANY_USE, AuthAction, CallerName, CallerWording
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import reword_errors
@@ -34,10 +34,10 @@ def compact(broker: Broker, caller: CallerName, topic: Topic) -> None:
 
 
 @router.get(TOPIC_PATH + "/compaction", *ANY_USE)
-def compaction_status(broker: Broker, topic: Topic, words: CallerWords) -> LongRunningProcessStatus:
+def compaction_status(broker: Broker, topic: Topic, wording: CallerWording) -> LongRunningProcessStatus:
     """Return the status of the newest compaction of a topic.
 
     A partitioned topic has RUNNING if a partition has it, else ERROR, else NOT_RUN, else SUCCESS.
     """
     status, error = compaction.status(broker.environment, topic)
-    return LongRunningProcessStatus(status=status, last_error=redacted_error_text(error, words=words) or "")
+    return LongRunningProcessStatus(status=status, last_error=redacted_error_text(error, wording=wording) or "")

@@ -15,7 +15,7 @@ from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.documents import TrimReport
 from api.formats.position_text import parse_trim_position
-from api.http.access import AuthAction, CallerWords
+from api.http.access import AuthAction, CallerWording
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, reword_errors
@@ -51,7 +51,7 @@ DryRun = Annotated[
 def trim_topic(
     broker: Broker,
     topic: Topic,
-    words: CallerWords,
+    wording: CallerWording,
     trim: Annotated[TrimRequest | None, Body()] = None,
     dry_run: DryRun = None,
 ) -> Any:
@@ -62,4 +62,4 @@ def trim_topic(
     before = None if trim.before is None else parse_trim_position(str(trim.before))
     with reword_errors(partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"):
         trimmed = compaction.trim(broker, topic, before, dry_run=bool(dry_run), force=trim.force)
-    return no_content() if dry_run is None else [trim_document(result, words=words) for result in trimmed]
+    return no_content() if dry_run is None else [trim_document(result, wording=wording) for result in trimmed]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from api.cli.kit.failures import describe_error
-from api.http.problems import HTTP_WORDS
-from api.observability.error_text import ADMIN, ADMIN_WORDS, OPERATOR_WORDS, WORDS_HEADER
+from api.http.problems import HTTP_WORDING
+from api.observability.error_text import ADMIN, ADMIN_WORDING, OPERATOR_WORDING, WORDING_HEADER
 from api.pulsar.errors import refusal
 from storage.advice import Advice, AdviceKind
 from storage.errors import Conflict
@@ -71,14 +71,14 @@ def test_each_door_has_its_own_words(kind: AdviceKind, command: str, admin: str,
 
     client = TestClient(app)
     assert client.get("/failing").json() == {"reason": f"it failed: {route}"}
-    assert client.get("/failing", headers={WORDS_HEADER: ADMIN}).json() == {"reason": f"it failed: {admin}"}
+    assert client.get("/failing", headers={WORDING_HEADER: ADMIN}).json() == {"reason": f"it failed: {admin}"}
 
 
 @pytest.mark.parametrize("kind", AdviceKind)
 def test_no_advice_is_without_words_and_pulsars_clients_get_no_command_and_no_route(kind: AdviceKind) -> None:
     error = Conflict("it failed", Advice(kind, ARGUMENTS))
-    assert kind in OPERATOR_WORDS
-    assert kind in HTTP_WORDS
-    assert "/admin" not in error.worded(ADMIN_WORDS)
-    assert "{" not in error.worded(OPERATOR_WORDS)
+    assert kind in OPERATOR_WORDING
+    assert kind in HTTP_WORDING
+    assert "/admin" not in error.worded(ADMIN_WORDING)
+    assert "{" not in error.worded(OPERATOR_WORDING)
     assert [part for part in ("`", "/admin", "--") if part in refusal(error).message] == []

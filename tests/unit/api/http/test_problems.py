@@ -109,12 +109,12 @@ def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
         redacted_error_text(kept)
         == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
-    answer = redacted_error_text(kept, words=None) or ""
+    answer = redacted_error_text(kept, wording=None) or ""
     assert answer.endswith("does not answer now: try again; see the log of the service")
     kept = ErrorText.of(ZeroDivisionError("in /srv/x"))
-    assert redacted_error_text(kept, words=None) == "unexpected ZeroDivisionError: see the log of the service"
+    assert redacted_error_text(kept, wording=None) == "unexpected ZeroDivisionError: see the log of the service"
     assert ErrorText.of(KeyboardInterrupt()) == ErrorText("interrupted")
     kept = ErrorText.of(InvalidInput("'x' is no topic", "give one"))
-    assert redacted_error_text(kept) == redacted_error_text(kept, words=None) == "'x' is no topic: give one"
+    assert redacted_error_text(kept) == redacted_error_text(kept, wording=None) == "'x' is no topic: give one"
     kept = ErrorText("of an older version, in s3://acme/x: try")
-    assert redacted_error_text(kept, words=None) == "of an older version, in …: try"
+    assert redacted_error_text(kept, wording=None) == "of an older version, in …: try"
