@@ -47,7 +47,7 @@ def entry_id_of(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["ledger_id"], row["entry_id"]
 
 
-def check_number(number: int) -> None:
+def check_entry_number_limit(number: int) -> None:
     """Raise EntryTooFar for the number of an entry above `MOST_ENTRIES`: all entries before it would be read."""
     if number > MOST_ENTRIES:
         raise EntryTooFar(MOST_ENTRIES)

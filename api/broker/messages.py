@@ -1,18 +1,18 @@
 """Operations on messages: append them, and find single ones: the last, by id, by number, by time, the newest of a key.
 
 Appending has three steps, since a request may hold messages for several partitions, which other services may own:
-`topic_or_partitions` finds them, `assign` assigns the messages, `append` appends those of one of them.
+`topic_or_partitions` finds them, `assign_to_partitions` assigns the messages, `append` appends those of one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker import names
-from api.broker.entries import check_number, entries, nth, with_id
+from api.broker.entries import check_entry_number_limit, entries, nth, with_id
 from api.broker.key_hashes import partition_of
 from api.broker.refusals import BacklogQuotaExceeded, MissingEntry, MissingPartition
 from storage.entries.encode import encode_message
@@ -32,8 +32,15 @@ if TYPE_CHECKING:
     from storage.model import Message, TopicName
     from storage.positions import ContinuationToken
 
-MessageAge = tuple[int, int, int]
+MessageRank = tuple[int, int, int]
 """A sort key for the messages of one key in several partitions: the newest message has the largest one."""
+
+
+class RankedMessage(NamedTuple):
+    """A message of a key, and its rank among those of the key in other partitions."""
+
+    rank: MessageRank
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def writable_topic(broker: Broker, name: TopicName) -> TopicRecord:
     return record
 
 
-def assign(
+def assign_to_partitions(
     broker: Broker, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
 ) -> Mapping[int, Sequence[int]]:
     """Assign each message to a topic of `records`; return indexes in `messages`, ascending, by index in `records`.
@@ -146,26 +153,33 @@ def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:
         return error
 
 
-def open_for_reading(broker: Broker, name: TopicName, state: ContinuationToken) -> Topic:
+def open_for_reading(broker: Broker, name: TopicName, continuation: ContinuationToken) -> Topic:
     """Return the topic if this service can read it from a position on.
 
-    `state`: the position. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if `state` names
-    a compacted ledger that the topic never had.
+    `continuation`: the position. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if
+    `continuation` names a compacted ledger that the topic never had.
     """
     environment = broker.environment
     record = names.unpartitioned(environment, name)
-    broker.ownership.check_for_reading(record, state.start)
-    ledger_id = None if state.compacted is None else state.compacted.ledger_id
+    broker.ownership.check_for_reading(record, continuation.start)
+    ledger_id = None if continuation.compacted is None else continuation.compacted.ledger_id
     if ledger_id is not None and not environment.metadata.runs.has_published(record.id, ledger_id):
         raise OffsetOutOfRange(
-            f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {name} has never had",
+            f"the start {continuation.to_token()} names the compacted ledger {ledger_id}, which {name} has never had",
             "read again from earliest, into an empty state",
         )
     return Topic(environment, record)
 
 
-def last_id(broker: Broker, name: TopicName, read_compacted: bool) -> tuple[MessageId, int]:
-    """Return the id of the last message that a reader gets, and the messages of its batch; 0: it is in no batch.
+class LastMessage(NamedTuple):
+    """The last message of a topic. `batch_size`: the messages of its batch; 0: it is in no batch."""
+
+    message_id: MessageId
+    batch_size: int
+
+
+def last_message(broker: Broker, name: TopicName, read_compacted: bool) -> LastMessage:
+    """Return the id of the last message that a reader gets, and the size of its batch.
 
     `read_compacted`: of a compacted read. The id is EARLIEST if the topic has no message (R6). Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner.
@@ -175,18 +189,19 @@ def last_id(broker: Broker, name: TopicName, read_compacted: bool) -> tuple[Mess
     if last.batch_index >= 0:
         for batch in topic.read(last, read_compacted, max_messages=1):
             if rows.message_id(batch, 0) == last:
-                return last, int(batch.column("batch_size")[0].as_py())
-    return last, 0
+                return LastMessage(last, int(batch.column("batch_size")[0].as_py()))
+    return LastMessage(last, 0)
 
 
-def first_id_since(broker: Broker, name: TopicName, milliseconds: int) -> MessageId:
-    """Return the id of the first message, compacted or raw, that was published at `milliseconds` (Unix epoch) or later.
+def first_id_since(broker: Broker, name: TopicName, publish_time_ms: int) -> MessageId:
+    """Return the id of the first message, compacted or raw, that was published at `publish_time_ms` (Unix epoch) or
+    later.
 
     Without such a message, return the id of the entry after the last one; EARLIEST if the topic has no message. Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
     topic = _topic(broker, name)
-    position = topic.first_at(StartTime(milliseconds), read_compacted=True)
+    position = topic.first_at(StartTime(publish_time_ms), read_compacted=True)
     if position is not None:
         return position.message_id
     last = topic.last_message_id()
@@ -202,29 +217,27 @@ def nth_entry(broker: Broker, name: TopicName, number: int) -> Entry:
     """Return a raw entry by its number, counted from 1 at the first one. Raise PartitionedTopicRefused, EntryTooFar,
     TopicNotFound, NotTheOwner, MissingEntry."""
     names.check_not_partitioned(broker.environment, name)
-    check_number(number)
+    check_entry_number_limit(number)
     topic = _topic(broker, name)
     return nth(entries(topic, StartOffset(0)), number, topic)
 
 
-def entry_before_end(broker: Broker, name: TopicName, messages: int) -> Entry:
-    """Return the raw entry that holds message number `messages`, counted from 1 at the last message backward.
+def entry_of_nth_last_message(broker: Broker, name: TopicName, number: int) -> Entry:
+    """Return the raw entry that holds message number `number`, counted from 1 at the last message backward.
 
     If the topic has fewer messages, return its first entry. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
     MissingEntry.
     """
     topic = _topic(broker, name)
     reader = topic.snapshot_reader()
-    position = topic.locate(max(reader.end - messages, reader.first_offset))
+    position = topic.locate(max(reader.end - number, reader.first_offset))
     if position is None:
         raise MissingEntry(name, "message")
     return with_id(topic, position.message_id.ledger_id, position.message_id.entry_id)
 
 
-def newest(
-    broker: Broker, name: TopicName, key: bytes, *, sealed_only: bool = False
-) -> tuple[MessageAge, Message] | None:
-    """Return the newest message of a key, which may be a tombstone, with its age; None: the key has no message.
+def newest_of_key(broker: Broker, name: TopicName, key: bytes, *, sealed_only: bool = False) -> RankedMessage | None:
+    """Return the newest message of a key, which may be a tombstone, with its rank; None: the key has no message.
 
     For a partitioned topic, return the newest one of its partitions. `sealed_only`: leave out messages that are not
     sealed. Raise TopicNotFound; NotTheOwner unless `sealed_only`.
@@ -234,12 +247,12 @@ def newest(
     for record in records:
         message = Topic(broker.environment, record).newest(key, sealed_only=sealed_only)
         if message is not None:
-            candidates.append((_age(broker, record, key, message), message))
-    return max(candidates, key=itemgetter(0), default=None)
+            candidates.append(RankedMessage(_rank(broker, record, key, message), message))
+    return max(candidates, key=attrgetter("rank"), default=None)
 
 
-def _age(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> MessageAge:
-    """Return the age of a message among those of its key in all partitions.
+def _rank(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> MessageRank:
+    """Return the rank of a message among those of its key in all partitions.
 
     Partitions number their messages independently. If event time decides in each partition (P9), it decides between
     them; then the publish time; then whether the partition is the one to which the key belongs now.

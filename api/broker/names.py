@@ -12,10 +12,10 @@ from api.broker.refusals import (
     MissingNamespace,
     MissingPartition,
     MissingTopic,
-    NoSuchPartition,
     NotTheOwner,
     PartitionedTopicRefused,
     PartitionOfMissingTopic,
+    PartitionOutOfRange,
     PartitionPolicyRefused,
     PartitionWithoutTopic,
 )
@@ -56,26 +56,26 @@ def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
     return records
 
 
-def find_or_create(environment: Environment, name: TopicName, create: bool) -> tuple[TopicRecord, bool]:
-    """Return a topic or partition, and whether this call created it. `create`: a missing topic may be created.
+def find_or_create(environment: Environment, name: TopicName, allow_creation: bool) -> tuple[TopicRecord, bool]:
+    """Return a topic or partition, and whether this call created it. `allow_creation`: a missing topic may be created.
 
     A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingTopic,
-    MissingNamespace, PartitionWithoutTopic, NoSuchPartition.
+    MissingNamespace, PartitionWithoutTopic, PartitionOutOfRange.
     """
     try:
         return environment.metadata.topics.get(name), False
     except TopicNotFound:
         check_not_partitioned(environment, name)
-        _check_creation(environment, name, create)
-    return ensure(environment, name), True
+        _check_creation(environment, name, allow_creation)
+    return ensure_with_namespace(environment, name), True
 
 
-def ensure(environment: Environment, name: TopicName) -> TopicRecord:
+def ensure_with_namespace(environment: Environment, name: TopicName) -> TopicRecord:
     """Return the record of a topic, which is created with its namespace unless it exists.
 
     A new partition gets the policies of the others.
 
-    Raise PartitionWithoutTopic, NoSuchPartition; Conflict for a partitioned topic.
+    Raise PartitionWithoutTopic, PartitionOutOfRange; Conflict for a partitioned topic.
     """
     partitioned = partitioned_topic_of(environment, name)
     record = environment.metadata.tenancy.ensure_topic(name)
@@ -84,17 +84,17 @@ def ensure(environment: Environment, name: TopicName) -> TopicRecord:
     return record
 
 
-def other_owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord | None:
+def other_owner(broker: Broker, name: TopicName, allow_missing: bool) -> ServiceRecord | None:
     """Return the other service that owns a topic; None: this service owns it, or may claim it.
 
-    Creates nothing. `create`: a missing topic is no error, because its namespace exists and the caller will create it.
-    Raise MissingTopic, MissingNamespace, WriterElsewhere, NoLogOwner.
+    Creates nothing. `allow_missing`: a missing topic is no error if its namespace exists. Raise MissingTopic,
+    MissingNamespace, WriterElsewhere, NoLogOwner.
     """
     environment = broker.environment
     try:
         record = environment.metadata.topics.get(name)
     except TopicNotFound:
-        find_partitioned(environment, name, create)
+        find_partitioned(environment, name, allow_missing)
         return None
     try:
         broker.ownership.check_for_writing(record)
@@ -103,23 +103,24 @@ def other_owner(broker: Broker, name: TopicName, create: bool) -> ServiceRecord 
     return None
 
 
-def find_partitioned(environment: Environment, name: TopicName, create: bool) -> PartitionedTopic | None:
+def find_partitioned(environment: Environment, name: TopicName, allow_missing: bool) -> PartitionedTopic | None:
     """Return a partitioned topic; None: the topic has no partitions, or does not exist and may be created.
 
-    Creates nothing. `create`: a missing topic may be created later. Raise MissingTopic, MissingNamespace.
+    Creates nothing. `allow_missing`: a missing topic is no error if its namespace exists. Raise MissingTopic,
+    MissingNamespace.
     """
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is None:
         try:
             environment.metadata.topics.get(name)
         except TopicNotFound:
-            _check_creation(environment, name, create)
+            _check_creation(environment, name, allow_missing)
     return partitioned
 
 
-def _check_creation(environment: Environment, name: TopicName, create: bool) -> None:
+def _check_creation(environment: Environment, name: TopicName, allow_creation: bool) -> None:
     """Raise MissingTopic unless a missing topic may be created, MissingNamespace unless its namespace exists."""
-    if not create:
+    if not allow_creation:
         raise missing_topic_error(environment, name)
     namespace(environment, namespace_of(name))
 
@@ -182,7 +183,7 @@ def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[
 def partitioned_topic_of(environment: Environment, name: TopicName) -> PartitionedTopic | None:
     """Return the partitioned topic of a topic that is to be created; None: its name is not that of a partition.
 
-    Raise PartitionWithoutTopic, NoSuchPartition.
+    Raise PartitionWithoutTopic, PartitionOutOfRange.
     """
     if name.whole is None:
         return None
@@ -190,7 +191,7 @@ def partitioned_topic_of(environment: Environment, name: TopicName) -> Partition
     if partitioned is None:
         raise PartitionWithoutTopic(name)
     if name.partition >= partitioned.partitions:
-        raise NoSuchPartition(name, partitioned.partitions)
+        raise PartitionOutOfRange(name, partitioned.partitions)
     return partitioned
 
 

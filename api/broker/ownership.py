@@ -71,12 +71,12 @@ class TopicOwnership:
             raise NotTheOwner(service, topic)
         raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
 
-    def check_clients_here(self, *topics: TopicRecord) -> None:
+    def check_not_owned_elsewhere(self, *topics: TopicRecord) -> None:
         """Raise NotTheOwner if another service has the producers and consumers of one of the topics."""
-        for other in self.leased_elsewhere(topics):
+        for other in self.owned_elsewhere(topics):
             raise other
 
-    def leased_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
+    def owned_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
         """Return an error for each topic whose producers and consumers another service has; it names the service."""
         leases = self._metadata.leases.current_of([topic.id for topic in topics])
         held = [(topic, leases[topic.id]) for topic in topics if topic.id in leases]

@@ -65,7 +65,7 @@ def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:
 
     Raise TopicNotFound, NotPartitioned.
     """
-    return broker.ownership.leased_elsewhere(names.partitions(broker.environment, get(broker.environment, name)))
+    return broker.ownership.owned_elsewhere(names.partitions(broker.environment, get(broker.environment, name)))
 
 
 def delete(broker: Broker, name: TopicName, force: bool = False) -> None:

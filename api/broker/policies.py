@@ -31,7 +31,7 @@ class PolicyScope:
     namespace: str | None = None
 
 
-def scope_keys(environment: Environment, scope: PolicyScope) -> list[str]:
+def policy_store_keys(environment: Environment, scope: PolicyScope) -> list[str]:
     """Return the keys under which PolicyStore has a scope: one, or that of each partition.
 
     Raise TopicNotFound, PartitionPolicyRefused, MissingNamespace; InvalidInput for a name that is no namespace's.
@@ -48,20 +48,20 @@ def scope_keys(environment: Environment, scope: PolicyScope) -> list[str]:
 def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
     """Return the policies that hold for a topic; of a wider scope, for a topic inside that sets none itself.
 
-    Raise as `scope_keys`.
+    Raise as `policy_store_keys`.
     """
     store = environment.metadata.policies
     if scope.topic is not None:
         return store.resolved(names.policy_topics(environment, scope.topic)[0])
-    return store.inherited_policies(scope_keys(environment, scope)[0])
+    return store.inherited_policies(policy_store_keys(environment, scope)[0])
 
 
 def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
     """Return the policies that the scope itself sets, by name; UnreadableStoredValue for one that cannot be read.
 
-    Raise as `scope_keys`.
+    Raise as `policy_store_keys`.
     """
-    return environment.metadata.policies.settings(scope_keys(environment, scope)[0])
+    return environment.metadata.policies.settings(policy_store_keys(environment, scope)[0])
 
 
 def change(
@@ -69,22 +69,23 @@ def change(
 ) -> None:
     """Set and remove policies, all or none. `values`: texts or JSON values, by name or alias. `removed` None: all.
 
-    Raise as `scope_keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each other.
+    Raise as `policy_store_keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each
+    other.
     """
-    environment.metadata.policies.change(scope_keys(environment, scope), values, removed)
+    environment.metadata.policies.change(policy_store_keys(environment, scope), values, removed)
 
 
 def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
     """Return the wire value that the scope itself sets; if it sets none, the `unset` value of the calls of its level.
 
-    Raise as `scope_keys`.
+    Raise as `policy_store_keys`.
     """
-    value = policy.read(environment.metadata.policies.of_scope(scope_keys(environment, scope)[0]))
+    value = policy.wire_value(environment.metadata.policies.of_scope(policy_store_keys(environment, scope)[0]))
     return policy.calls[scope.origin].unset if value is None else value
 
 
 def set_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
-    """Set a policy of Pulsar to a wire value. Raise as `scope_keys`, PolicyValueRefused."""
-    scopes, changes = scope_keys(environment, scope), policy.write(value, policy.calls[scope.origin])
+    """Set a policy of Pulsar to a wire value. Raise as `policy_store_keys`, PolicyValueRefused."""
+    scopes, changes = policy_store_keys(environment, scope), policy.changes_of(value, policy.calls[scope.origin])
     values = {name: setting for name, setting in changes.items() if setting is not None}
     environment.metadata.policies.change(scopes, values, changes.keys() - values.keys())

@@ -46,8 +46,8 @@ class PolicyCalls:
 
     `verb`: the method that sets the policy. `label`: the start of the policy's name in the operation ids of the calls.
     `refusal`: the words of a broker for a number out of range. `unset`: the answer of GET if the scope does not set the
-    policy. `is_query`: the value to set is the query parameter with the name of the path. `is_own`: Pulsar has no such
-    call.
+    policy. `is_query`: the value to set is the query parameter with the name of the path. `is_extension`: Pulsar has no
+    such call.
     """
 
     path: str
@@ -56,7 +56,7 @@ class PolicyCalls:
     refusal: str = ""
     unset: object = None
     is_query: bool = False
-    is_own: bool = False
+    is_extension: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class PulsarPolicy:
     calls: Mapping[PolicyOrigin, PolicyCalls]
     field: str = ""
 
-    def read(self, settings: Settings) -> Any:
+    def wire_value(self, settings: Settings) -> Any:
         """Return the wire value of settings; None if they do not set it."""
         return settings.get(self.names[0])
 
-    def write(self, value: Any, calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: Any, calls: PolicyCalls) -> Changes:
         """Return the changes that store a wire value. `calls`: those of the scope. Raise PolicyValueRefused."""
         return {self.names[0]: value}
 
-    def applied(self, resolution: PolicyResolution) -> Any:
+    def applied_wire_value(self, resolution: PolicyResolution) -> Any:
         """Return the wire value that holds for a topic."""
-        return self.read({name: getattr(resolution.policies, POLICIES[name].attribute) for name in self.names})
+        return self.wire_value({name: getattr(resolution.policies, POLICIES[name].attribute) for name in self.names})
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class NumberPolicy(PulsarPolicy):
 
     example: int = 0
 
-    def write(self, value: int, calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: int, calls: PolicyCalls) -> Changes:
         (name,) = self.names
         try:
             return {name: POLICIES[name].kind.parse(name, value)}
@@ -104,7 +104,7 @@ class NumberPolicy(PulsarPolicy):
 class StrategyPolicy(PulsarPolicy):
     """The schema compatibility strategy. UNDEFINED removes the policy, so the next wider scope decides."""
 
-    def write(self, value: str, calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: str, calls: PolicyCalls) -> Changes:
         return {self.names[0]: None if value == SchemaCompatibilityStrategy.UNDEFINED else str(value)}
 
 
@@ -116,7 +116,7 @@ class RetentionPolicy(PulsarPolicy):
     retained. Setting it replaces all retention times of the same scope.
     """
 
-    def read(self, settings: Settings) -> dict[str, int] | None:
+    def wire_value(self, settings: Settings) -> dict[str, int] | None:
         times: dict[str, Any] = {
             POLICIES[name].attribute: settings[name] for name in RETENTION_TIMES if settings.get(name) is not None
         }
@@ -127,7 +127,7 @@ class RetentionPolicy(PulsarPolicy):
         minutes = _NO_LIMIT if milliseconds is None else milliseconds // 60_000
         return _retention(minutes, size if isinstance(size, int) else _NO_LIMIT)
 
-    def write(self, value: Mapping[str, int], calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: Mapping[str, int], calls: PolicyCalls) -> Changes:
         time, size = value["retentionTimeInMinutes"], value["retentionSizeInMB"]
         for noun, limit in (("size", size), ("time", time)):
             if limit < _NO_LIMIT:
@@ -136,11 +136,11 @@ class RetentionPolicy(PulsarPolicy):
             raise PolicyValueRefused(_ZERO)
         return {**dict.fromkeys(RETENTION_TIMES), _MINUTES: time, _BYTES: size * _MIB if size > 0 else size}
 
-    def applied(self, resolution: PolicyResolution) -> Any:
+    def applied_wire_value(self, resolution: PolicyResolution) -> Any:
         is_default = {resolution.origins[name] for name in self.names} == {PolicyOrigin.DEFAULT}
         if is_default and "delete" not in resolution.policies.cleanup_policy:
             return _retention(_NO_LIMIT, _NO_LIMIT)  # the default time is Kafka's, for the cleanup policy `delete`
-        return super().applied(resolution)
+        return super().applied_wire_value(resolution)
 
 
 class QuotaType(StrEnum):
@@ -163,7 +163,7 @@ class QuotaPolicy(PulsarPolicy):
     A quota has two numbers, of which its type uses one, as in a broker; only that number is stored.
     """
 
-    def read(self, settings: Settings) -> dict[str, dict[str, object]]:
+    def wire_value(self, settings: Settings) -> dict[str, dict[str, object]]:
         quotas: dict[str, dict[str, object]] = {}
         for kind in QuotaType:
             limit, action = map(settings.get, kind.names)
@@ -172,7 +172,7 @@ class QuotaPolicy(PulsarPolicy):
                 quotas[kind] = {"limit": size, "limitSize": size, "limitTime": seconds, "policy": action or HOLD}
         return quotas
 
-    def write(self, value: Mapping[QuotaType, Mapping[str, object]], calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: Mapping[QuotaType, Mapping[str, object]], calls: PolicyCalls) -> Changes:
         changes: Changes = {}
         for kind, quota in value.items():
             name = "limitSize" if kind is QuotaType.SIZE else "limitTime"
@@ -211,7 +211,9 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         ("compaction.threshold.messages",),
         {
             _TOPIC: PolicyCalls(
-                "compactionThresholdMessages", refusal="Invalid value for compactionThresholdMessages", is_own=True
+                "compactionThresholdMessages",
+                refusal="Invalid value for compactionThresholdMessages",
+                is_extension=True,
             )
         },
         example=10_000,
@@ -258,17 +260,17 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
 """All policies of Pulsar's calls."""
 
 
-def document(settings: Settings) -> dict[str, Any]:
+def namespace_document(settings: Settings) -> dict[str, Any]:
     """Return the policy fields of Pulsar's document of a namespace; the `unset` value for a policy that is not set."""
     fields = {}
     for policy in PULSAR_POLICIES:
         if policy.field:
-            value = policy.read(settings)
+            value = policy.wire_value(settings)
             fields[policy.field] = policy.calls[_NAMESPACE].unset if value is None else value
     return fields
 
 
-def settings_of(fields: Mapping[str, Any]) -> dict[str, object]:
+def document_settings(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the policies that the fields of a namespace's document set. Raise PolicyValueRefused.
 
     `fields`: wire values; None sets nothing.
@@ -276,7 +278,7 @@ def settings_of(fields: Mapping[str, Any]) -> dict[str, object]:
     changes: Changes = {}
     for policy in PULSAR_POLICIES:
         if (value := fields.get(policy.field)) is not None:
-            changes |= policy.write(value, policy.calls[_NAMESPACE])
+            changes |= policy.changes_of(value, policy.calls[_NAMESPACE])
     return {name: value for name, value in changes.items() if value is not None}
 
 

@@ -23,7 +23,7 @@ class SubscriptionHasConsumers(Conflict):
     """Consumers are connected to a subscription that is to be deleted."""
 
 
-class ConsumerNotAssigned(InvalidInput):
+class IncompatibleKeySharedConsumer(InvalidInput):
     """A key-shared consumer asks for another mode than its subscription has, or for hash ranges that overlap."""
 
 
@@ -160,7 +160,7 @@ class PartitionWithoutTopic(InvalidInput):
         self.partitioned = topic.whole
 
 
-class NoSuchPartition(InvalidInput):
+class PartitionOutOfRange(InvalidInput):
     """A topic cannot be created: its name is that of a partition after the last one.
 
     `topic`: the name; `partitioned`: the name of the partitioned topic.

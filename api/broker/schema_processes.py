@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 from api.broker.avro_resolution import MalformedDefinition, TooComplex
 from api.broker.schema_compatibility import Comparison, explain
@@ -41,6 +42,17 @@ SMALL_STEPS = 5_000
 _RECURSION = 20_000
 
 
+class ComparisonAnswer(NamedTuple):
+    """The answer of a child. `kind`: result (`text`: as `explain`), malformed or complex (`text`: the reason).
+
+    `seconds`: those of the comparison.
+    """
+
+    kind: str
+    text: str
+    seconds: float
+
+
 class ComparisonProcess:
     """A child process that compares schemas, one comparison at a time. Raises Unavailable if it cannot be started."""
 
@@ -57,12 +69,10 @@ class ComparisonProcess:
             child_end.close()
         self.is_running = False
 
-    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
-        """Return the kind and the text of the answer, and the seconds of the comparison, without the start of the
-        child.
+    def ask(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
+        """Return the answer of the child. `seconds`: time limit of the comparison, without the start of the child.
 
-        The kinds: result (text: as `explain`), malformed, complex (text: the reason). `seconds`: time limit of the
-        comparison. Raises TimeoutError, EOFError, OSError; then the child cannot be used any more.
+        Raises TimeoutError, EOFError, OSError; then the child cannot be used any more.
         """
         if not self.is_running:
             if not self._connection.poll(START_SECONDS):
@@ -74,7 +84,7 @@ class ComparisonProcess:
         if seconds <= 0 or not self._connection.poll(seconds):
             raise TimeoutError
         kind, text = self._connection.recv()
-        return str(kind), str(text), time.monotonic() - start
+        return ComparisonAnswer(str(kind), str(text), time.monotonic() - start)
 
     def end(self) -> None:
         """Kill the process."""
@@ -138,7 +148,7 @@ class SchemaProcesses:
             with self._lock:
                 self._checks.add(tenant, -1)
 
-    def ask(self, comparison: Comparison, seconds: float) -> tuple[str, str, float]:
+    def ask(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
         """Return what `ComparisonProcess.ask` returns or raises, for an idle process or a new one. May wait for one.
 
         Raises Unavailable if no process can be started.

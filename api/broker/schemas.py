@@ -7,7 +7,8 @@ A request reads no more definitions than it needs: equal bytes are compared by t
 layout alone are recognised among the newest `LAYOUT_BYTES`, and a comparison reads one version at a time. Versions of a
 type that has no meaning (earlier releases stored any number) count as absent; new ones are refused.
 
-Blocks: `ensure`, `ensure_readable` and `check` compare, and need the threads for schemas; all others read SQL.
+Blocks: `ensure`, `store_if_first_or_check_readable` and `check` compare, and need the threads for schemas; all others
+read SQL.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class SchemaRegistry:
         stored = self.find_equal(topic, schema)
         return stored is not None and stored.version == self.outlines(topic)[-1].version
 
-    def ensure_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
+    def store_if_first_or_check_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
         """Store a consumer's schema if the topic has none, as Pulsar does; otherwise check that it can read the newest
         version. Raises IncompatibleSchema, InvalidSchema, Unavailable."""
         outlines = self.outlines(topic)

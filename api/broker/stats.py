@@ -106,7 +106,7 @@ class StatsSnapshot:
 
     @property
     def extents(self) -> list[LedgerCounts]:
-        """The ledgers and segments, in order. A snapshot without lines has only the segments."""
+        """The ledgers and segments, in order. A snapshot without ledgers has only the segments."""
         sealed = [
             LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
             for line in self.stats.lines
@@ -119,7 +119,7 @@ class StatsSnapshot:
 
     @property
     def last_entry(self) -> EntryPosition:
-        """The last entry; the position before the first one if the topic is empty. Needs a snapshot with lines."""
+        """The last entry; the position before the first one if the topic is empty. Needs a snapshot with ledgers."""
         extents = self.extents
         filled = [extent for extent in extents if extent.entries]
         if filled:
@@ -127,7 +127,7 @@ class StatsSnapshot:
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
     def position(self, cursor: CursorStatsRecord) -> EntryPosition:
-        """Return the mark-delete position as a broker shows it: an entry. Needs a snapshot with lines."""
+        """Return the mark-delete position as a broker shows it: an entry. Needs a snapshot with ledgers."""
         mark = cursor.record.mark_delete
         if mark is not None:
             return EntryPosition(mark.message_id.ledger_id, mark.message_id.entry_id)
@@ -142,34 +142,46 @@ class StatsSnapshot:
 
 
 def stats_snapshot(
-    environment: Environment, name: TopicName, *, lines: bool = False, times: bool = False
+    environment: Environment, name: TopicName, *, with_ledgers: bool = False, with_last_publish_time: bool = False
 ) -> StatsSnapshot | None:
     """Return the counts of a topic at this moment; None: the topic does not exist.
 
-    `lines`: with a line for each ledger, and properties. `times`: with the publish time of the newest entry.
+    `with_ledgers`: with a line for each ledger, and properties. `with_last_publish_time`: that of the newest entry.
     """
     try:
-        stats = environment.metadata.stats.of(name, lines=lines)
+        stats = environment.metadata.stats.of(name, lines=with_ledgers)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)
     if unrolled is None:
         return StatsSnapshot(stats, None)
     active = open_segment_end(environment.log, stats.topic, unrolled)
-    at = last_publish_time(environment.log, stats.topic, unrolled, active) if times and active is not None else 0
+    at = (
+        last_publish_time(environment.log, stats.topic, unrolled, active)
+        if with_last_publish_time and active is not None
+        else 0
+    )
     return StatsSnapshot(stats, active, at)
 
 
 def topic_stats(
-    snapshot: StatsSnapshot, live: LiveTopicState, *, sizes: bool = True, earliest: bool = False
+    snapshot: StatsSnapshot,
+    live: LiveTopicState,
+    *,
+    with_backlog_bytes: bool = True,
+    with_oldest_publish_times: bool = False,
 ) -> TopicStats:
     """Return the stats of one topic, with the clients that are connected to this process.
 
-    `sizes`: with each subscription's backlog in bytes, otherwise `NOT_COUNTED`. `earliest`: with the oldest publish
-    time of each backlog, otherwise 0.
+    `with_backlog_bytes`: with each subscription's backlog in bytes, otherwise `NOT_COUNTED`.
+    `with_oldest_publish_times`: with the oldest publish time of each backlog, otherwise 0.
     """
     cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
-    oldest = [cursor.oldest_publish_time for cursor in cursors.values() if snapshot.backlog(cursor)] if earliest else []
+    oldest = (
+        [cursor.oldest_publish_time for cursor in cursors.values() if snapshot.backlog(cursor)]
+        if with_oldest_publish_times
+        else []
+    )
     return replace(
         live.stats,
         bytes_in_counter=snapshot.size,
@@ -178,7 +190,13 @@ def topic_stats(
         backlog_size=max((snapshot.backlog_bytes(cursor) for cursor in cursors.values()), default=0),
         earliest_msg_publish_time_in_backlogs=min((time for time in oldest if time), default=0),
         subscriptions={
-            name: _subscription(snapshot, cursors.get(name), live.subscriptions.get(name, _NO_CLIENTS), sizes, earliest)
+            name: _subscription(
+                snapshot,
+                cursors.get(name),
+                live.subscriptions.get(name, _NO_CLIENTS),
+                with_backlog_bytes,
+                with_oldest_publish_times,
+            )
             for name in {**cursors, **live.subscriptions}
         },
         non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in cursors.values()),
@@ -189,7 +207,11 @@ def topic_stats(
 
 
 def _subscription(
-    snapshot: StatsSnapshot, cursor: CursorStatsRecord | None, live: LiveSubscriptionState, sizes: bool, earliest: bool
+    snapshot: StatsSnapshot,
+    cursor: CursorStatsRecord | None,
+    live: LiveSubscriptionState,
+    with_backlog_bytes: bool,
+    with_oldest_publish_times: bool,
 ) -> SubscriptionStats:
     """Return the stats of a subscription. `cursor` None: only consumers that are connected here know it."""
     stats, backlog = live.stats, live.backlog(snapshot.end, snapshot.first)
@@ -199,8 +221,10 @@ def _subscription(
         properties = cursor.record.properties
         stats = replace(
             stats,
-            backlog_size=snapshot.backlog_bytes(cursor) if sizes else NOT_COUNTED,
-            earliest_msg_publish_time_in_backlog=cursor.oldest_publish_time if earliest and stored_backlog else 0,
+            backlog_size=snapshot.backlog_bytes(cursor) if with_backlog_bytes else NOT_COUNTED,
+            earliest_msg_publish_time_in_backlog=cursor.oldest_publish_time
+            if with_oldest_publish_times and stored_backlog
+            else 0,
             non_contiguous_deleted_messages_ranges=cursor.ranges,
             subscription_properties={k: v for k, v in properties.items() if k != COMPACTED_LEDGER_PROPERTY},
         )

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from api.broker import names
-from api.broker.entries import MOST_ENTRIES, check_number, entries, entry_id_of, nth
+from api.broker.entries import MOST_ENTRIES, check_entry_number_limit, entries, entry_id_of, nth
 from api.broker.positions import mark_delete_before
 from compactor.maintenance.backlog_limits import bytes_from, extents
 from storage.cursor import Cursor
@@ -195,7 +195,7 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
     TopicNotFound, NotTheOwner."""
     oldest = _published_since(broker, seconds)
     records = names.local_topics(broker, name)
-    broker.ownership.check_clients_here(*records)
+    broker.ownership.check_not_owned_elsewhere(*records)
     for record in records:
         for subscription in names_without_compaction(broker.environment, record):
             _acknowledge_before(broker, record, subscription, oldest)
@@ -214,7 +214,7 @@ def peek(broker: Broker, name: TopicName, subscription: str, number: int) -> Ent
     As in a broker, a subscription that does not exist is created, at the earliest message. Raise EntryTooFar,
     PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for a missing `__compaction`.
     """
-    check_number(number)
+    check_entry_number_limit(number)
     record = names.local_topic(broker, name)
     if subscription != COMPACTION_CURSOR and not _exists(broker.environment, record, subscription):
         with suppress(CursorExists):  # another caller was first
@@ -270,7 +270,7 @@ def _each(
     others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has it.
     """
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
-    broker.ownership.check_clients_here(*records)  # the cursor of connected consumers is in their service
+    broker.ownership.check_not_owned_elsewhere(*records)  # the cursor of connected consumers is in their service
 
     def change_again_if_fenced(record: TopicRecord) -> None:
         try:

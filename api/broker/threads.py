@@ -35,7 +35,7 @@ from storage.clock import Clock
 from storage.errors import CompactorError, Unavailable
 
 LOG = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 STUCK_MS = 5_000
 """Time without a finished call after which a pool whose threads are all occupied refuses new calls."""
@@ -64,11 +64,11 @@ class WaitsFor(StrEnum):
 class Workers(Protocol):
     """Threads for one kind of blocking call."""
 
-    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return or raise the result of `work(*arguments)`, called by a thread. Raises Unavailable if it does not end
         in time; a thread may then still run it."""
 
-    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
         step.
 
@@ -89,13 +89,13 @@ class LimitedWorkers:
         self._seconds = seconds
         self._callers = callers
 
-    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         async with self._turn() as turn:
             return await self._workers.run(_in_turn, turn, work, *arguments)
 
-    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
         async with self._turn() as turn:
-            return await self._workers.run_to_end(_in_turn, turn, work, *arguments)
+            return await self._workers.run_without_deadline(_in_turn, turn, work, *arguments)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[_SharedUse]:
@@ -119,7 +119,7 @@ class LimitedWorkers:
             turn.end()
 
 
-def _in_turn(turn: _SharedUse, work: Callable[..., Answer], *arguments: Any) -> Answer:
+def _in_turn(turn: _SharedUse, work: Callable[..., Result], *arguments: Any) -> Result:
     """Return or raise what `work` does, in a thread. Raises Unavailable if the caller left before the start."""
     with turn.in_thread() as is_open:
         if not is_open:
@@ -160,17 +160,17 @@ class _SharedUse:
 
 
 @dataclass(eq=False)
-class _Job(Generic[Answer]):
+class _Job(Generic[Result]):
     """A call for a thread.
 
     `is_required`: the call ends other work, so the pool neither refuses nor skips it. `is_abandoned`: no task waits
     for the result any more.
     """
 
-    work: Callable[[], Answer]
+    work: Callable[[], Result]
     context: contextvars.Context
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[Result]
     is_required: bool = False
     is_abandoned: bool = False
 
@@ -178,8 +178,8 @@ class _Job(Generic[Answer]):
 class Pool:
     """Threads for one kind of blocking call. Usable from any event loop.
 
-    `run`, `run_to_end` and `finish` differ in two things: whether the caller stops waiting at the pool's deadline, and
-    whether the pool may refuse the call, or skip it after the deadline.
+    `run`, `run_without_deadline` and `run_required` differ in two things: whether the caller stops waiting at the
+    pool's deadline, and whether the pool may refuse the call, or skip it after the deadline.
     """
 
     def __init__(
@@ -210,12 +210,12 @@ class Pool:
         """The largest number of threads that the pool starts."""
         return self._threads
 
-    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return or raise the result of `work(*arguments)`, called by a thread. Raises PoolBusy, also at the
         deadline."""
         return await self._call(_job(work, arguments), self._deadline_ms)
 
-    async def run_to_end(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
         step.
 
@@ -223,27 +223,27 @@ class Pool:
         """
         return await self._call(_job(work, arguments), None)
 
-    async def finish(self, work: Callable[[], Answer]) -> Answer:
+    async def run_required(self, work: Callable[[], Result]) -> Result:
         """Return or raise the result of `work`, a call that ends other work, such as the release of a lease.
 
         The pool never refuses it. At the deadline the caller gets PoolBusy, and a thread calls `work` nevertheless.
         """
         return await self._call(_job(work, is_required=True), self._deadline_ms)
 
-    async def each(self, generator: Generator[Answer, None, None]) -> AsyncGenerator[Answer, None]:
+    async def iterate(self, generator: Generator[Result, None, None]) -> AsyncGenerator[Result, None]:
         """Yield the items of a generator; a thread of the pool makes each step. Raises PoolBusy.
 
         A thread also closes the generator, even if the client disconnects or a step misses its deadline.
         """
         steps, end = _SharedUse(generator.close), object()
 
-        def take() -> Answer | object:
+        def take() -> Result | object:
             with steps.in_thread() as is_open:
                 return next(generator, end) if is_open else end
 
         try:
             while (item := await self.run(take)) is not end:
-                yield cast(Answer, item)
+                yield cast(Result, item)
         finally:  # nothing waits for it: the client may have disconnected
             self._enqueue(_job(steps.end, is_required=True, is_abandoned=True))
 
@@ -252,7 +252,7 @@ class Pool:
         for _ in range(self._started):
             self._jobs.put(None)
 
-    async def _call(self, job: _Job[Answer], deadline_ms: int | None) -> Answer:
+    async def _call(self, job: _Job[Result], deadline_ms: int | None) -> Result:
         """Return the result of a call. Raises PoolBusy."""
         self._enqueue(job)
         try:
@@ -352,12 +352,12 @@ class Pool:
 
 
 def _job(
-    work: Callable[..., Answer],
+    work: Callable[..., Result],
     arguments: tuple[Any, ...] = (),
     *,
     is_required: bool = False,
     is_abandoned: bool = False,
-) -> _Job[Answer]:
+) -> _Job[Result]:
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
     return _Job(lambda: work(*arguments), context, loop, loop.create_future(), is_required, is_abandoned)

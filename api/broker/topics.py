@@ -31,7 +31,7 @@ def create(environment: Environment, name: TopicName, properties: Mapping[str, s
     """Create a topic without partitions, or a partition that was deleted. A partition gets the policies of the others.
 
     Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
-    PartitionWithoutTopic, NoSuchPartition.
+    PartitionWithoutTopic, PartitionOutOfRange.
     """
     partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
@@ -47,14 +47,14 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     """
     metadata = broker.environment.metadata
     record = names.unpartitioned(broker.environment, name)
-    broker.ownership.check_clients_here(record)
+    broker.ownership.check_not_owned_elsewhere(record)
     if not force:
         broker.clients.check_none(name)
     broker.logs.close_topics(record)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_here(record.id))
     except LeaseHeld as error:
-        broker.ownership.check_clients_here(record)
+        broker.ownership.check_not_owned_elsewhere(record)
         raise TopicHasWriter(1) from error
     except NotFound as error:
         raise names.missing_topic_error(broker.environment, name) from error
@@ -67,12 +67,12 @@ def truncate(broker: Broker, name: TopicName) -> None:
     `compactor.maintenance.truncation.truncate`.
     """
     records = names.local_topics(broker, name)
-    broker.ownership.check_clients_here(*records)
+    broker.ownership.check_not_owned_elsewhere(*records)
     truncate_all(broker.patient, records)
     for record in records:
         broker.clients.truncated(record)
     # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
-    broker.ownership.check_clients_here(*records)
+    broker.ownership.check_not_owned_elsewhere(*records)
 
 
 def unload(broker: Broker, name: TopicName) -> None:
@@ -81,7 +81,7 @@ def unload(broker: Broker, name: TopicName) -> None:
     A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
     """
     records = names.topics(broker.environment, name)
-    broker.ownership.check_clients_here(*records)
+    broker.ownership.check_not_owned_elsewhere(*records)
     broker.logs.close_topics(*records)
 
 

@@ -134,7 +134,7 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
 def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
     message = _message(form)
     records = messages.topic_or_partitions(broker, topic)
-    (number,) = messages.assign(broker, [message], records)
+    (number,) = messages.assign_to_partitions(broker, [message], records)
     record = records[number]
     if record is None:
         raise Conflict(

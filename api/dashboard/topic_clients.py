@@ -40,11 +40,11 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
     """Return the clients of a topic. `live`: those of this process. Reads the database."""
     elsewhere = ""
     try:
-        broker.ownership.check_clients_here(snapshot.stats.topic)
+        broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)
     except NotTheOwner as error:
         elsewhere = error.service.url or error.service.name
     cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
-    stats = topic_stats(snapshot, live, sizes=False)
+    stats = topic_stats(snapshot, live, with_backlog_bytes=False)
     sent_ends = {
         name: max(item.delivered_end, snapshot.first)
         for name, item in live.subscriptions.items()

@@ -77,7 +77,7 @@ PULSAR_WORDS: Mapping[type[errors.CompactorError], tuple[int, str]] = {
         "Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned topic "
         "{partitioned} created.",
     ),
-    broker_refusals.NoSuchPartition: (
+    broker_refusals.PartitionOutOfRange: (
         412,
         'Can\'t create topic {topic} with "-partition-" followed by a number smaller than number of partition of '
         "partitioned topic {partitioned}",

@@ -55,10 +55,10 @@ class Admission:
             )
         return threads
 
-    def enter(self, role: str, is_lookup: bool) -> None:
+    def admit(self, role: str, is_lookup: bool) -> None:
         """Count a request that begins. Raise Refused (TooManyRequests) at the bound of the role, or of all lookups.
 
-        `leave` must follow once, unless this raises.
+        `release` must follow once, unless this raises.
         """
         if self._of_role[role] >= MAX_OF_ROLE:
             raise Refused(
@@ -74,7 +74,7 @@ class Admission:
         self._of_role[role] += 1
         self._lookups += is_lookup
 
-    def leave(self, role: str, is_lookup: bool) -> None:
+    def release(self, role: str, is_lookup: bool) -> None:
         """Count a request that has its response."""
         self._lookups -= is_lookup
         self._of_role.add(role, -1)

@@ -12,12 +12,12 @@ from enum import IntEnum
 from api.broker.refusals import (
     BacklogQuotaExceeded,
     ConsumerBusy,
-    ConsumerNotAssigned,
+    IncompatibleKeySharedConsumer,
     InvalidTopicEpoch,
     MissingNamespace,
     MissingTopic,
-    NoSuchPartition,
     PartitionedTopicRefused,
+    PartitionOutOfRange,
     ProducerBusy,
     ProducerFenced,
 )
@@ -66,12 +66,12 @@ class Refused(Exception):
 
 _BY_KIND: Mapping[type[Exception], ServerError] = {
     ConsumerBusy: ServerError.ConsumerBusy,
-    ConsumerNotAssigned: ServerError.ConsumerAssignError,
+    IncompatibleKeySharedConsumer: ServerError.ConsumerAssignError,
     ProducerBusy: ServerError.ProducerBusy,
     ProducerFenced: ServerError.ProducerFenced,
     IncompatibleSchema: ServerError.IncompatibleSchema,
     InvalidSchema: ServerError.IncompatibleSchema,
-    NoSuchPartition: ServerError.TopicNotFound,
+    PartitionOutOfRange: ServerError.TopicNotFound,
     MissingNamespace: ServerError.TopicNotFound,
     errors.TopicNotFound: ServerError.TopicNotFound,
     errors.InvalidTopicName: ServerError.InvalidTopicName,

@@ -34,6 +34,10 @@ class Frame(NamedTuple):
     entry: bytes
 
 
+FramePieces = tuple[bytes, bytes]
+"""A frame to be written in two pieces. The second one is empty unless the entry is large."""
+
+
 class FrameParser:
     """A parser that gets bytes in any pieces and returns complete frames. It holds one incomplete frame and the last
     piece."""
@@ -107,7 +111,7 @@ class FrameParser:
             raise MalformedFrame(f"a command of type {kind} {self._unexpected}")
 
 
-def build_frame(command: bytes, entry: bytes = b"") -> tuple[bytes, bytes]:
+def build_frame(command: bytes, entry: bytes = b"") -> FramePieces:
     """Return a frame in two pieces; the second is empty unless the entry is large: then the entry is not copied."""
     head = _SIZES.pack(_SIZE.size + len(command) + len(entry), len(command)) + command
     return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

@@ -55,7 +55,7 @@ class PendingRequests:
             if len(self._tasks) >= MAX_OF_CONNECTION:
                 reason = f"{MAX_OF_CONNECTION} requests of this connection are under way: wait for responses"
                 raise Refused(ServerError.TooManyRequests, reason)
-            self._admission.enter(role, is_lookup)
+            self._admission.admit(role, is_lookup)
         except Refused as error:
             work.close()
             self._channel.send(failure(request, error))
@@ -73,7 +73,7 @@ class PendingRequests:
             self._bytes -= size
             if self._bytes <= MAX_REQUEST_BYTES // 2:
                 self._channel.resume_requests(_REASON)
-            self._admission.leave(role, is_lookup)
+            self._admission.release(role, is_lookup)
 
         task.add_done_callback(ended)
         return True

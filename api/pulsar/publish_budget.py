@@ -29,7 +29,7 @@ class PublishBudget:
         self._bytes = 0
         self._held: set[PendingPublishes] = set()
 
-    def add(self, pending: PendingPublishes, size: int) -> bool:
+    def add_and_check_full(self, pending: PendingPublishes, size: int) -> bool:
         """Count bytes of a connection; a negative `size` is of entries that wait no more. Return whether the bound is
         reached.
 
@@ -42,10 +42,10 @@ class PublishBudget:
         elif self._held and self._bytes <= self._max_bytes // 2:
             connections, self._held = self._held, set()
             for item in connections:
-                item.resume()
+                item.resume_if_half_free()
         return is_full
 
-    def discard(self, pending: PendingPublishes) -> None:
+    def forget(self, pending: PendingPublishes) -> None:
         """Note that a connection has ended, so that it is not resumed. Its bytes count until its entries are
         appended."""
         self._held.discard(pending)
@@ -67,13 +67,13 @@ class PendingPublishes:
         connection."""
         self._entries += entries
         self._bytes += size
-        is_full = self._budget.add(self, size)
+        is_full = self._budget.add_and_check_full(self, size)
         if self._entries >= self._max_entries or is_full or self._bytes >= self._max_bytes:
             self._connection.hold_requests(_REASON)
         else:
-            self.resume()
+            self.resume_if_half_free()
 
-    def resume(self) -> None:
+    def resume_if_half_free(self) -> None:
         """Let the connection go on if at most half of `max_entries` entries wait."""
         if self._entries <= self._max_entries // 2:
             self._connection.resume_requests(_REASON)

@@ -50,6 +50,9 @@ ENDED_AT_ONCE = 100
 _NO_REQUEST = (1 << 64) - 1
 """The request id of a refused connection, as a broker sends it."""
 
+IsReserved = Callable[[], bool]
+"""Returns whether a reservation still holds."""
+
 
 class Channel(pending_requests.Channel, Protocol):
     """The connection, as its session uses it. Calls return at once and never fail."""
@@ -110,7 +113,7 @@ class Session:
         self.is_connected = False
         """True if the client's CONNECT was accepted."""
         self._creating: dict[tuple[str, int], int] = {}
-        """The requests that create a producer or consumer now, by its kind and number."""
+        """The requests that create a producer or consumer now, by its kind and id."""
         self._liveness_waiters: list[asyncio.Future[None]] = []
         self._ending: asyncio.Task[None] | None = None
         """Removes the producers and consumers that `end` has not removed at once."""
@@ -206,29 +209,29 @@ class Session:
     # Producers and consumers
 
     @contextmanager
-    def reserve_number(self, kind: str, number: int, request_id: int) -> Iterator[Callable[[], bool]]:
-        """Reserve the number of a producer or consumer while it is created.
+    def reserve_id(self, kind: str, client_id: int, request_id: int) -> Iterator[IsReserved]:
+        """Reserve the id of a producer or consumer while it is created. `kind`: "producer" or "consumer".
 
         Yield a function that returns whether the reservation holds: False after the client has closed the producer or
-        consumer. Raise Refused for a number that is reserved already, and for one more than `MAX_CLIENTS`.
+        consumer. Raise Refused for an id that is reserved already, and for one more than `MAX_CLIENTS`.
         """
-        if (kind, number) in self._creating:
-            raise Refused(ServerError.ServiceNotReady, f"the {kind} {number} of this connection is being created")
+        if (kind, client_id) in self._creating:
+            raise Refused(ServerError.ServiceNotReady, f"the {kind} {client_id} of this connection is being created")
         if len(self.producers) + len(self.consumers) + len(self._creating) >= MAX_CLIENTS:
             raise Refused(
                 ServerError.TooManyRequests,
                 f"this connection has {MAX_CLIENTS} producers and consumers: close some, or use another connection",
             )
-        self._creating[kind, number] = request_id
+        self._creating[kind, client_id] = request_id
         try:
-            yield lambda: self._creating.get((kind, number)) == request_id
+            yield lambda: self._creating.get((kind, client_id)) == request_id
         finally:
-            if self._creating.get((kind, number)) == request_id:
-                del self._creating[kind, number]
+            if self._creating.get((kind, client_id)) == request_id:
+                del self._creating[kind, client_id]
 
-    def cancel_creation(self, kind: str, number: int) -> None:
+    def cancel_creation(self, kind: str, client_id: int) -> None:
         """Cancel a creation in progress: the client has closed the producer or consumer."""
-        self._creating.pop((kind, number), None)
+        self._creating.pop((kind, client_id), None)
 
     def remove_producer(self, connected: ConnectedProducer) -> bool:
         """Remove a producer from the session, not from its topic. Return whether the session had it."""
@@ -250,7 +253,7 @@ class Session:
         """
         self.is_closed = True
         self._creating.clear()
-        self.context.publish_budget.discard(self.pending_publishes)
+        self.context.publish_budget.forget(self.pending_publishes)
         self.note_alive()  # its callers see that it is closed
         removal = self._remove_all(list(self.producers.values()), list(self.consumers.values()))
         self.producers.clear()

@@ -30,11 +30,12 @@ _PAUSE = 9
 
 @dataclass(frozen=True)
 class WatchedTopics:
-    """The topics of a namespace that match a client's pattern. `names`: the list of topics that was matched."""
+    """The topics of a namespace that match a client's pattern. `namespace_topics`: those that the pattern was matched
+    with."""
 
     namespace: str
     pattern: str
-    names: tuple[str, ...]
+    namespace_topics: tuple[str, ...]
     matches: Matches
 
 
@@ -48,29 +49,29 @@ class Watchers:
     @property
     def all(self) -> list[tuple[int, WatchedTopics]]:
         """Return the watchers that have their first list."""
-        return [(number, topics) for number, topics in self._by_id.items() if topics is not None]
+        return [(watcher_id, topics) for watcher_id, topics in self._by_id.items() if topics is not None]
 
-    def reserve(self, number: int) -> None:
+    def reserve(self, watcher_id: int) -> None:
         """Add a watcher before its list is read, so that a close meanwhile ends it. Raise Refused (TooManyRequests)."""
-        if number not in self._by_id and len(self._by_id) >= MAX_WATCHERS:
+        if watcher_id not in self._by_id and len(self._by_id) >= MAX_WATCHERS:
             raise Refused(
                 ServerError.TooManyRequests,
                 f"this connection has {MAX_WATCHERS} watchers: close some, or connect again",
             )
-        self._by_id[number] = None
+        self._by_id[watcher_id] = None
 
-    def store_topics(self, number: int, topics: WatchedTopics) -> None:
-        """Store the topics that a watcher was sent. Ignore a watcher that was closed meanwhile."""
-        if number in self._by_id:
-            self._by_id[number] = topics
+    def note_sent(self, watcher_id: int, topics: WatchedTopics) -> None:
+        """Note the topics that a watcher was sent. Ignore a watcher that was closed meanwhile."""
+        if watcher_id in self._by_id:
+            self._by_id[watcher_id] = topics
 
-    def is_current(self, number: int, topics: WatchedTopics) -> bool:
+    def is_current(self, watcher_id: int, topics: WatchedTopics) -> bool:
         """Return whether a watcher still has these topics: it was not closed and not created again."""
-        return self._by_id.get(number) is topics
+        return self._by_id.get(watcher_id) is topics
 
-    def remove(self, number: int) -> None:
+    def remove(self, watcher_id: int) -> None:
         """Close a watcher. Idempotent."""
-        self._by_id.pop(number, None)
+        self._by_id.pop(watcher_id, None)
 
     def clear(self) -> None:
         """Close all watchers."""
@@ -109,8 +110,8 @@ class NamespaceWatch:
         watchers: list[tuple[WatchingClient, int, WatchedTopics]] = []
         namespaces: set[str] = set()
         async for client in in_turns(clients, WATCHERS_AT_ONCE // MAX_WATCHERS):
-            for number, topics in client.watchers.all:
-                watchers.append((client, number, topics))
+            for watcher_id, topics in client.watchers.all:
+                watchers.append((client, watcher_id, topics))
                 namespaces.add(topics.namespace)
         for namespace in self._lists.keys() - namespaces:
             del self._lists[namespace]
@@ -119,10 +120,10 @@ class NamespaceWatch:
             if names != self._lists.get(namespace):
                 self._lists[namespace] = names
         changed: dict[tuple[str, str, int], list[tuple[WatchingClient, int, WatchedTopics]]] = {}
-        async for client, number, topics in in_turns(watchers, WATCHERS_AT_ONCE):
-            if topics.names is not self._lists[topics.namespace]:
+        async for client, watcher_id, topics in in_turns(watchers, WATCHERS_AT_ONCE):
+            if topics.namespace_topics is not self._lists[topics.namespace]:
                 key = topics.namespace, topics.pattern, id(topics.matches)
-                changed.setdefault(key, []).append((client, number, topics))
+                changed.setdefault(key, []).append((client, watcher_id, topics))
         matches: dict[tuple[str, str], Matches] = {}
         for (namespace, pattern, _), group in changed.items():
             names = self._lists[namespace]
@@ -138,14 +139,14 @@ class NamespaceWatch:
         """Send the changes to watchers that were all sent the same matches."""
         change: _Change | None = None
         sent = 0
-        for client, number, topics in group:
+        for client, watcher_id, topics in group:
             if change is None:
                 change = await self._threads.run(_change, topics.matches, current.matches)
-            if not client.watchers.is_current(number, topics):
+            if not client.watchers.is_current(watcher_id, topics):
                 continue
-            client.watchers.store_topics(number, current)
+            client.watchers.note_sent(watcher_id, current)
             if change.size:
-                client.send(WatchTopicUpdate(number, change.new, change.deleted, current.matches.hash))
+                client.send(WatchTopicUpdate(watcher_id, change.new, change.deleted, current.matches.hash))
             sent += 1 + change.size
             if sent >= NAMES_AT_ONCE:
                 sent = 0

@@ -37,7 +37,7 @@ class Assignment:
         return self._selector.active if isinstance(self._selector, SingleActive) else None
 
     def check_compatible(self, consumer: Consumer) -> None:
-        """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
+        """Raise IncompatibleKeySharedConsumer for a consumer that does not fit the others."""
         self._selector.check_compatible(consumer)
 
     def add(self, consumer: Consumer) -> None:

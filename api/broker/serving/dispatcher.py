@@ -100,7 +100,7 @@ class Dispatcher:
     # Consumers
 
     def check_compatible(self, consumer: Consumer) -> None:
-        """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
+        """Raise IncompatibleKeySharedConsumer for a consumer that does not fit the others."""
         self._assignment.check_compatible(consumer)
 
     @property

@@ -13,7 +13,7 @@ from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, Unavailable
 from storage.model import LogPosition
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _SECONDS = 30.0
 
 
@@ -51,7 +51,7 @@ class ServedSubscription:
     async def _acknowledged(self) -> None:
         self._subscription.settle_acknowledged()
 
-    def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(_SECONDS)

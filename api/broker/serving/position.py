@@ -149,7 +149,7 @@ class SubscriptionPosition:
         CompactorError."""
         if isinstance(self.current, Cursor):
             # To its end: a reset that continues beside later work would undo that work.
-            self.current = await self._topic.database.run_to_end(self._reset, self.current, mark)
+            self.current = await self._topic.database.run_without_deadline(self._reset, self.current, mark)
             self.delivered_end = 0
         else:
             await self._begin_reader(start)

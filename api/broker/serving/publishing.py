@@ -121,7 +121,7 @@ class PublishQueue:
 
     async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[Outcome]:
         try:
-            return await self._workers.run_to_end(self._append, group)
+            return await self._workers.run_without_deadline(self._append, group)
         except Exception as error:
             if not isinstance(error, CompactorError):
                 LOG.exception("%s: %d entries are not appended", self._topic, len(group))

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from api.broker.key_hashes import murmur3
-from api.broker.refusals import ConsumerNotAssigned
+from api.broker.refusals import IncompatibleKeySharedConsumer
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.key_routing import HASH_SLOTS
 
@@ -35,7 +35,7 @@ class Selector(Protocol):
     """The consumers of one subscription, and the choice among them."""
 
     def check_compatible(self, consumer: Consumer) -> None:
-        """Raise ConsumerNotAssigned for a consumer that does not fit the others."""
+        """Raise IncompatibleKeySharedConsumer for a consumer that does not fit the others."""
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer."""
@@ -291,14 +291,14 @@ def _point(key_hash: int, number: int) -> int:
     return key_hash << _NUMBER_BITS | number
 
 
-def _other_mode(consumer: Consumer) -> ConsumerNotAssigned:
-    return ConsumerNotAssigned(
+def _other_mode(consumer: Consumer) -> IncompatibleKeySharedConsumer:
+    return IncompatibleKeySharedConsumer(
         f"the consumer {consumer.name} asks for another key-shared mode than the subscription's consumers",
         "use the same mode for all consumers of a subscription",
     )
 
 
-def _overlap(consumer: Consumer, requested: tuple[int, int], taken: str) -> ConsumerNotAssigned:
-    return ConsumerNotAssigned(
+def _overlap(consumer: Consumer, requested: tuple[int, int], taken: str) -> IncompatibleKeySharedConsumer:
+    return IncompatibleKeySharedConsumer(
         f"the range {requested[0]}-{requested[1]} of {consumer.name} overlaps {taken}", "ask for ranges that are free"
     )

@@ -88,7 +88,7 @@ class Subscription:
         """Prepare the dispatcher for a consumer, which it does not add yet. For the first consumer, make the
         dispatcher.
 
-        Raises ConsumerBusy or ConsumerNotAssigned for a consumer that does not fit the others.
+        Raises ConsumerBusy or IncompatibleKeySharedConsumer for a consumer that does not fit the others.
         """
         present = self.type
         if present is None:

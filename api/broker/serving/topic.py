@@ -184,7 +184,7 @@ class PersistentTopic:
 
     async def _store_sequences(self, deduplication: Deduplication) -> None:
         try:
-            await self.database.run_to_end(deduplication.store)
+            await self.database.run_without_deadline(deduplication.store)
         finally:
             self._is_storing_sequences = False
 
@@ -198,7 +198,7 @@ class PersistentTopic:
     async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
         """Find or open a subscription for a consumer, and return it; `Dispatcher.add` then starts the delivery.
 
-        Raises CompactorError, such as InvalidInput, ConsumerBusy, ConsumerNotAssigned, TopicNotServed.
+        Raises CompactorError, such as InvalidInput, ConsumerBusy, IncompatibleKeySharedConsumer, TopicNotServed.
         """
         name = request.name
         if name == COMPACTION_CURSOR:
@@ -382,7 +382,7 @@ class PersistentTopic:
                 self._deduplication.advance_load_start(self.tail.end)
         finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
-            await self._pools[WaitsFor.LOG].finish(self._release)
+            await self._pools[WaitsFor.LOG].run_required(self._release)
 
     def _release(self) -> None:
         try:

@@ -65,7 +65,7 @@ class TopicRegistry:
         self._tails = TailBudget(settings.broker_cache_bytes)
         self._pages = PageBudget(settings.broker_page_bytes)
         self.cursor_writer = CursorWriter(self._metadata, broker.pools[WaitsFor.DATABASE], TICK_SECONDS)
-        self._sequence_loads = SequenceLoads(broker.pools[WaitsFor.SEQUENCES].run_to_end)
+        self._sequence_loads = SequenceLoads(broker.pools[WaitsFor.SEQUENCES].run_without_deadline)
         self._ticked_ms = self._clock.now_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends = False
@@ -148,7 +148,7 @@ class TopicRegistry:
         try:
             deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
         except BaseException:
-            await pools[WaitsFor.LOG].finish(log.release)
+            await pools[WaitsFor.LOG].run_required(log.release)
             raise
         return PersistentTopic(
             storage,

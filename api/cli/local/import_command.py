@@ -53,7 +53,7 @@ def open_to_append(environment: Environment, name: TopicName) -> AppendTarget:
     from storage.topic import Topic as OpenTopic
 
     existing = environment.metadata.topics.named([name]).get(name)
-    record = existing or names.ensure(environment, name)
+    record = existing or names.ensure_with_namespace(environment, name)
     BacklogLimits(environment).check(record)
     return AppendTarget(OpenTopic(environment, record), existing is None)
 

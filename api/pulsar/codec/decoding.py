@@ -44,7 +44,7 @@ def decode_request(frame: Frame) -> Any:
     try:
         limits.check_bytes(kind, data)
         command = BaseCommand.FromString(data)
-    except (DecodeError, limits.Unreadable) as error:
+    except (DecodeError, limits.MalformedProtobuf) as error:
         raise MalformedFrame("a frame that holds no command") from error
     if command.type != kind or not command.HasField(field) or not command.IsInitialized():
         raise MalformedFrame("a command without a required field")

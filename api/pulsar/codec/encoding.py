@@ -10,7 +10,7 @@ from typing import Any
 
 from api.pulsar.codec import limits, requests
 from api.pulsar.codec.responses import Failure, Response, SendReceipt
-from api.pulsar.frames import build_frame
+from api.pulsar.frames import FramePieces, build_frame
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
     CommandLookupTopicResponse,
@@ -41,7 +41,7 @@ def encode_delivery(
     redelivery_count: int,
     partition: int,
     consumer_epoch: int | None,
-) -> tuple[bytes, bytes]:
+) -> FramePieces:
     """Return the frame of an entry for a consumer in two pieces; the second is empty unless the entry is large.
 
     `live_mask`: a bit for each message of the entry, set where the message is delivered. `partition`: the topic's

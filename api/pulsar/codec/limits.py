@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -234,13 +234,13 @@ class OverLimit(Refused):
         self.request_id = request_id
 
 
-class Unreadable(Exception):
+class MalformedProtobuf(Exception):
     """Bytes that are not fields of protobuf."""
 
 
 def check_bytes(kind: int, data: bytes) -> None:
     """Check the bytes of a command before it is parsed. `kind`: the number of its type. Raise OverLimit and
-    Unreadable."""
+    MalformedProtobuf."""
     limits = LIMITS[kind]
     if limits.max_bytes is not None:
         if len(data) > limits.max_bytes:
@@ -291,7 +291,7 @@ class _Walk:
         self._request_id: int | None = None
 
     def over(self, data: memoryview) -> None:
-        """Check a command. Raise OverLimit and Unreadable."""
+        """Check a command. Raise OverLimit and MalformedProtobuf."""
         at = 0
         while at < len(data):
             number, at, size, _ = read_field(data, at)
@@ -348,24 +348,32 @@ class _Walk:
             self._defect = reason, ServerError.NotAllowedError
 
 
-def read_field(data: memoryview, at: int) -> tuple[int, int, int | None, int]:
-    """Return the number of the field that begins at `at`, the position and length of its content, and 0. Raise
-    Unreadable.
+class WireField(NamedTuple):
+    """A field of protobuf. `start`, `size`: the position and length of its content.
 
-    For a varint, return the field's number, the position after the varint, None, and its value.
+    For a varint, `start` is the position after it, `size` is None, and `varint` is its value; otherwise that is 0.
     """
+
+    number: int
+    start: int
+    size: int | None
+    varint: int
+
+
+def read_field(data: memoryview, at: int) -> WireField:
+    """Return the field that begins at `at`. Raise MalformedProtobuf."""
     tag, at = _varint(data, at)
     number, wire_type = tag >> 3, tag & 7
     if wire_type == _VARINT:
         value, at = _varint(data, at)
-        return number, at, None, value
+        return WireField(number, at, None, value)
     if wire_type == _LENGTH:
         size, at = _varint(data, at)
     else:
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, len(data))
     if at + size > len(data):
-        raise Unreadable
-    return number, at, size, 0
+        raise MalformedProtobuf
+    return WireField(number, at, size, 0)
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -378,4 +386,4 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise Unreadable
+    raise MalformedProtobuf

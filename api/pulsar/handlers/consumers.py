@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from api.broker.serving.acknowledging import AckedEntry
@@ -13,9 +13,9 @@ from api.http.access import AuthAction
 from api.pulsar.client_versions import returns_permits_for_hidden_slots
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError, refusal
-from api.pulsar.handlers.schemas import ensure_readable, has_schema
+from api.pulsar.handlers.schemas import has_schema, store_if_first_or_check_readable
 from api.pulsar.pending_requests import Work
-from api.pulsar.session import ConnectedConsumer, Session
+from api.pulsar.session import ConnectedConsumer, IsReserved, Session
 from storage.errors import CompactorError, Fenced
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartPosition, StartTime
@@ -33,16 +33,16 @@ async def subscribe(session: Session, request: requests.Subscribe) -> responses.
     """
     if request.consumer_id in session.consumers:
         return responses.Success(request.request_id)
-    with session.reserve_number("consumer", request.consumer_id, request.request_id) as is_reserved:
+    with session.reserve_id("consumer", request.consumer_id, request.request_id) as is_reserved:
         await _create(session, request, is_reserved)
     return None
 
 
-async def _create(session: Session, request: requests.Subscribe, is_reserved: Callable[[], bool]) -> None:
+async def _create(session: Session, request: requests.Subscribe, is_reserved: IsReserved) -> None:
     context, identity = session.context, session.identity
     name = await identity.permitted_topic(request.topic, AuthAction.CONSUME)
     if has_schema(request.schema):
-        await ensure_readable(session, name, request.schema)
+        await store_if_first_or_check_readable(session, name, request.schema)
     may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
     topic = await context.topics.get_or_open(name, may_create, identity.audit)
     connected = ConnectedConsumer(session, topic, _options(session, request), request.consumer_epoch)

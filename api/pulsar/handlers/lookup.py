@@ -77,7 +77,7 @@ async def watch(session: Session, request: requests.WatchTopicList) -> responses
     except BaseException:
         session.watchers.remove(watcher_id)
         raise
-    session.watchers.store_topics(watcher_id, WatchedTopics(namespace, pattern, topics, matches))
+    session.watchers.note_sent(watcher_id, WatchedTopics(namespace, pattern, topics, matches))
     return responses.WatchTopicListSuccess(request.request_id, watcher_id, matches.topics, matches.hash)
 
 

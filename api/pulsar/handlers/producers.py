@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from api.broker.serving.publishing import QueuedEntry
 from api.http.access import AuthAction
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
-from api.pulsar.session import ConnectedProducer, Session
+from api.pulsar.session import ConnectedProducer, IsReserved, Session
 from storage.errors import Fenced
 
 REPLICATOR_PREFIX = "pulsar.repl"
@@ -23,12 +21,12 @@ async def create(session: Session, request: requests.Producer) -> responses.Prod
     Return None if the client has closed the producer meanwhile. An exclusive producer that has to wait for its turn
     gets a first response with `producer_ready` false.
     """
-    with session.reserve_number("producer", request.producer_id, request.request_id) as is_reserved:
+    with session.reserve_id("producer", request.producer_id, request.request_id) as is_reserved:
         return await _create(session, request, is_reserved)
 
 
 async def _create(
-    session: Session, request: requests.Producer, is_reserved: Callable[[], bool]
+    session: Session, request: requests.Producer, is_reserved: IsReserved
 ) -> responses.ProducerSuccess | None:
     context = session.context
     name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE)

@@ -48,14 +48,15 @@ async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord)
     return await threads[WaitsFor.SCHEMAS].run(schemas.ensure, name, schema)
 
 
-async def ensure_readable(session: Session, name: TopicName, schema: SchemaRecord) -> None:
-    """Raise CompactorError unless a consumer's schema can read the topic's newest schema.
+async def store_if_first_or_check_readable(session: Session, name: TopicName, schema: SchemaRecord) -> None:
+    """Store a consumer's schema if the topic has none; otherwise raise CompactorError unless it can read the newest
+    one.
 
     Only a schema that is not the newest is compared with it, in the threads for schemas.
     """
     schemas, threads = session.context.broker.schemas, session.identity.threads
     if not await threads[WaitsFor.DATABASE].run(schemas.is_newest, name, schema):
-        await threads[WaitsFor.SCHEMAS].run(schemas.ensure_readable, name, schema)
+        await threads[WaitsFor.SCHEMAS].run(schemas.store_if_first_or_check_readable, name, schema)
 
 
 def version_bytes(schema: SchemaRecord) -> bytes:

@@ -57,7 +57,7 @@ _ATTRIBUTES: dict[type, dict[str, str]] = {
 async def get_broker_topics(broker: Broker, request: Request) -> Response:
     """Return the stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and
     logged."""
-    written = broker.pools[WaitsFor.LOG].each(_written(broker, request.app.state.log_throttle))
+    written = broker.pools[WaitsFor.LOG].iterate(_written(broker, request.app.state.log_throttle))
     return StreamingResponse(written, media_type="application/json")
 
 

@@ -95,7 +95,7 @@ async def _produced(
     produced = await parsing.run(parse_messages, kind, body, encodings, broker.settings.limits_messages)
     del body
     acks: dict[int, ProducerAck] = {}
-    for number, places in (await parsing.run(messages.assign, broker, produced, records)).items():
+    for number, places in (await parsing.run(messages.assign_to_partitions, broker, produced, records)).items():
         record, part = records[number], [produced[place] for place in places]
         try:
             if record is None:

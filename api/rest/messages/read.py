@@ -107,7 +107,7 @@ async def read_messages(
     if stream:
         await waiting.run(check_start, source, state.start)
         reader = source.reader(state, read_compacted, reset)
-        body = waiting.each(_all(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
+        body = waiting.iterate(_all(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
         first = await anext(body, b"")  # an error before the first byte gets its own status
         return StreamingResponse(_joined(first, body), media_type=kind)
     settings = broker.settings

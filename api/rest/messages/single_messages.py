@@ -68,7 +68,7 @@ def get_last_message_id(
 ) -> MessageIdAnswer:
     """Return the id of the last message that a reader gets; -1:-1 if there is none (R6)."""
     with reword_errors(partitioned="GetLastMessageId is not allowed on partitioned-topic"):
-        last, batch_size = messages.last_id(broker, topic, read_compacted)
+        last, batch_size = messages.last_message(broker, topic, read_compacted)
     return _answer(last, topic, last.batch_index, batch_size)
 
 
@@ -108,7 +108,7 @@ def examine_message(
     reason = (
         "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic partition"
     )
-    find = messages.nth_entry if initial_position == "earliest" else messages.entry_before_end
+    find = messages.nth_entry if initial_position == "earliest" else messages.entry_of_nth_last_message
     with reword_errors(partitioned=reason):
         return entry_response(find(broker, topic, message_position))
 
@@ -145,12 +145,12 @@ def get_key(
         key_bytes = to_bytes(text, encodings.key)
     except ValueError as error:
         raise RestException(400, f"the key is not of the given encoding: {error}") from error
-    newest = messages.newest(broker, topic, key_bytes, sealed_only=sealed_only)
-    headers = {} if newest is None else {AGE: ":".join(map(str, newest[0]))}
-    if newest is None or newest[1].is_tombstone:
+    newest = messages.newest_of_key(broker, topic, key_bytes, sealed_only=sealed_only)
+    headers = {} if newest is None else {AGE: ":".join(map(str, newest.rank))}
+    if newest is None or newest.message.is_tombstone:
         raise RestException(404, f"the key {text[:100]!r} of {topic} has no value", headers)
     buffer = io.BytesIO()
-    JsonLinesWriter(buffer, *encodings).write(newest[1])
+    JsonLinesWriter(buffer, *encodings).write(newest.message)
     response.headers.update(headers)
     return json.loads(buffer.getvalue())
 

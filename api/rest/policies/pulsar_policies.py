@@ -148,7 +148,7 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     calls, kind, routes = policy.calls[origin], KINDS[origin], _ROUTES[policy.tag]
     path = f"{kind.path}/{calls.path}"
     label = calls.label or ("" if kind is TOPIC else kind.label)
-    readers, needs = ((*ANY_USE, AuthAction.ADMIN), [KNOWN_QUERY]) if calls.is_own else (kind.readers, [])
+    readers, needs = ((*ANY_USE, AuthAction.ADMIN), [KNOWN_QUERY]) if calls.is_extension else (kind.readers, [])
     is_quota = isinstance(policy, QuotaPolicy)
     body: dict[str, Any] = {}
     value_read = Depends(_VALUES[type(policy)])
@@ -170,7 +170,11 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
 
     def get_applied(broker: Broker, scope: PolicyScope = kind.of, applied: bool = False) -> Any:
         """Return the value that the topic sets, or an empty answer; `applied`: the value that holds for it."""
-        return policy.applied(policies.resolved(broker.environment, scope)) if applied else get_set(broker, scope)
+        return (
+            policy.applied_wire_value(policies.resolved(broker.environment, scope))
+            if applied
+            else get_set(broker, scope)
+        )
 
     def set_value(broker: Broker, scope: PolicyScope = kind.of, value: Any = value_read) -> None:
         """Set the policy for the scope; for a partitioned topic, for each of its partitions."""

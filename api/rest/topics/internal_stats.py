@@ -134,5 +134,5 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
 
 def _partitions(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
     partitions = names.partition_names(whole)
-    snapshots = {str(name): stats_snapshot(broker.environment, name, lines=True) for name in partitions}
+    snapshots = {str(name): stats_snapshot(broker.environment, name, with_ledgers=True) for name in partitions}
     return {name: snapshot for name, snapshot in snapshots.items() if snapshot is not None}

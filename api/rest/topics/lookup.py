@@ -43,7 +43,7 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     owner: ServiceRecord | None = None
     with reword_errors("Namespace not found"), suppress(NoLogOwner, WriterElsewhere):
         # Without an owner, this service answers REST for the topic, which need not exist.
-        owner = names.other_owner(broker, topic, create=True)
+        owner = names.other_owner(broker, topic, allow_missing=True)
     http, binary = service_urls(broker, request, owner)
     tls = (owner or broker.settings).broker_service_url_tls
     return LookupData(broker_url=binary, http_url=http, native_url=binary, broker_url_ssl=tls or "")

@@ -69,7 +69,7 @@ _STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_non
 def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
     """Return the stats of a topic that is not partitioned."""
     snapshot = topic_snapshot(broker, topic, times=True)
-    broker.ownership.check_clients_here(snapshot.stats.topic)
+    broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
     return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
 
@@ -83,7 +83,7 @@ def get_partitioned_stats(
     policies: TopicPolicies | None = None
     each: dict[str, TopicStats] = {}
     for name in names.partition_names(whole):
-        snapshot = stats_snapshot(broker.environment, name, times=True)
+        snapshot = stats_snapshot(broker.environment, name, with_last_publish_time=True)
         if snapshot is not None:
             # Policies are set for the whole topic, so the first partition's are those of all.
             policies = policies or broker.environment.metadata.policies.effective(snapshot.stats.topic)
@@ -121,7 +121,7 @@ def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, tim
 
     Raises RestException (404) in a broker's words; for a partitioned topic it names the calls to use instead.
     """
-    snapshot = stats_snapshot(broker.environment, topic, lines=lines, times=times)
+    snapshot = stats_snapshot(broker.environment, topic, with_ledgers=lines, with_last_publish_time=times)
     if snapshot is None:
         error = names.missing_topic_error(broker.environment, topic)
         if broker.environment.metadata.partitions.find(topic) is not None:
@@ -142,7 +142,7 @@ def partitioned_topic(broker: Broker, topic: TopicName) -> PartitionedTopic:
 def _stats(broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, options: StatsOptions) -> TopicStats:
     """Return the stats of one topic, without excluded clients, and with the quotas of its policies."""
     live = broker.clients.of_topic(snapshot.stats.topic.name)
-    stats = topic_stats(snapshot, live, sizes=options.sizes, earliest=options.earliest)
+    stats = topic_stats(snapshot, live, with_backlog_bytes=options.sizes, with_oldest_publish_times=options.earliest)
     subscriptions = stats.subscriptions
     if options.exclude_consumers:
         subscriptions = {name: replace(item, consumers=()) for name, item in subscriptions.items()}

@@ -354,7 +354,7 @@ def test_the_subscriptions_of_a_namespace_are_deleted_where_their_consumers_are(
 ) -> None:
     """Else a connected consumer keeps the subscription, which comes back."""
     ownership = two.second.broker.ownership  # both services are one process here
-    monkeypatch.setattr(ownership, "check_clients_here", ownership.check_for_reading)
+    monkeypatch.setattr(ownership, "check_not_owned_elsewhere", ownership.check_for_reading)
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/subscription/elsewhere", "earliest").status_code == 204
     path = "/admin/v2/namespaces/public/default/unsubscribe"

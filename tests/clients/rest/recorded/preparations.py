@@ -220,11 +220,11 @@ def hold(scene: Scene, kind: str, waiting: str = "0") -> None:
 
     scene.held.append(pool)
     for _ in range(pool.size):
-        scene.waiting.append(scene.client.portal.start_task_soon(pool.run_to_end, wait))
+        scene.waiting.append(scene.client.portal.start_task_soon(pool.run_without_deadline, wait))
     for _ in range(pool.size):
         assert threads.acquire(timeout=60)
     for _ in range(int(waiting)):
-        scene.client.portal.start_task_soon(pool.run_to_end, lambda: None)
+        scene.client.portal.start_task_soon(pool.run_without_deadline, lambda: None)
 
 
 def release(scene: Scene) -> None:
@@ -320,7 +320,7 @@ def raising(scene: Scene) -> Routes:
     async def hold_on(request: Request) -> Response:
         await request.body()
         pools = scene.served.broker.pools
-        await pools[WaitsFor.SEQUENCES].run_to_end(lambda: (scene.arrival.set(), scene.ending.wait(60)))
+        await pools[WaitsFor.SEQUENCES].run_without_deadline(lambda: (scene.arrival.set(), scene.ending.wait(60)))
         return Response("ended")
 
     return routes

@@ -170,18 +170,18 @@ def test_a_type_without_meaning_is_refused_and_counts_as_absent(registry: Regist
     metadata.schemas.add(TOPIC, unknown, 0)  # as earlier releases did
     assert (registry.find(TOPIC), registry.find(TOPIC, 0), registry.versions(TOPIC)) == (None, None, [])
     assert registry.ensure(TOPIC, TEXT).version == 1
-    registry.ensure_readable(TOPIC, TEXT)
+    registry.store_if_first_or_check_readable(TOPIC, TEXT)
     with pytest.raises(IncompatibleSchema, match="it is of type STRING, the new one of type AVRO"):
         registry.ensure(TOPIC, FIRST)
 
 
 def test_a_consumer_reads_the_newest_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.ensure_readable(TOPIC, FIRST)
-    registry.ensure_readable(TOPIC, OPTIONAL)
+    registry.store_if_first_or_check_readable(TOPIC, FIRST)
+    registry.store_if_first_or_check_readable(TOPIC, OPTIONAL)
     assert len(registry.outlines(TOPIC)) == 1
     with pytest.raises(IncompatibleSchema, match=r"a consumer with it cannot read version 0: .*town"):
-        registry.ensure_readable(TOPIC, REQUIRED)
+        registry.store_if_first_or_check_readable(TOPIC, REQUIRED)
     use(monkeypatch, registry, "FORWARD")
-    registry.ensure_readable(TOPIC, REQUIRED)
+    registry.store_if_first_or_check_readable(TOPIC, REQUIRED)
     with pytest.raises(IncompatibleSchema):
-        registry.ensure_readable(TOPIC, TEXT)
+        registry.store_if_first_or_check_readable(TOPIC, TEXT)

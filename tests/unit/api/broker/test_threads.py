@@ -113,8 +113,8 @@ async def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event
 
     with pytest.raises(ZeroDivisionError):
         await pool.run(divmod, 1, 0)
-    assert [item async for item in pool.each(numbers())] == list(range(10))
-    stream = pool.each(numbers())
+    assert [item async for item in pool.iterate(numbers())] == list(range(10))
+    stream = pool.iterate(numbers())
     assert await anext(stream) == 0
     await stream.aclose()
     await pool.run(int)  # the one thread is through with what came before
@@ -138,7 +138,7 @@ async def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_
             closed_by.append(threading.current_thread().name)
             closed.set()
 
-    step = asyncio.ensure_future(anext(pool.each(parts())))
+    step = asyncio.ensure_future(anext(pool.iterate(parts())))
     await asyncio.to_thread(begun.wait, 30)
     step.cancel()
     await asyncio.wait({step})
@@ -163,7 +163,7 @@ async def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(
             closed_by.append(threading.current_thread().name)
             closed.set()
 
-    stream = pool.each(parts())
+    stream = pool.iterate(parts())
     await anext(stream)
     tasks = await hung(pool, leave, 1)
     clock.advance(STUCK_MS)
@@ -183,7 +183,7 @@ async def test_what_ends_other_work_is_called_also_by_a_pool_that_refuses(leave:
     clock.advance(STUCK_MS)
     with pytest.raises(PoolBusy):
         await pool.run(int, "1")
-    finished = asyncio.create_task(pool.finish(lambda: "released"))
+    finished = asyncio.create_task(pool.run_required(lambda: "released"))
     await asyncio.sleep(0)
     leave.set()
     assert await finished == "released"
@@ -200,10 +200,10 @@ async def test_what_ends_other_work_is_called_also_after_its_deadline(leave: thr
         leave.wait(30)
 
     with pytest.raises(PoolBusy, match="within 1 ms"):
-        await pool.finish(hang)  # a call of `run` that no thread began by its deadline is dropped
+        await pool.run_required(hang)  # a call of `run` that no thread began by its deadline is dropped
     assert await asyncio.to_thread(begun.wait, 30)
     with pytest.raises(PoolBusy, match="within 1 ms"):
-        await pool.finish(released.set)
+        await pool.run_required(released.set)
     leave.set()
     assert await asyncio.to_thread(released.wait, 30)
 
@@ -289,4 +289,4 @@ async def test_a_call_keeps_its_turn_until_its_thread_ends(leave: threading.Even
     while not answers:  # the turn comes back with the thread
         with suppress(Unavailable):
             answers.append(await one_at_a_time.run(int, "8"))
-    assert [*answers, await one_at_a_time.run_to_end(int, "9")] == [8, 9]
+    assert [*answers, await one_at_a_time.run_without_deadline(int, "9")] == [8, 9]

@@ -68,7 +68,7 @@ def test_a_partition_is_created_for_its_partitioned_topic_alone(
     broker: Broker, topic: TopicName, error: ServerError
 ) -> None:
     with pytest.raises(CompactorError) as refused:
-        find_or_create(broker.environment, topic, create=True)
+        find_or_create(broker.environment, topic, allow_creation=True)
     assert refusal(refused.value).error == error
 
 
@@ -81,8 +81,8 @@ def test_a_topic_that_may_be_created_has_no_partitions(broker: Broker) -> None:
     assert number(name("other-partition-0"), create=True) is None
     assert number(name("whole"), create=False) == 2
     assert number(name("whole-partition-1"), create=False) is None
-    assert other_owner(broker, name("whole"), create=False) is None
-    assert other_owner(broker, name("new"), create=True) is None
+    assert other_owner(broker, name("whole"), allow_missing=False) is None
+    assert other_owner(broker, name("new"), allow_missing=True) is None
 
 
 def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(broker: Broker) -> None:
@@ -91,7 +91,7 @@ def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(
     first, second = (metadata.topics.get(name(f"again-partition-{number}")) for number in range(2))
     metadata.policies.change([topic_scope(first)], {"max.message.bytes": 5})
     metadata.tenancy.delete_topic(second.id)
-    created, is_new = find_or_create(broker.environment, second.name, create=True)
+    created, is_new = find_or_create(broker.environment, second.name, allow_creation=True)
     assert is_new
     assert metadata.policies.of_scope(topic_scope(created)) == {"max.message.bytes": 5}
 

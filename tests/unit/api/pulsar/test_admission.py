@@ -30,7 +30,7 @@ class Pool:
         await self.ends.wait()
         return work(*arguments)
 
-    run_to_end = run
+    run_without_deadline = run
 
 
 async def turns() -> None:
@@ -71,12 +71,12 @@ async def test_a_request_does_not_wait_for_a_thread_of_its_role_for_ever() -> No
 def test_lookups_of_a_service_and_requests_of_a_role_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_OF_ROLE", 2)
     admitted = Admission({}, 1, max_lookups=1)
-    admitted.enter("a", is_lookup=True)
+    admitted.admit("a", is_lookup=True)
     with pytest.raises(Refused, match="1 lookups are under way") as refused:
-        admitted.enter("b", is_lookup=True)
+        admitted.admit("b", is_lookup=True)
     assert refused.value.error == ServerError.TooManyRequests
-    admitted.enter("a", is_lookup=False)
+    admitted.admit("a", is_lookup=False)
     with pytest.raises(Refused, match="2 requests of a are under way"):
-        admitted.enter("a", is_lookup=False)
-    admitted.leave("a", is_lookup=True)
-    admitted.enter("b", is_lookup=True)
+        admitted.admit("a", is_lookup=False)
+    admitted.release("a", is_lookup=True)
+    admitted.admit("b", is_lookup=True)

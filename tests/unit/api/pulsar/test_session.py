@@ -102,14 +102,14 @@ def test_a_protocol_that_is_too_old_is_refused() -> None:
 
 def test_a_creation_that_the_client_cancels_is_not_wanted() -> None:
     client, _ = session()
-    with client.reserve_number("producer", 1, request_id=5) as is_reserved:
-        with pytest.raises(Refused) as refused, client.reserve_number("producer", 1, request_id=6):
+    with client.reserve_id("producer", 1, request_id=5) as is_reserved:
+        with pytest.raises(Refused) as refused, client.reserve_id("producer", 1, request_id=6):
             pass
         assert refused.value.error == ServerError.ServiceNotReady
         assert is_reserved()
         client.cancel_creation("producer", 1)
         assert not is_reserved()
-        with client.reserve_number("producer", 1, request_id=7) as is_second_reserved:
+        with client.reserve_id("producer", 1, request_id=7) as is_second_reserved:
             assert is_second_reserved()
             assert not is_reserved()
 
@@ -250,12 +250,12 @@ def test_the_end_of_a_large_connection_takes_several_turns_of_the_loop_and_then_
 def test_a_connection_has_a_bounded_number_of_producers_and_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_CLIENTS", 2)
     client, _ = session()
-    with client.reserve_number("producer", 1, 1), client.reserve_number("consumer", 1, 2):
+    with client.reserve_id("producer", 1, 1), client.reserve_id("consumer", 1, 2):
         with (
             pytest.raises(Refused, match="has 2 producers and consumers") as refused,
-            client.reserve_number("consumer", 2, 3),
+            client.reserve_id("consumer", 2, 3),
         ):
             pass
         assert refused.value.error == ServerError.TooManyRequests
-    with client.reserve_number("consumer", 2, 4) as is_reserved:
+    with client.reserve_id("consumer", 2, 4) as is_reserved:
         assert is_reserved()

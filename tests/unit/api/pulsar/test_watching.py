@@ -30,7 +30,7 @@ class Threads:
         self.runs += 1
         return work(*arguments)
 
-    run_to_end = run
+    run_without_deadline = run
 
 
 class Client:
@@ -40,7 +40,7 @@ class Client:
         matches = Matches.of("a/b/x.*", TOPICS)
         for number in range(count):
             self.watchers.reserve(number)
-            self.watchers.store_topics(number, WatchedTopics("a/b", "a/b/x.*", TOPICS, matches))
+            self.watchers.note_sent(number, WatchedTopics("a/b", "a/b/x.*", TOPICS, matches))
 
     def send(self, response: WatchTopicUpdate) -> None:
         self.sent.append(response)
@@ -81,7 +81,7 @@ def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:
     watchers = Watchers()
     watchers.reserve(1)
     watchers.remove(1)
-    watchers.store_topics(1, WatchedTopics("a/b", "x", (), Matches((), "")))
+    watchers.note_sent(1, WatchedTopics("a/b", "x", (), Matches((), "")))
     assert not watchers.all
 
 

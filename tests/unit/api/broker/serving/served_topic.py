@@ -32,7 +32,7 @@ class AtOnce:
         await asyncio.sleep(0)
         return work(*arguments)
 
-    run_to_end = finish = run
+    run_without_deadline = run_required = run
 
 
 POOLS = cast(Pools, dict.fromkeys(WaitsFor, AtOnce()))

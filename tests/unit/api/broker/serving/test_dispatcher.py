@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.broker.refusals import ConsumerNotAssigned
+from api.broker.refusals import IncompatibleKeySharedConsumer
 from api.broker.serving import dispatcher as dispatcher_module, redelivery, subscription as subscription_module
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import SubscriptionType
@@ -248,9 +248,9 @@ def test_sticky_ranges_are_kept_and_may_not_overlap(bench: Workbench, topic: Top
         async with opened(bench, topic, []) as served:
             low = await Reader(served, "a", KEY_SHARED, sticky_ranges=((0, 32767),)).join()
             high = await Reader(served, "b", KEY_SHARED, sticky_ranges=((32768, 65535),)).join()
-            with pytest.raises(ConsumerNotAssigned, match="overlaps"):
+            with pytest.raises(IncompatibleKeySharedConsumer, match="overlaps"):
                 await Reader(served, "c", KEY_SHARED, sticky_ranges=((100, 200),)).join()
-            with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
+            with pytest.raises(IncompatibleKeySharedConsumer, match="another key-shared mode"):
                 await Reader(served, "d", KEY_SHARED).join()
             produce(served, [f"k{number}" for number in range(50)])
             await quiet()

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from api.broker.refusals import ConsumerNotAssigned
+from api.broker.refusals import IncompatibleKeySharedConsumer
 from api.broker.serving.consumer import Consumer, SubscriptionType
 from api.broker.serving.key_routing import sticky_hash
 from api.broker.serving.selection import (
@@ -76,9 +76,9 @@ def test_sticky_ranges_are_checked_against_their_neighbours_and_themselves() -> 
     selector.check_compatible(low)
     selector.add(low)
     for ranges in (((50, 60),), ((99, 150),), ((100, 199), (150, 160)), ((100, 400),)):
-        with pytest.raises(ConsumerNotAssigned, match="overlaps"):
+        with pytest.raises(IncompatibleKeySharedConsumer, match="overlaps"):
             selector.check_compatible(consumer("x", KEY_SHARED, sticky_ranges=ranges))
-    with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
+    with pytest.raises(IncompatibleKeySharedConsumer, match="another key-shared mode"):
         selector.check_compatible(consumer("x", KEY_SHARED))
     middle = consumer("middle", KEY_SHARED, sticky_ranges=((100, 199),))
     selector.check_compatible(middle)
@@ -91,7 +91,7 @@ def test_sticky_ranges_are_checked_against_their_neighbours_and_themselves() -> 
 
 
 def test_a_consumer_of_ranges_does_not_fit_the_ring() -> None:
-    with pytest.raises(ConsumerNotAssigned, match="another key-shared mode"):
+    with pytest.raises(IncompatibleKeySharedConsumer, match="another key-shared mode"):
         ConsistentHash().check_compatible(consumer("x", KEY_SHARED, sticky_ranges=((0, 1),)))
 
 

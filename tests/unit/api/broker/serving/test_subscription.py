@@ -86,7 +86,7 @@ class Hanging(AtOnce):
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.Event().wait()
 
-    run_to_end = run
+    run_without_deadline = run
 
 
 def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Workbench, topic: Topic) -> None:

@@ -48,7 +48,7 @@ class GatedPool:
         await self.gate.wait()
         return work(*arguments)
 
-    run_to_end = finish = run
+    run_without_deadline = run_required = run
 
 
 class Client(asyncio.Transport):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from api.broker.threads import WaitsFor
-from api.pulsar.handlers.schemas import ensure_readable, ensure_stored
+from api.pulsar.handlers.schemas import ensure_stored, store_if_first_or_check_readable
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from tests.event_loop import in_event_loop
@@ -46,7 +46,7 @@ class Registry:
     def is_newest(self, topic: TopicName, schema: SchemaRecord) -> bool:
         return self._is_stored
 
-    def ensure_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
+    def store_if_first_or_check_readable(self, topic: TopicName, schema: SchemaRecord) -> None:
         pass
 
 
@@ -60,7 +60,7 @@ async def test_only_a_new_schema_waits_for_a_comparison(is_stored: bool) -> None
         Any, SimpleNamespace(identity=SimpleNamespace(threads=pools), context=SimpleNamespace(broker=broker))
     )
     assert await ensure_stored(session, TOPIC, STRING) is STORED
-    await ensure_readable(session, TOPIC, STRING)
-    compared = [(WaitsFor.SCHEMAS, "ensure"), (WaitsFor.SCHEMAS, "ensure_readable")]
+    await store_if_first_or_check_readable(session, TOPIC, STRING)
+    compared = [(WaitsFor.SCHEMAS, "ensure"), (WaitsFor.SCHEMAS, "store_if_first_or_check_readable")]
     read = [(WaitsFor.DATABASE, "find_equal"), (WaitsFor.DATABASE, "is_newest")]
     assert calls == (read if is_stored else [read[0], compared[0], read[1], compared[1]])
