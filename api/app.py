@@ -84,10 +84,10 @@ def make_app(context: HttpContext) -> FastAPI:
     routers = (*ROUTERS, *DASHBOARD_ROUTERS) if broker.settings.dashboard else ROUTERS
     app.state.routers = routers
     app.state.access = context.access
-    problems.install(app)
-    partition_fan_out.install(app)
-    openapi.install(app)
-    rendering.install(app)
+    problems.install_error_handlers(app)
+    partition_fan_out.install_owner_forwarding(app)
+    openapi.install_openapi(app)
+    rendering.install_error_pages(app)
     app.state.topic_sizes = TopicSizesPoller(
         broker.environment.metadata, broker.environment.log, clock, broker.pools[WaitsFor.DATABASE]
     )

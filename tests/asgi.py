@@ -43,7 +43,7 @@ def application(
     access control, RequestLimiter and Audit if there are settings for them."""
     app, clock = FastAPI(), clock or ManualClock()
     app.state.broker = SimpleNamespace(pools=make_pools(Settings(), ManualClock()))
-    problems.install(app)
+    problems.install_error_handlers(app)
     if router is not None:
         app.router.routes.extend(router.routes)
     if limits is not None:

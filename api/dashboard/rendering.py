@@ -85,7 +85,7 @@ class Tab:
 
 
 class PageRoutes(Routes):
-    """Routes for browsers, which OpenAPI does not describe. Errors of pages are pages, too (`install`)."""
+    """Routes for browsers, which OpenAPI does not describe. Errors of pages are pages, too (`install_error_pages`)."""
 
     def __init__(self) -> None:
         super().__init__(prefix="")
@@ -103,7 +103,7 @@ class PageRoutes(Routes):
         return add_marked
 
 
-def install(app: FastAPI) -> None:
+def install_error_pages(app: FastAPI) -> None:
     """Render errors of pages as pages, also those of paths and queries, which precede the endpoint.
 
     A caller without a token is redirected to the login page. Needs the handlers of errors that answer JSON. A page that

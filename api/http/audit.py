@@ -21,7 +21,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access import Caller
-from api.http.problems import answer, answer_unexpected_error
+from api.http.problems import answer_unexpected_error, error_response
 from storage.clock import Clock
 
 LOG = logging.getLogger("audit")
@@ -71,7 +71,7 @@ class Audit:
                 LOG.warning("a request was cut off at the end of the service", extra={"target": scope["path"]})
                 if not status:
                     with suppress(asyncio.CancelledError):
-                        await answer(503, _ENDS, {"Retry-After": "1", "Connection": "close"})(
+                        await error_response(503, _ENDS, {"Retry-After": "1", "Connection": "close"})(
                             scope, receive, send_with_id
                         )
 

@@ -29,7 +29,7 @@ from api.http import login_limits
 from api.http.access import PROBES, Caller, unauthenticated
 from api.http.audit import CHANGING
 from api.http.header_checks import HeaderRules
-from api.http.problems import RestException, answer
+from api.http.problems import RestException, error_response
 from api.settings.settings import Settings
 from storage.clock import Clock
 
@@ -101,7 +101,7 @@ class RequestLimiter:
             None if probes else self._refusal(scope)
         )
         if refusal is not None:
-            await answer(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
+            await error_response(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
             return
         if probes:
             await self._app(scope, receive, send)

@@ -30,18 +30,18 @@ _DESCRIPTION = (
 )
 
 
-def install(app: FastAPI) -> None:
+def install_openapi(app: FastAPI) -> None:
     """Install the document as the application's own."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = describe(app)
+            app.openapi_schema = openapi_document(app)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
+def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the document of an application."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     components = document.setdefault("components", {})

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.broker.refusals import NotTheOwner
 from api.http.paths import encode_path_segment, with_encoded_dots
-from api.http.problems import RestException, answer
+from api.http.problems import RestException, error_response
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
 
@@ -89,7 +89,7 @@ class OwnerProxy:
         try:
             response = await client.send(created, stream=True)
         except httpx.HTTPError as error:
-            return answer(503, _reason(service, error), {"Retry-After": "1"})
+            return error_response(503, _reason(service, error), {"Retry-After": "1"})
         headers = {name: value for name, value in response.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(response, headers)
 
@@ -168,7 +168,7 @@ class OwnerProxy:
 
     def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
         by = request.headers[FORWARDED]
-        return answer(
+        return error_response(
             503,
             f"the request came from {by} and would be forwarded again, to {service.name}: the owner of the topic is "
             "changing",

@@ -26,7 +26,7 @@ from api.broker.threads import WaitsFor
 from api.http.context import context_of
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import encode_path_segment
-from api.http.problems import answer, answer_to_error
+from api.http.problems import answer_to_error, error_response
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -41,7 +41,7 @@ _TOPIC_AT = 6
 _TOLERATED = frozenset({404, 409})
 
 
-def install(app: FastAPI) -> None:
+def install_owner_forwarding(app: FastAPI) -> None:
     """Let `app` answer a request whose operation raises NotTheOwner through the services that own the topic."""
     app.add_exception_handler(NotTheOwner, _not_the_owner)
 
@@ -76,7 +76,7 @@ async def forward_to_owners(request: Request, other: NotTheOwner) -> Response:
         target = "/".join(path)
         responses.append(await context.proxy.send_here(request, f"{target}?{query}" if query else target, body))
     if not responses:
-        return answer(404, "Topic partitions were not yet created")
+        return error_response(404, "Topic partitions were not yet created")
     return await broker.pools[WaitsFor.PARSING].run(merged_answer, request.method, responses)
 
 

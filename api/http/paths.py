@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.http.problems import RestException, answer
+from api.http.problems import RestException, error_response
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
@@ -48,7 +48,7 @@ class UrlDecoding:
             for part, encoded in (("path", raw), ("query", scope.get("query_string") or b"")):
                 if not _is_utf8(encoded):
                     reason = f"the {part} of the URL is not UTF-8: encode its names in UTF-8 before percent-encoding"
-                    await answer(400, reason)(scope, receive, send)
+                    await error_response(400, reason)(scope, receive, send)
                     return
             if _KEPT.search(raw):
                 # "%252F" is what decoding once makes "%2F" of.

@@ -214,12 +214,12 @@ def log_for_operators(request: Request, error: Exception) -> None:
         )
 
 
-def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return an answer with the body that Pulsar's clients read; secrets are redacted, and long texts are cut."""
+def error_response(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return an answer with the body that Pulsar's clients read. Secrets are redacted, and long reasons are cut."""
     return JSONResponse({"reason": redacted_excerpt(reason)}, status, headers=headers)
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers of all errors with `app`."""
     app.state.log_throttle = LogThrottle(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
@@ -238,7 +238,7 @@ async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.CompactorError)
     if isinstance(error, errors.SegmentNotLocal):
         remedy = "start the service on the machine where it is; what is sealed is served without it"
-        return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
+        return error_response(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
     status = status_of(error)
     headers = _allowed(request) if status == 405 else {}
@@ -246,7 +246,7 @@ async def _known(request: Request, error: Exception) -> Response:
         headers[KIND_HEADER] = CONFLICT
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    return answer(status, public_reason(error, wording_of(request)), headers)
+    return error_response(status, public_reason(error, wording_of(request)), headers)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -264,7 +264,7 @@ async def _http(request: Request, error: Exception) -> Response:
     wording = wording_of(request)
     if isinstance(error.__cause__, errors.CompactorError) and wording is not HTTP_WORDING:
         message = public_reason(error.__cause__, wording)
-    return answer(error.status_code, message, headers)
+    return error_response(error.status_code, message, headers)
 
 
 def _allowed(request: Request) -> dict[str, str]:
@@ -284,8 +284,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if any(item["loc"] == ("body",) for item in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
         received = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-            return answer(415, f"a JSON body needs the header Content-Type: application/json, and {received}")
-    return answer(400, f"the request cannot be taken: {validation_summary(error)}")
+            return error_response(415, f"a JSON body needs the header Content-Type: application/json, and {received}")
+    return error_response(400, f"the request cannot be taken: {validation_summary(error)}")
 
 
 def validation_summary(error: RequestValidationError | ValidationError) -> str:
@@ -296,7 +296,9 @@ def validation_summary(error: RequestValidationError | ValidationError) -> str:
 
 
 async def _disconnected(_: Request, error: Exception) -> Response:
-    return answer(400, "the client disconnected before its body was complete")  # for the log: no client reads it
+    return error_response(
+        400, "the client disconnected before its body was complete"
+    )  # for the log: no client reads it
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
@@ -308,4 +310,4 @@ def answer_unexpected_error(scope: Scope, error: Exception) -> Response:
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")
     reason = f"unexpected {type(error).__name__} in request {request}: see the service's log, and report it"
-    return answer(500, reason)
+    return error_response(500, reason)

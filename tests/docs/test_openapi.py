@@ -25,7 +25,7 @@ def document() -> str:
     app = FastAPI(title="Compactor", version=version(DISTRIBUTION))
     for router in ROUTERS:
         app.router.routes.extend(router.routes)
-    return json.dumps(openapi.describe(app), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(openapi.openapi_document(app), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def test_the_file_describes_this_version() -> None:

@@ -131,4 +131,4 @@ def list_cluster_brokers(broker: Broker, request: Request, cluster: str) -> list
 
 def _brokers(broker: Broker, request: Request) -> list[str]:
     live = [urlsplit(item.url).netloc for item in broker.environment.metadata.services.live()]
-    return sorted(set(live)) or [urlsplit(service_urls(broker, request)[0]).netloc]
+    return sorted(set(live)) or [urlsplit(service_urls(broker, request).http).netloc]

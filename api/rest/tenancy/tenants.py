@@ -65,8 +65,8 @@ def get_cluster(broker: Broker, request: Request, cluster: str) -> ClusterInfo:
     """Return the URLs of the cluster."""
     if cluster != broker.settings.cluster_name:
         raise RestException(404, "Cluster does not exist")
-    http, binary = service_urls(broker, request)
-    return ClusterInfo(service_url=http, broker_service_url=binary)
+    urls = service_urls(broker, request)
+    return ClusterInfo(service_url=urls.http, broker_service_url=urls.broker_service)
 
 
 @router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409))

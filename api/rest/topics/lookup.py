@@ -6,6 +6,7 @@ Any service answers REST for any topic; the owner does so fastest.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -28,6 +29,13 @@ BINARY_PORT = 6650
 """The port of Pulsar's protocol, unless a service reports another one."""
 
 
+class ServiceUrls(NamedTuple):
+    """URLs of a service: of HTTP, and of Pulsar's protocol."""
+
+    http: str
+    broker_service: str
+
+
 class LookupData(PulsarAnswer):
     """URLs of the service that serves a topic."""
 
@@ -44,9 +52,11 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     with reword_errors("Namespace not found"), suppress(NoLogOwner, WriterElsewhere):
         # Without an owner, this service answers REST for the topic, which need not exist.
         owner = names.other_owner(broker, topic, allow_missing=True)
-    http, binary = service_urls(broker, request, owner)
+    urls = service_urls(broker, request, owner)
     tls = (owner or broker.settings).broker_service_url_tls
-    return LookupData(broker_url=binary, http_url=http, native_url=binary, broker_url_ssl=tls or "")
+    return LookupData(
+        broker_url=urls.broker_service, http_url=urls.http, native_url=urls.broker_service, broker_url_ssl=tls or ""
+    )
 
 
 @router.get(
@@ -62,12 +72,12 @@ def lookup_bundle(broker: Broker, topic: Topic) -> Response:
     return Response(bundle_of(topic), media_type="text/plain")
 
 
-def service_urls(broker: Broker, request: Request, owner: ServiceRecord | None = None) -> tuple[str, str]:
-    """Return the URLs, for HTTP and for Pulsar's protocol, of the service `owner`; None: of this service."""
+def service_urls(broker: Broker, request: Request, owner: ServiceRecord | None = None) -> ServiceUrls:
+    """Return the URLs of the service `owner`; None: of this service."""
     settings = broker.settings
     own_url = settings.url if settings.advertised_url else str(request.base_url)
     http = (own_url if owner is None else owner.url).rstrip("/")
     service = owner or settings
     binary = service.broker_service_url or service.broker_service_url_tls
     host = urlsplit(http).hostname or settings.host
-    return http, binary or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
+    return ServiceUrls(http, binary or f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}")

@@ -104,7 +104,7 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
     backlogs = {cursor.record.name: snapshot.backlog(cursor) for cursor in snapshot.stats.cursors}
     return OfflineTopicStats(
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
-        broker_name=urlsplit(service_urls(broker, request)[0]).hostname or "",
+        broker_name=urlsplit(service_urls(broker, request).http).hostname or "",
         storage_size=snapshot.size,
         total_messages=snapshot.end - snapshot.first,
         message_backlog=max(backlogs.values(), default=0),
@@ -166,4 +166,4 @@ def _of_partition(stats: TopicStats) -> TopicStats:
 
 def _owner(broker: Broker, request: Request) -> str:
     """Return the host and port of this service."""
-    return urlsplit(service_urls(broker, request)[0]).netloc
+    return urlsplit(service_urls(broker, request).http).netloc

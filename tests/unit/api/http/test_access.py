@@ -87,7 +87,7 @@ GRANTS = Grants(
 
 def client_of(secret: bytes | None) -> TestClient:
     app = application(router, access_of(secret, "root", GRANTS))
-    openapi.install(app)
+    openapi.install_openapi(app)
     app.add_middleware(UrlDecoding)
     return TestClient(app)
 
