@@ -72,7 +72,7 @@ def store_trial(settings: Settings, environment: Environment) -> StoreTrial:
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
     from storage.log.directory import LogDirectory
-    from storage.log.log_space import LogSpace
+    from storage.log.log_space import LogSpaceLimit
 
     bare = LogDirectory(settings.log_directory)
 
@@ -80,14 +80,14 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
         uid = bare.known_uid
         return metadata.segments.rolled_bytes(uid) if uid is not None else 0
 
-    room = LogSpace(
+    room = LogSpaceLimit(
         clock,
         bare.path,
         rolled_bytes,
         max_rolled_bytes=settings.limits_rolled_bytes,
         min_free_bytes=settings.limits_log_free_bytes,
     )
-    return replace(bare, room=room)
+    return replace(bare, space_limit=room)
 
 
 def open_metadata(settings: Settings) -> MetadataStore:

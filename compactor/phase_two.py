@@ -38,11 +38,11 @@ from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
 from storage.ledger.key_index import I64, TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
-from storage.ledger.sealing import flagged_offsets, keyed_mask
+from storage.ledger.sealing import keyed_mask, tombstone_flagged_offsets
 from storage.model import LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import ByteRange, read_ranges
@@ -67,7 +67,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskRe
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
             keyed = keyed_mask(table).to_numpy()
-            tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
+            tombstone = keyed & (tombstone_flagged_offsets(table) & TOMBSTONE != 0)
             table = _first_kept(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
             content.add(source, table, sizes, keyed & ~tombstone)
@@ -166,7 +166,7 @@ def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -
     reader.announce_row_groups(spans)
     for number in spans:
         present = reader.offsets(number)
-        mask = alive(deleted, source.first_offset, present)
+        mask = live_mask(deleted, source.first_offset, present)
         mask &= (present >= item.first_offset) & (present <= item.last_offset)
         if mask.any():
             yield number, np.flatnonzero(mask)
@@ -194,7 +194,7 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> 
         kept[number] = SourceTotals(source.messages, source.offset_sum) - removed
         bitmap |= more
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, task.number)
-    data, locations = encode_deleted(name, bitmaps)
+    data, locations = encode_bitmaps(name, bitmaps)
     store.put(name, data)
     failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
     last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
@@ -206,7 +206,7 @@ def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitM
     reader = RowsReader(store, source.rows)
     for number in reversed(range(len(reader.groups))):
         table = reader.read(number, ["offset", "ledger_id", "entry_id", "batch_index"])
-        mask = alive(deleted, source.first_offset, table.column("offset").to_numpy())
+        mask = live_mask(deleted, source.first_offset, table.column("offset").to_numpy())
         if mask.any():
             return rows.message_id(table, int(np.flatnonzero(mask)[-1]), plan.partition)
     return None

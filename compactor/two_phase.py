@@ -54,7 +54,7 @@ from storage.heartbeat import Heartbeat
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
-from storage.log.lease import afterwards
+from storage.log.lease import release_ignoring_errors
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
 from storage.metadata.records import (
@@ -148,10 +148,10 @@ class TwoPhaseCompactor:
         topic = self.environment.metadata.topics.get(name)
         owner = owner_name()
         attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, owner)
-        with afterwards(lambda: self._purge(topic.uid, attempt)):
+        with release_ignoring_errors(lambda: self._purge(topic.uid, attempt)):
             snapshot, pin = self.environment.metadata.pins.take(topic.id, owner, HEARTBEAT_MS)
             with (
-                afterwards(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
+                release_ignoring_errors(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
                 Heartbeat(lambda: self._heartbeat(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
                 return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))

@@ -55,7 +55,7 @@ def decode(stored: bytes) -> BitMap:
     return bitmap
 
 
-def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
+def remove_up_to_mark(number: int, bitmap: BitMap, mark: int) -> BitMap:
     """Remove the offsets at or below `mark` from the bitmap of range `number`, in place; return the bitmap."""
     low = mark + 1 - (number << RANGE_BITS)
     if low > 0:
@@ -133,18 +133,18 @@ class AcknowledgedOffsets:
     def __init__(self, mark: int, max_bytes: int) -> None:
         """Begin with all offsets at or below `mark` acknowledged; -1: none."""
         self.mark = mark
-        self.end = mark
+        self.acknowledged_to = mark
         """The last offset up to which all are acknowledged."""
         self.dropped = 0
         """The number of acknowledged offsets that were dropped for lack of memory."""
-        self.held_bytes = 0
+        self.bitmap_bytes = 0
         """An upper bound of the memory of the bitmaps."""
         self._max_bytes = max_bytes
         self._ranges: dict[int, _AckRange] = {}
         self._changed: set[int] = set()
 
     def __contains__(self, offset: int) -> bool:
-        if offset <= self.end:
+        if offset <= self.acknowledged_to:
             return offset >= 0
         ack_range = self._ranges.get(range_number(offset))
         return ack_range is not None and offset & (RANGE_OFFSETS - 1) in ack_range.bitmap
@@ -154,7 +154,7 @@ class AcknowledgedOffsets:
         """True if a bitmap has changes that were not taken for writing."""
         return bool(self._changed)
 
-    def add(self, first: int, last: int) -> bool:
+    def try_add(self, first: int, last: int) -> bool:
         """Acknowledge all offsets from `first` to `last`. Returns False if some were dropped."""
         kept = True
         start = max(first, self.mark + 1)
@@ -164,7 +164,7 @@ class AcknowledgedOffsets:
             start = stop + 1
         return kept
 
-    def add_slots(self, base: int, slots: BitMap) -> bool:
+    def try_add_slots(self, base: int, slots: BitMap) -> bool:
         """Acknowledge `base` + each of `slots`. Returns False if some were dropped. Costs one union per range."""
         kept, last = True, base + slots.max() if slots else -1
         start = max(base, self.mark + 1)
@@ -177,11 +177,11 @@ class AcknowledgedOffsets:
             start = stop + 1
         return kept
 
-    def mask(self, first: int, count: int) -> int:
+    def acknowledged_mask(self, first: int, count: int) -> int:
         """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
         stop = first + count
-        mask = (1 << max(0, min(self.end + 1, stop) - first)) - 1
-        offset = max(first, self.end + 1)
+        mask = (1 << max(0, min(self.acknowledged_to + 1, stop) - first)) - 1
+        offset = max(first, self.acknowledged_to + 1)
         while offset < stop:
             number = range_number(offset)
             base = number << RANGE_BITS
@@ -196,7 +196,7 @@ class AcknowledgedOffsets:
             offset = until
         return mask
 
-    def move_mark(self, offset: int) -> None:
+    def advance_mark(self, offset: int) -> None:
         """Acknowledge all offsets up to `offset`, and drop the bitmaps below it.
 
         An offset at or below the mark is ignored.
@@ -207,12 +207,12 @@ class AcknowledgedOffsets:
         self.mark = offset
         if first > before:
             for number in [number for number in self._ranges if number < first]:
-                self.held_bytes -= self._ranges.pop(number).size
+                self.bitmap_bytes -= self._ranges.pop(number).size
                 self._changed.discard(number)
-        if offset >= self.end:
-            self.end = self._last_of_run(offset + 1)
+        if offset >= self.acknowledged_to:
+            self.acknowledged_to = self._last_of_run(offset + 1)
 
-    def adopt(self, number: int, bitmap: BitMap) -> bool:
+    def try_merge_stored(self, number: int, bitmap: BitMap) -> bool:
         """Unite range `number` with its stored bitmap.
 
         Returns False, and changes nothing, if there is no memory for it.
@@ -224,11 +224,14 @@ class AcknowledgedOffsets:
         if not union:
             return True
         size = RANGE_OVERHEAD + len(encode(union))
-        if size > (held.size if held else 0) and self.held_bytes + size - (held.size if held else 0) > self._max_bytes:
+        if (
+            size > (held.size if held else 0)
+            and self.bitmap_bytes + size - (held.size if held else 0) > self._max_bytes
+        ):
             return False
         self._put(number, _AckRange(union, size))
-        if range_number(self.end + 1) == number:
-            self.end = self._last_of_run(self.end + 1)
+        if range_number(self.acknowledged_to + 1) == number:
+            self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
         return True
 
     def take_changed(self) -> dict[int, BitMap]:
@@ -239,15 +242,16 @@ class AcknowledgedOffsets:
         """
         changed = {}
         for number in sorted(self._changed):
-            bitmap = without_below(number, self._ranges[number].bitmap, self.mark)
+            bitmap = remove_up_to_mark(number, self._ranges[number].bitmap, self.mark)
             self._put(number, _AckRange(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
             changed[number] = bitmap.copy()
         self._changed.clear()
         return changed
 
-    def mark_changed(self, numbers: Iterable[int]) -> None:
-        """Mark ranges as changed again after a failed write. `numbers`: of the ranges that `take_changed` returned."""
-        self._changed.update(number for number in numbers if number in self._ranges)
+    def mark_changed(self, range_numbers: Iterable[int]) -> None:
+        """Mark ranges as changed again after a failed write. `range_numbers`: of the ranges that `take_changed`
+        returned."""
+        self._changed.update(number for number in range_numbers if number in self._ranges)
 
     def gaps(self, start: int, end: int) -> Iterator[range]:
         """Yield the unacknowledged ranges from `start` to before `end`, in order; ranges that touch are joined."""
@@ -278,7 +282,7 @@ class AcknowledgedOffsets:
             return True
         before = ack_range.size if ack_range else 0
         size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * count, RANGE_OVERHEAD + MAX_RANGE_BYTES)
-        if size > before and self.held_bytes + size - before > self._max_bytes:
+        if size > before and self.bitmap_bytes + size - before > self._max_bytes:
             self.dropped += count - (ack_range.bitmap.range_cardinality(low, low + count) if ack_range else 0)
             return False
         if ack_range is None:
@@ -287,11 +291,11 @@ class AcknowledgedOffsets:
             ack_range.bitmap.add(low)
         else:
             ack_range.bitmap.add_range(low, low + count)
-        self.held_bytes += size - before
+        self.bitmap_bytes += size - before
         ack_range.size = size
         self._changed.add(number)
-        if first <= self.end + 1 <= last:
-            self.end = self._last_of_run(last + 1)
+        if first <= self.acknowledged_to + 1 <= last:
+            self.acknowledged_to = self._last_of_run(last + 1)
         return True
 
     def _unite(self, number: int, part: BitMap) -> bool:
@@ -302,19 +306,22 @@ class AcknowledgedOffsets:
             return True
         before = ack_range.size if ack_range else 0
         size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * added, RANGE_OVERHEAD + MAX_RANGE_BYTES)
-        if size > before and self.held_bytes + size - before > self._max_bytes:
+        if size > before and self.bitmap_bytes + size - before > self._max_bytes:
             self.dropped += added
             return False
         bitmap = part if ack_range is None else ack_range.bitmap | part
         self._put(number, _AckRange(bitmap, max(size, before)))
         self._changed.add(number)
-        if range_number(self.end + 1) == number and (self.end + 1) & (RANGE_OFFSETS - 1) in part:
-            self.end = self._last_of_run(self.end + 1)
+        if (
+            range_number(self.acknowledged_to + 1) == number
+            and (self.acknowledged_to + 1) & (RANGE_OFFSETS - 1) in part
+        ):
+            self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
         return True
 
     def _put(self, number: int, ack_range: _AckRange) -> None:
         before = self._ranges.get(number)
-        self.held_bytes += ack_range.size - (before.size if before else 0)
+        self.bitmap_bytes += ack_range.size - (before.size if before else 0)
         self._ranges[number] = ack_range
 
     def _last_of_run(self, start: int) -> int:
@@ -333,7 +340,7 @@ class AcknowledgedOffsets:
             offset += RANGE_OFFSETS - low
 
     def _gaps(self, start: int, end: int) -> Iterator[range]:
-        offset = max(start, self.end + 1)
+        offset = max(start, self.acknowledged_to + 1)
         while offset < end:
             number = range_number(offset)
             first = number << RANGE_BITS
@@ -343,4 +350,4 @@ class AcknowledgedOffsets:
                 yield range(offset, stop)
             else:
                 yield from ranges(BitMap(range(offset - first, stop - first)) - ack_range.bitmap, first)
-            offset = max(stop, self.end + 1)
+            offset = max(stop, self.acknowledged_to + 1)

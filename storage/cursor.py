@@ -7,8 +7,8 @@
 Invariants:
 - A message that was acknowledged and flushed is never delivered again; mark-delete never passes an unacknowledged
   message, and goes back only by `reset`. Acknowledgements that were not flushed when the owner dies, or that were
-  dropped for lack of memory (`dropped`), are lost, and their messages delivered again: at least once, as Pulsar beyond
-  managedLedgerMaxUnackedRangesToPersist.
+  dropped for lack of memory (`dropped_acknowledgements`), are lost, and their messages delivered again: at least once,
+  as Pulsar beyond managedLedgerMaxUnackedRangesToPersist.
 - Two owners of one cursor lose no acknowledgement of each other. After a reset by another owner, or a deletion, an
   owner stays Fenced: it must open the cursor again.
 - Only existing messages can be acknowledged. The owner's `end` returns the topic's end; it is called when an
@@ -29,6 +29,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, bitmap_of, joined
 from storage.errors import CompactorError, DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
@@ -45,6 +46,13 @@ Locate = Callable[[int], LogPosition | None]
 
 MAX_HELD_BYTES = 16 << 20
 """The default bound of the bitmaps in memory; a flush needs as much again for the bitmaps that it writes."""
+
+
+class CursorProgress(NamedTuple):
+    """The progress of a cursor at one moment, by its properties of these names."""
+
+    mark_delete: LogPosition | None
+    acknowledged_to: int
 
 
 class Cursor:
@@ -78,7 +86,7 @@ class Cursor:
         self._stored = self._position = loaded.record.mark_delete
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._max_held_bytes)
         for number, bitmap in loaded.ranges.items():
-            self._offsets.adopt(number, bitmap)
+            self._offsets.try_merge_stored(number, bitmap)
         self._highest: LogPosition | None = None
         self._missing_mark = -1
         """The offset to which mark-delete cannot move, since its message is deleted."""
@@ -90,36 +98,36 @@ class Cursor:
             return self._position
 
     @property
-    def dropped(self) -> int:
+    def dropped_acknowledgements(self) -> int:
         """The number of acknowledgements dropped for lack of memory since the cursor was opened."""
         with self._state:
             return self._offsets.dropped
 
     @property
-    def held_bytes(self) -> int:
+    def bitmap_bytes(self) -> int:
         """An upper bound of the memory of the bitmaps."""
         with self._state:
-            return self._offsets.held_bytes
+            return self._offsets.bitmap_bytes
 
-    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
-        """Acknowledge one message; with `first`, all offsets from `first` to it.
+    def acknowledge(self, position: LogPosition, first_offset: int | None = None) -> None:
+        """Acknowledge one message; with `first_offset`, all offsets from `first_offset` to it.
 
-        `first` is for offsets without a message for the reader: compacted ones, and markers. Without it they would stay
-        holes forever. Raises Fenced; InvalidInput for an offset at or after the topic's end: the message that is
-        appended there would never be delivered.
+        `first_offset` is for offsets without a message for the reader: compacted ones, and markers. Without it they
+        would stay holes forever. Raises Fenced; InvalidInput for an offset at or after the topic's end: the message
+        that is appended there would never be delivered.
         """
-        first = position.offset if first is None else first
-        if not 0 <= first <= position.offset:
+        first_offset = position.offset if first_offset is None else first_offset
+        if not 0 <= first_offset <= position.offset:
             raise InvalidInput(
-                f"offsets from {first} to {position.offset} of {self._topic.name} cannot be acknowledged",
+                f"offsets from {first_offset} to {position.offset} of {self._topic.name} cannot be acknowledged",
                 "an offset is 0 or more, and the first is not after the last",
             )
         self._check_exists(position.offset)
         with self._state:
             self._check()
-            if first <= self._offsets.end + 1:
+            if first_offset <= self._offsets.acknowledged_to + 1:
                 self._move(position)
-            elif self._offsets.add(first, position.offset) and _offset(self._highest) < position.offset:
+            elif self._offsets.try_add(first_offset, position.offset) and _offset(self._highest) < position.offset:
                 self._highest = position
 
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
@@ -131,7 +139,7 @@ class Cursor:
         self._check_exists(highest.offset)
         with self._state:
             self._check()
-            if self._offsets.add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
+            if self._offsets.try_add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
                 self._highest = highest
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
@@ -154,7 +162,7 @@ class Cursor:
         self._check_exists(last)
         with self._state:
             self._check()
-            self._offsets.add(0, last)
+            self._offsets.try_add(0, last)
 
     def is_acknowledged(self, offset: int) -> bool:
         """Return whether an offset is acknowledged, flushed or not."""
@@ -164,7 +172,7 @@ class Cursor:
     def acknowledged_mask(self, first: int, count: int) -> int:
         """Return which of `count` offsets from `first` on are acknowledged: bit i stands for `first` + i."""
         with self._state:
-            return self._offsets.mask(first, count)
+            return self._offsets.acknowledged_mask(first, count)
 
     def unacknowledged(self, end: int, start: int = 0) -> Iterator[range]:
         """Yield the unacknowledged offsets from `start` to before `end`, as ranges in order that do not touch.
@@ -215,11 +223,11 @@ class Cursor:
         Raises Fenced, NotFound, Unavailable; after Unavailable nothing is lost, and the next flush tries again.
         """
         with self._flushing:
-            self.locate_mark()
+            self.find_mark_delete_id()
             for error in _flush_held(self._metadata, [self]).values():
                 raise error
 
-    def locate_mark(self) -> None:
+    def find_mark_delete_id(self) -> None:
         """Find the id of the message at mark-delete if it is not known; the next flush stores it. Raises Fenced.
 
         This reads the topic outside the flush lock, so a store that hangs delays no `flush_together` of the owner.
@@ -228,27 +236,27 @@ class Cursor:
             self._check()
             if not self._lacks_mark():
                 return
-            end, highest, incarnation = self._offsets.end, self._highest, self._incarnation
+            end, highest, incarnation = self._offsets.acknowledged_to, self._highest, self._incarnation
         position = self._located(end, highest)
         with self._state:
             if position is not None and self._incarnation == incarnation:  # else a reset came meanwhile
                 self._move(position)
 
     @property
-    def progress(self) -> tuple[LogPosition | None, int]:
-        """`mark_delete` and `acknowledged_end`, read at the same moment."""
+    def progress(self) -> CursorProgress:
+        """`mark_delete` and `acknowledged_to`, read at the same moment."""
         with self._state:
-            return self._position, self._offsets.end
+            return CursorProgress(self._position, self._offsets.acknowledged_to)
 
     @property
-    def acknowledged_end(self) -> int:
+    def acknowledged_to(self) -> int:
         """The last offset up to which all are acknowledged; its message's id may not be known yet."""
         with self._state:
-            return self._offsets.end
+            return self._offsets.acknowledged_to
 
     @property
-    def lacks_mark_id(self) -> bool:
-        """True if mark-delete can move as soon as `locate_mark` has found the id of its message."""
+    def lacks_mark_delete_id(self) -> bool:
+        """True if mark-delete can move as soon as `find_mark_delete_id` has found the id of its message."""
         with self._state:
             return self._lacks_mark()
 
@@ -277,7 +285,7 @@ class Cursor:
                 if acknowledged is not None:
                     self._move(acknowledged)
             for number, bitmap in merged.ranges.items():
-                self._offsets.adopt(number, bitmap)
+                self._offsets.try_merge_stored(number, bitmap)
 
     def close(self) -> None:
         """Flush. The object must not be used afterwards. Raises as `flush`."""
@@ -298,7 +306,7 @@ class Cursor:
     def _unacknowledged(self, start: int, end: int) -> Iterator[range]:
         while start < end:
             with self._state:
-                start = max(start, self._offsets.end + 1)
+                start = max(start, self._offsets.acknowledged_to + 1)
                 stop = min(end, (start | (RANGE_OFFSETS - 1)) + 1)
                 parts = list(self._offsets.gaps(start, stop))
             yield from parts
@@ -323,13 +331,13 @@ class Cursor:
         """Count all messages up to `position` as acknowledged."""
         if position.offset > _offset(self._position):
             self._position = position
-            self._offsets.move_mark(position.offset)
+            self._offsets.advance_mark(position.offset)
 
     def _is_dirty(self) -> bool:
         return self._offsets.changed or self._lacks_mark() or _offset(self._position) > _offset(self._stored)
 
     def _lacks_mark(self) -> bool:
-        end = self._offsets.end
+        end = self._offsets.acknowledged_to
         return end > _offset(self._position) and end != self._missing_mark
 
     def _check(self) -> None:
@@ -340,8 +348,9 @@ class Cursor:
 def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
     """Store the acknowledgements of several cursors in one transaction; return the errors of those not stored.
 
-    No topic is read: a mark-delete whose id is not known stays until `Cursor.locate_mark`. A cursor that another thread
-    flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was stored.
+    No topic is read: a mark-delete whose id is not known stays until `Cursor.find_mark_delete_id`. A cursor that
+    another thread flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was
+    stored.
     """
     errors: dict[Cursor, CompactorError] = {}
     free: list[Cursor] = []

@@ -80,9 +80,9 @@ class CompactorError(Exception):
 
     def worded(self, wording: AdviceWording) -> str:
         """Return message and remedy as one line; advice is in `wording`."""
-        return f"{self.message}: {self.remedy_in(wording)}"
+        return f"{self.message}: {self.worded_remedy(wording)}"
 
-    def remedy_in(self, wording: AdviceWording) -> str:
+    def worded_remedy(self, wording: AdviceWording) -> str:
         """Return the remedy; advice is in `wording`."""
         return self.remedy if self.advice is None else self.advice.worded(wording)
 
@@ -225,7 +225,7 @@ _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
 """What an error of a kind means, and what others than operators can do. The first kind that fits counts."""
 
 
-def meaning(error: BaseException) -> str:
+def failure_phrase(error: BaseException) -> str:
     """Return a predicate for the failed component, by the error's kind, as `has no space left`; `fails` for others."""
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
@@ -243,10 +243,10 @@ def public_text(error: BaseException, wording: AdviceWording = NEUTRAL) -> str:
         return f"{error.message}: an operator must start a service where that is"
     remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
     if error.public:
-        return f"{error.public}: {error.remedy_in(wording)}"
+        return f"{error.public}: {error.worded_remedy(wording)}"
     if remedy is None:
         return error.worded(wording)
-    what = f"the database, the object store, a disk or Spark {meaning(error)}"
+    what = f"the database, the object store, a disk or Spark {failure_phrase(error)}"
     return f"{what}: {remedy}; see the log of the service" if remedy else f"{what}: see the log of the service"
 
 

@@ -18,7 +18,7 @@ from pyroaring import BitMap, BitMap64
 from sqlalchemy import update
 
 from storage.ledger import key_index, rows
-from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
@@ -129,7 +129,7 @@ class Forger:
         deleted = None
         if dead:
             name = f"forged/{new_id()}.bin"
-            data, (deleted,) = encode_deleted(name, [BitMap([offset - offsets[0] for offset in dead])])
+            data, (deleted,) = encode_bitmaps(name, [BitMap([offset - offsets[0] for offset in dead])])
             self.bench.store.put(name, data)
         times = pc.min_max(table.column("publish_time")).as_py()
         return Part(

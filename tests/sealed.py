@@ -27,7 +27,7 @@ from compactor.run.plan import (
 )
 from compactor.run.run_output import RunAfterPhaseOne, RunOutput, check_objects
 from storage.ledger import rows
-from storage.ledger.deletion_bitmap import alive, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsReader
@@ -174,7 +174,7 @@ def live_rows(store: ObjectStore, manifest: Manifest) -> pa.Table:
     tables = []
     for part in manifest.parts:
         table = pa.concat_tables(RowsReader(store, part.rows))
-        mask = alive(read_deleted(store, part), part.first.offset, table.column("offset").to_numpy())
+        mask = live_mask(read_deleted(store, part), part.first.offset, table.column("offset").to_numpy())
         tables.append(table.filter(pa.array(mask)))
     return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 

@@ -106,14 +106,14 @@ class OneSegment:
 
     def damaged(self) -> SegmentContent | None:
         """Return its known content, although it cannot be recovered."""
-        with ActiveSegmentFile.damaged_content(self.local, WriterOptions()) as content:
+        with ActiveSegmentFile.locked_damaged_content(self.local, WriterOptions()) as content:
             return content
 
     def reader(self, end: int | None = None, **options: Any) -> SegmentReader:
         return SegmentReader(self.local, end, **options)
 
     def end(self) -> HighWatermark:
-        mark = read_high_watermark(self.files.end, self.header.checksum)
+        mark = read_high_watermark(self.files.high_watermark, self.header.checksum)
         assert mark is not None
         return mark
 
@@ -160,7 +160,7 @@ def flip(path: Path, position: int, bits: int = 0x10) -> None:
 
 def write_version_2(path: Path, seed: int, end: HighWatermark) -> None:
     """A `.end` file as version 2 was written: without logical bytes."""
-    copy = struct.pack(">QQQQQB", 1, end.flushed, end.visible, end.entries, end.next_offset, 2)
+    copy = struct.pack(">QQQQQB", 1, end.flushed_bytes, end.visible_bytes, end.entries, end.next_offset, 2)
     copy += struct.pack(">I", google_crc32c.extend(seed, copy))
     path.write_bytes((copy.ljust(64, b"\x00") * 2).ljust(256, b"\x00"))
 

@@ -134,7 +134,7 @@ def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) 
 
 def _check_writable(broker: Broker, record: TopicRecord) -> None:
     broker.ownership.check_for_writing(record)
-    broker.environment.log.check_room()
+    broker.environment.log.check_space()
 
 
 def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:

@@ -29,7 +29,7 @@ from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
 from storage.clock import is_due
 from storage.errors import CompactorError
-from storage.log.log_space import LogRoom
+from storage.log.log_space import LogSpaceStatus
 from storage.metadata.metrics_queries import TopicCounts
 from storage.model import TopicName
 
@@ -256,11 +256,11 @@ class Metrics(Collector):
 
     def _of_process(self, now: int) -> Iterator[Metric]:
         yield from self._of_clients()
-        logs, room, control = self._broker.logs, self._broker.environment.log.room, self._broker.control
+        logs, room, control = self._broker.logs, self._broker.environment.log.space_limit, self._broker.control
         yield _plain("compactor_log_appended_entries_total", logs.appended_entries)
         yield _plain("compactor_log_appended_bytes_total", logs.appended_bytes)
         yield _plain("compactor_log_open_topics", len(logs.topics))
-        space = LogRoom() if room is None else room.room()
+        space = LogSpaceStatus() if room is None else room.status()
         yield _plain("compactor_log_free_bytes", space.free_bytes)
         yield _plain("compactor_log_least_free_bytes", space.least_free_bytes)
         yield _plain("compactor_log_full", int(space.refusal is not None))

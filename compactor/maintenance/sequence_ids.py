@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from storage.entries.sequence_ids import SequenceId, last_complete
+from storage.entries.sequence_ids import SequenceId, last_complete_number
 from storage.environment import Environment
 from storage.errors import DataLoss, SegmentNotLocal
 from storage.metadata.producer_sequences import ProducerSequences
@@ -57,7 +57,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
                 "connect a producer or consumer, so that the ids are not needed",
                 public=f"the sequence ids of producers of {topic.name} are not stored",
             ) from error
-    known = {name: last_complete(sequence) for name, sequence in highest.items()}
+    known = {name: last_complete_number(sequence) for name, sequence in highest.items()}
     merged = dict(ProducerSequences(end, known).merged(stored).highest)
     for name in list(merged)[: max(0, len(merged) - max(MAX_PRODUCERS, len(stored.highest)))]:
         del merged[name]

@@ -126,7 +126,7 @@ class Maintenance:
         failing: dict[str, ErrorText] = {}
         manager = LogManager(self.environment)
         manager.roll_old(failing)
-        manager.sweep(failing=failing)
+        manager.sweep(errors=failing)
         for name, reason in failing.items():
             _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, reason)
 

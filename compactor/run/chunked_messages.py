@@ -39,7 +39,7 @@ class ChunkDecision:
     keeps. `oldest_…`, `first_tombstone`: as in ChunkTable (storage/ledger/chunk_table.py).
     """
 
-    table: Chunks = field(default_factory=chunk_table.none)
+    table: Chunks = field(default_factory=chunk_table.empty_chunks)
     named: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     pending: int = 0
     expired: int = 0
@@ -61,7 +61,9 @@ class RangeChunks:
         self._new = self._assembled.offset >= self._dirty_from
         self._removed_chunks = self._beyond_limits()
         self._removed = np.zeros(len(self._assembled.last), dtype=np.bool_)
-        self._removed[self._assembled.message[self._removed_chunks & (self._assembled.message >= 0)]] = True
+        self._removed[
+            self._assembled.message_numbers[self._removed_chunks & (self._assembled.message_numbers >= 0)]
+        ] = True
 
     def complete(self) -> IndexRecords:
         """Return the winner of each key among the messages that this run completes, in hash order."""
@@ -110,14 +112,14 @@ class RangeChunks:
             self._new, _among(assembled.offset, resolved.survivors), ~_among(assembled.offset, resolved.superseded)
         )
         live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed]
-        newest = assembled.newest_pending(~self._removed_chunks)  # as the next run will read them
+        newest = assembled.newest_pending_times(~self._removed_chunks)  # as the next run will read them
         too_old = self._plan.policies.incomplete_removed_to(self._plan.now)
         fresh = newest > (np.iinfo(np.int64).min if too_old is None else too_old)
 
-        pending = assembled.message == PENDING
-        live = pending & fresh[assembled.group] & ~self._removed_chunks
-        complete = assembled.message >= 0
-        live[complete] = live_messages[assembled.message[complete]]
+        pending = assembled.message_numbers == PENDING
+        live = pending & fresh[assembled.group_numbers] & ~self._removed_chunks
+        complete = assembled.message_numbers >= 0
+        live[complete] = live_messages[assembled.message_numbers[complete]]
         old = offsets(assembled.chunks) < self._dirty_from
         named = live ^ old
         named[assembled.last[assembled.keyed]] = False
@@ -128,7 +130,7 @@ class RangeChunks:
         fresh_tombstones = kept[empty & (table["retained_at"][kept] == NO_EVENT_TIME)]
         table["retained_at"][fresh_tombstones] = self._plan.now
         values, tombstones = table[kept[~empty]], table[kept[empty]]
-        carried = assembled.newest_pending(live)[np.unique(assembled.group[live & pending])]
+        carried = assembled.newest_pending_times(live)[np.unique(assembled.group_numbers[live & pending])]
         table = table[live]
         return ChunkDecision(
             table[np.argsort(offsets(table))],
@@ -147,7 +149,7 @@ def read_chunks(store: ObjectStore, plan: RunPlan, hash_range: HashRange) -> Ran
     """Return the chunks of a hash range, None if it has none."""
     tables = chunk_table.read_tables(store, plan.chunk_tables, hash_range)
     tables += [inside(chunk_table.read_ledger_chunks(store, location), hash_range) for location in plan.indexes]
-    chunks = np.concatenate([chunk_table.none(), *tables])
+    chunks = np.concatenate([chunk_table.empty_chunks(), *tables])
     return RangeChunks(plan, chunks) if len(chunks) else None
 
 

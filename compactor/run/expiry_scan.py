@@ -22,11 +22,11 @@ from compactor.phase_one import bitmap_of, least, task_store, write_index
 from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
 from storage.ledger import chunk_table, key_index, names
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
 from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.sealing import flagged_offsets, keyed_mask, ledger_records, unkeyed_offsets
+from storage.ledger.sealing import keyed_mask, ledger_records, tombstone_flagged_offsets, unkeyed_offsets
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
@@ -52,7 +52,9 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
             or reader.groups[number].first_offset < scan.rows_below
         ):
             table = reader.read(number)
-            result.add(table.filter(pa.array(alive(deleted, source.first_offset, table.column("offset").to_numpy()))))
+            result.add(
+                table.filter(pa.array(live_mask(deleted, source.first_offset, table.column("offset").to_numpy())))
+            )
         else:
             result.values.append(least_value)
             result.remaining.append(least_value)
@@ -92,7 +94,7 @@ class _PartScan:
         unkeyed = self._unkeyed(table)
         keyed = table.filter(keyed_mask(table))
         removed = _removed(keyed, self._scan)
-        tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
+        tombstone = tombstone_flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
         due_value = ~tombstone & _up_to(published, self._scan.values_to)
         due_tombstone = tombstone & _up_to(retained, self._scan.tombstones_to)
@@ -117,7 +119,7 @@ class _PartScan:
 
 
 def _markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
-    records = ledger_records(due, plan.hasher).by_event()
+    records = ledger_records(due, plan.hasher).event_winners()
     assert records.event_time is not None
     marked = records.offset | MARKER
     return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
@@ -138,7 +140,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
     reader = RowsReader(store, source.rows)
     expired, removed = BitMap(), BitMap()
     remaining = _RebuiltIndex(plan)
-    chunks = [chunk_table.none()]
+    chunks = [chunk_table.empty_chunks()]
     for number, group in enumerate(reader.groups):
         if group.last_offset < source.first_offset:
             continue
@@ -184,7 +186,7 @@ class _RebuiltIndex:
         together = concatenated([IndexRecords(record.hi, record.lo, record.offset) for record in self._records])
         records = together.take(key_index.latest(together.hi, together.lo))
         if self._plan.policies.event_time_order or any(record.event_time is not None for record in self._records):
-            events = concatenated([record.by_event() for record in self._records]).by_event()
+            events = concatenated([record.event_winners() for record in self._records]).event_winners()
             assert events.event_time is not None
             events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
             records = IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
@@ -193,7 +195,7 @@ class _RebuiltIndex:
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
-    data, locations = encode_deleted(name, bitmaps)
+    data, locations = encode_bitmaps(name, bitmaps)
     store.put(name, data)
     return locations
 

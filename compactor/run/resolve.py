@@ -79,7 +79,7 @@ def winners_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
     if not by_event:
         dirty = concatenated([IndexRecords(run.hi, run.lo, run.offset) for run in runs])
         return dirty.take(key_index.latest(dirty.hi, dirty.lo))
-    dirty = concatenated([run.by_event() for run in runs])
+    dirty = concatenated([run.event_winners() for run in runs])
     if dirty.event_time is None:
         return dirty
     return dirty.take(key_index.latest_by_event(dirty.hi, dirty.lo, dirty.event_time))
@@ -215,7 +215,7 @@ def _merge(
     """Return the new level: `new` merged with the levels of `front`, without markers that hide no older record."""
     if not front:
         return new.take(needed)
-    older = [level.by_event() for level in front] if rules.policies.event_time_order else list(front)
+    older = [level.event_winners() for level in front] if rules.policies.event_time_order else list(front)
     together = concatenated([*reversed(older), new])
     needs = []
     for level in reversed(older):

@@ -133,7 +133,9 @@ class BacklogReader:
         oldest, soonest, open_messages = record.oldest, record.soonest, 0
         if record.open_segment is not None:
             has_lag = triggers.min_lag_ms or triggers.max_lag_ms  # only these need times, which entries have
-            counted = (self._open.count if has_lag else self._open.size)(record.topic, record.open_segment)
+            counted = (self._open.content_with_times if has_lag else self._open.content)(
+                record.topic, record.open_segment
+            )
             open_messages = counted.messages
             size, messages = size + counted.logical_bytes, messages + open_messages
             oldest = _earlier(oldest, counted.oldest)

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint
 from storage.ledger import rows
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import alive, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import I64, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 from storage.ledger.manifest import Manifest
@@ -151,7 +151,7 @@ def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> I
         reader = RowsReader(store, part.rows)
         for number in range(len(reader.groups)):
             table = reader.read(number, columns)
-            yield table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))
+            yield table.filter(pa.array(live_mask(deleted, part.first.offset, table.column("offset").to_numpy())))
 
 
 def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, exactly: bool) -> None:

@@ -138,7 +138,7 @@ def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[In
     """
     newest, largest, cut = [], [], []
     for index in indexes:
-        by_event = index.by_event()
+        by_event = index.event_winners()
         assert by_event.event_time is not None
         newest_part, event_part = plan.read_by_run(offsets_of(index)), plan.read_by_run(offsets_of(by_event))
         offset = np.where(event_part, by_event.offset, index.offset)
@@ -295,7 +295,7 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
     chunks = chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)
-    live.append(records_of_messages(assembled(np.concatenate([chunk_table.none(), *chunks])).complete))
+    live.append(records_of_messages(assembled(np.concatenate([chunk_table.empty_chunks(), *chunks])).complete))
     return key_index.concatenated(live)
 
 
@@ -327,6 +327,8 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, expected: str) ->
 
 def _joined(runs: list[IndexRecords]) -> IndexRecords:
     """Return the records of all runs in order, with event times: NO_EVENT_TIME for a run without any."""
-    timed = [run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).by_event() for run in runs]
+    timed = [
+        run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).event_winners() for run in runs
+    ]
     records = key_index.concatenated(timed)
-    return records if records.event_time is not None else records.by_event()
+    return records if records.event_time is not None else records.event_winners()

@@ -84,7 +84,7 @@ class _LedgerRows:
     def __init__(self, plan: VerifyPlan) -> None:
         self._hasher = plan.hasher
         self.records: list[IndexRecords] = []
-        self.chunks = [chunk_table.none()]
+        self.chunks = [chunk_table.empty_chunks()]
         self.unkeyed = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
         self._entries = self._retained = 0
         self._last_entry: int | None = None
@@ -129,7 +129,7 @@ def _compare_records(findings: Findings, where: str, rows: IndexRecords, index: 
     """Compare a ledger's index with the records of all its rows: the newest of each key, and by event time (P9)."""
     _compare_winners(findings, where, "newest record", newest_of_each(rows), index)
     if index.event_time is not None and rows.event_time is not None:
-        by_event = index.by_event()
+        by_event = index.event_winners()
         _compare_winners(findings, where, "event-time winner", largest_of_each(rows), by_event, by_event=True)
     elif rows.event_time is not None and np.any(rows.event_time != NO_EVENT_TIME):
         findings.add(Difference(DifferenceKind.MISSING, where, "the event times of its rows are not in the index"))

@@ -149,10 +149,12 @@ class RangeChunksCheck:
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> None:
         live = np.concatenate(
-            [chunk_table.none(), *chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)]
+            [chunk_table.empty_chunks(), *chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)]
         )
         ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.ledgers_to_horizon]
-        raw = np.concatenate([chunk_table.none(), *(chunk_table.inside(chunks, hash_range) for chunks in ledgers)])
+        raw = np.concatenate(
+            [chunk_table.empty_chunks(), *(chunk_table.inside(chunks, hash_range) for chunks in ledgers)]
+        )
         trimmed = live[~plan.covered_by_ledger(chunk_table.offsets(live).astype(np.int64))]
         read_by_run = raw[plan.read_by_run(chunk_table.offsets(raw).astype(np.int64))]
         self._plan = plan
@@ -333,7 +335,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFi
                 live[name] |= BitMap64(offsets[mask].tolist())
             chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
         read = chunk_table.read_tables(store, plan.readable_manifest.chunks, HashRange())
-        tables = np.concatenate([chunk_table.none(), *read])
+        tables = np.concatenate([chunk_table.empty_chunks(), *read])
         by_offset = dict(zip(chunk_table.offsets(tables).tolist(), tables, strict=True))
         compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
         if chunks == BitMap64(by_offset):

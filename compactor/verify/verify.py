@@ -41,7 +41,7 @@ from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.log.lease import afterwards
+from storage.log.lease import release_ignoring_errors
 from storage.metadata.liveness import PIN_TTL_MS
 from storage.metadata.records import TopicSnapshot
 from storage.model import TopicName
@@ -79,7 +79,7 @@ class Verifier:
         lost: list[bool] = []
         renew = partial(self.environment.metadata.pins.renew, pin, PIN_TTL_MS)
         with (
-            afterwards(lambda: self.environment.metadata.pins.release(pin)),
+            release_ignoring_errors(lambda: self.environment.metadata.pins.release(pin)),
             Heartbeat(renew, PIN_TTL_MS / 4000, lambda: lost.append(True)),
         ):
             report = self._verify(snapshot)

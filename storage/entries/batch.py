@@ -13,6 +13,7 @@ Must not know: entries, offsets, Arrow.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from struct import error as StructError  # noqa: N812
 
@@ -31,6 +32,8 @@ _SINGLE_FIELDS = tuple(known.name for known in SingleMessageMetadata.DESCRIPTOR.
 _MORE = 0x80
 _LONGEST_SHIFT = 63
 """Numbers of 10 bytes, which may be too large, go to protobuf."""
+_UNREADABLE = (IndexError, StructError, ValueError, DecodeError)
+"""The errors of bytes that are not of the expected layout."""
 
 
 @dataclass(slots=True)
@@ -55,18 +58,24 @@ class Messages:
 
 
 def split_batch(
-    data: bytes, count: int, sequence_id: int, event_time: int, rest: MessageMetadata, by_hand: bool = True
+    data: bytes,
+    count: int,
+    sequence_id: int,
+    event_time: int,
+    batch_metadata: MessageMetadata,
+    protobuf_only: bool = False,
 ) -> Messages:
     """Return the `count` messages that `data` holds. Raises Undecodable unless it holds exactly these.
 
-    `sequence_id`, `event_time`: the batch's, for messages without their own; `rest`: the remaining metadata of the
-    batch.
+    `sequence_id`, `event_time`: the batch's, for messages without their own; `batch_metadata`: the remaining metadata
+    of the batch.
     """
+    if not protobuf_only:
+        with suppress(*_UNREADABLE):  # another layout may be read beyond its end
+            return _split(data, count, sequence_id, event_time, batch_metadata, by_hand=True)
     try:
-        return _split(data, count, sequence_id, event_time, rest, by_hand)
-    except (IndexError, StructError, ValueError, DecodeError) as error:
-        if by_hand:  # another layout may have been read beyond its end
-            return split_batch(data, count, sequence_id, event_time, rest, by_hand=False)
+        return _split(data, count, sequence_id, event_time, batch_metadata, by_hand=False)
+    except _UNREADABLE as error:
         raise Undecodable(f"a batch of {count} messages is damaged: {error}") from error
 
 
@@ -173,10 +182,10 @@ def _plain_property(data: bytes, at: int, value_at: int) -> bool:
 
 
 def add_properties(
-    described: MessageMetadata | SingleMessageMetadata, property_keys: list[str], property_values: list[str]
+    metadata: MessageMetadata | SingleMessageMetadata, property_keys: list[str], property_values: list[str]
 ) -> None:
     """Append the properties of a message. Raises Undecodable if any of them is not UTF-8."""
-    for item in described.properties:
+    for item in metadata.properties:
         # protobuf gives bytes that are not UTF-8 as they are
         if not isinstance(item.key, str) or not isinstance(item.value, str):
             raise Undecodable("a property is not UTF-8")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,15 +64,20 @@ class BatchColumns:
     property_values: pa.Array
 
 
-def decode_batches(batches: Sequence[Batch]) -> tuple[BatchColumns | None, Flags]:
-    """Return the messages of the batches that are decoded here, None for none; and which ones these are.
+class DecodedBatches(NamedTuple):
+    """The messages of the batches that are decoded here; `columns` None: of none. `decoded`: True for these batches,
+    shape (batches,)."""
 
-    Shape of the flags: (batches,).
-    """
+    columns: BatchColumns | None
+    decoded: Flags
+
+
+def decode_batches(batches: Sequence[Batch]) -> DecodedBatches:
+    """Return the messages of those batches that have the expected layout; the caller decodes the others."""
     if len(batches) < LEAST_BATCHES:
-        return None, np.zeros(len(batches), bool)
+        return DecodedBatches(None, np.zeros(len(batches), bool))
     messages = _Messages(batches)
-    return messages.columns() if messages.regular.any() else None, messages.regular
+    return DecodedBatches(messages.columns() if messages.regular.any() else None, messages.regular)
 
 
 class _Messages:

@@ -58,7 +58,7 @@ class ChunkAssembler:
         self.dropped_messages = 0
 
     @property
-    def oldest(self) -> Message | None:
+    def oldest_incomplete(self) -> Message | None:
         """The first chunk of the incomplete message that began first; None: none is incomplete."""
         return next(iter(self._pending.values())).chunks[0] if self._pending else None
 

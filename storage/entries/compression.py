@@ -17,7 +17,7 @@ from storage.ledger.rows import CompressionType
 
 _ARROW_NAMES = {CompressionType.LZ4: "lz4_raw", CompressionType.ZSTD: "zstd", CompressionType.SNAPPY: "snappy"}
 _LEVELS = {CompressionType.ZLIB: (1, 6, 9), CompressionType.ZSTD: (1, 3, 9)}
-"""Levels of `compress_again`, the fastest first. The default level of clients is the second."""
+"""Levels of `recompress`, the fastest first. The default level of clients is the second."""
 LARGE_BYTES = 4 << 20
 """The size above which bytes are compressed again at a higher level: a client's largest message is 5 MiB by default."""
 
@@ -36,7 +36,7 @@ def compress(codec: CompressionType, data: bytes, level: int | None = None) -> b
     return compressed
 
 
-def compress_again(codec: CompressionType, data: bytes) -> bytes:
+def recompress(codec: CompressionType, data: bytes) -> bytes:
     """Return `data`, which a client had compressed, compressed with its codec at the fastest level.
 
     If the result is larger than LARGE_BYTES, the next higher levels are tried. Any bytes can be compressed: no error is

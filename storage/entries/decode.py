@@ -27,7 +27,7 @@ from storage.entries.batch import Messages, add_properties, split_batch
 from storage.entries.bulk_batch import Batch, decode_batches
 from storage.entries.columns import ChunkRow, EntryFields, RowColumns, batch_table
 from storage.entries.compression import Undecodable, decompress
-from storage.entries.entry import EntryHeader, decode_key, parse
+from storage.entries.entry import EntryHeader, decode_key, parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import CompressionType, RowType
@@ -91,7 +91,7 @@ def _try_batch(entry: StoredEntry) -> _DecodedBatch | None:
     if not header.batched or header.encrypted or header.marker:
         return None
     try:
-        return _batch(entry, *parse(entry.data, checked=True))
+        return _batch(entry, *parse_metadata(entry.data, checksum_verified=True))
     except (InvalidRecord, Undecodable):
         return None
 
@@ -117,7 +117,7 @@ def _add(columns: RowColumns, entry: StoredEntry, decoded: _DecodedBatch | None)
         messages = split_batch(bytes(batch.data), batch.count, batch.sequence_id, batch.event_time, decoded.rest)
         columns.add(decoded.fields, messages)
         return
-    metadata, payload_at = parse(entry.data, checked=True)
+    metadata, payload_at = parse_metadata(entry.data, checksum_verified=True)
     if metadata.HasField("marker_type"):
         _add_marker(columns, entry, metadata, payload_at)
     elif entry.header.batched:  # encrypted, or it cannot be decoded

@@ -122,10 +122,10 @@ def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) ->
     metadata.uncompressed_size = len(payload)
     if codec != CompressionType.NONE:
         metadata.compression = int(codec)
-    return framed(metadata, compress(codec, payload))
+    return encode_entry(metadata, compress(codec, payload))
 
 
-def framed(metadata: MessageMetadata, payload: bytes) -> bytes:
+def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
     """Return the entry of a payload that is compressed as its metadata states, with its checksum."""
     described = metadata.SerializeToString()
     head = U32.pack(len(described)) + described

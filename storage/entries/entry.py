@@ -21,6 +21,7 @@ from struct import (
     Struct,
     error as StructError,  # noqa: N812
 )
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -67,12 +68,19 @@ class EntryHeader:
     codec: int = 0
 
 
+class ParsedMetadata(NamedTuple):
+    """The metadata of an entry. `payload_at`: the position of the payload in the entry's bytes."""
+
+    metadata: MessageMetadata
+    payload_at: int
+
+
 def inspect(entry: bytes) -> EntryHeader:
     """Return the header of an entry.
 
     Raises InvalidRecord for a malformed entry and an implausible count or size; ChecksumMismatch for a wrong checksum.
     """
-    metadata, payload_at = parse(entry)
+    metadata, payload_at = parse_metadata(entry)
     producer = metadata.producer_name
     if not isinstance(producer, str):  # protobuf gives bytes that are not UTF-8 as they are
         raise _invalid("its producer's name is not UTF-8")
@@ -120,10 +128,10 @@ def inspect(entry: bytes) -> EntryHeader:
     )
 
 
-def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
-    """Parse an entry's metadata; return it and the position of the payload.
+def parse_metadata(entry: bytes, checksum_verified: bool = False) -> ParsedMetadata:
+    """Return the metadata of an entry, and the position of its payload.
 
-    `checked`: the entry's checksum was verified before, and is not verified again. Raises InvalidRecord,
+    `checksum_verified`: the entry's checksum was verified before, and is not verified again. Raises InvalidRecord,
     ChecksumMismatch.
     """
     at = 0
@@ -132,7 +140,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
             at = 6 + U32.unpack_from(entry, 2)[0]
         if entry.startswith(MAGIC, at):
             at += 6
-            if not checked and _crc32c_from(entry, at) != U32.unpack_from(entry, at - 4)[0]:
+            if not checksum_verified and _crc32c_from(entry, at) != U32.unpack_from(entry, at - 4)[0]:
                 raise _invalid("its checksum is not that of its bytes", ChecksumMismatch)
         end = at + 4 + U32.unpack_from(entry, at)[0]
     except StructError as error:
@@ -145,7 +153,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
         raise _invalid("its metadata is not a MessageMetadata") from error
     if not metadata.IsInitialized():
         raise _invalid("its metadata leaves out what it must hold")
-    return metadata, end
+    return ParsedMetadata(metadata, end)
 
 
 def decode_key(key: bytes, in_base64: bool) -> bytes:

@@ -2,10 +2,10 @@
 
 An entry has the id, and in a batch the number of slots, that it had when it was produced, so every message has its id.
 A slot without a row, because compaction dropped it, becomes a stub of six bytes with the flag for that (W2), and is not
-`live`: the code that delivers the entry tells the client to skip it. Payloads are compressed again with the codec that
-the entry had when it was produced (column `codec`), because a client refuses an entry larger than its largest message,
-and a producer may send a compressed entry of any uncompressed size. Payloads that never were decompressed stay as they
-are: chunks, encrypted messages, entries that are kept whole.
+in `live_mask`: the code that delivers the entry tells the client to skip it. Payloads are compressed again with the
+codec that the entry had when it was produced (column `codec`), because a client refuses an entry larger than its
+largest message, and a producer may send a compressed entry of any uncompressed size. Payloads that never were
+decompressed stay as they are: chunks, encrypted messages, entries that are kept whole.
 
 The rows of one entry may be in two consecutive tables; `EntryBuilder` keeps the last entry of a table until it is
 complete.
@@ -25,8 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.entries.compression import compress_again
-from storage.entries.encode import framed
+from storage.entries.compression import recompress
+from storage.entries.encode import encode_entry
 from storage.entries.entry import U32
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
@@ -52,8 +52,8 @@ class DeliverableEntry:
     """An entry for a consumer.
 
     `offset`: of its first slot; `messages`: the number of its slots, one offset each; `data`: as a producer sends it,
-    checksum, metadata and payload; `live`: bit i is set if slot i is to be delivered. `batched`: its ids have batch
-    indices.
+    checksum, metadata and payload; `live_mask`: bit i is set if slot i is to be delivered. `batched`: its ids have
+    batch indices.
     """
 
     ledger_id: int
@@ -61,7 +61,7 @@ class DeliverableEntry:
     offset: int
     messages: int
     data: bytes
-    live: int
+    live_mask: int
     batched: bool
 
     @property
@@ -312,7 +312,7 @@ def _single(row: Mapping[str, Any]) -> bytes:
     if metadata.encryption_keys or row["slot"] == RowType.CHUNK:  # stored as it was sent
         if row["codec"] != CompressionType.NONE:
             metadata.compression = row["codec"]
-        return framed(metadata, payload)
+        return encode_entry(metadata, payload)
     return _compressed(metadata, payload, row["codec"])
 
 
@@ -390,8 +390,8 @@ def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
     metadata.uncompressed_size = len(payload)
     if codec != CompressionType.NONE and payload:
         metadata.compression = codec
-        payload = compress_again(CompressionType(codec), payload)
-    return framed(metadata, payload)
+        payload = recompress(CompressionType(codec), payload)
+    return encode_entry(metadata, payload)
 
 
 def _varint(number: int) -> bytes:

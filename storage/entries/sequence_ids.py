@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.entries.entry import parse, signed
+from storage.entries.entry import parse_metadata, signed
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import RowType
@@ -60,21 +60,22 @@ def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
 
     `at_least`: a lower bound of its number, where the producer's command stated the highest one.
     """
-    number = max(at_least, signed(metadata.sequence_id), highest_of(metadata))
-    return number, sequence_chunk(metadata.chunk_id, metadata.num_chunks_from_msg)
+    number = max(at_least, signed(metadata.sequence_id), stated_highest(metadata))
+    return number, chunk_or_whole(metadata.chunk_id, metadata.num_chunks_from_msg)
 
 
-def highest_of(metadata: MessageMetadata) -> int:
+def stated_highest(metadata: MessageMetadata) -> int:
     """Return the highest sequence id of a batch as its metadata states it; 0: it states none."""
     return signed(metadata.highest_sequence_id)
 
 
-def sequence_chunk(chunk: int, chunks: int) -> int:
-    """Return the second part of a `SequenceId`: of chunk number `chunk` (from 0) of `chunks`; 0 chunks: not chunked."""
-    return chunk if chunks > 1 and chunk < chunks - 1 else WHOLE
+def chunk_or_whole(chunk_index: int, chunk_count: int) -> int:
+    """Return the second part of a `SequenceId`: of chunk number `chunk_index` (from 0) of `chunk_count`; 0 chunks: not
+    chunked."""
+    return chunk_index if chunk_count > 1 and chunk_index < chunk_count - 1 else WHOLE
 
 
-def last_complete(sequence: SequenceId) -> int:
+def last_complete_number(sequence: SequenceId) -> int:
     """Return the number of the last complete message: of `sequence`, or one less if its chunks are incomplete."""
     number, chunk = sequence
     return number if chunk == WHOLE else number - 1
@@ -97,7 +98,7 @@ def scan_sequences(tables: Iterable[pa.Table], entries: Sequence[bytes]) -> Iter
 def _of_entries(table: pa.Table, entries: Sequence[bytes]) -> Iterator[tuple[int, str, SequenceId]]:
     for offset, number in zip(table.column("offset").to_pylist(), table.column("entry").to_pylist(), strict=True):
         try:
-            metadata, _ = parse(entries[number], checked=True)
+            metadata, _ = parse_metadata(entries[number], checksum_verified=True)
         except InvalidRecord:
             continue
         yield offset, metadata.producer_name, sequence_of(metadata)
@@ -119,8 +120,8 @@ def _of_rows(table: pa.Table) -> Iterator[tuple[int, str, SequenceId]]:
 
 def _of_row(row: dict[str, Any]) -> SequenceId:
     if row["slot"] == RowType.WHOLE_ENTRY:
-        return sequence_of(parse(row["payload"] or b"", checked=True)[0])
+        return sequence_of(parse_metadata(row["payload"] or b"", checksum_verified=True)[0])
     rest = MessageMetadata()
     rest.MergeFromString(row["metadata"] or b"")
-    number = max(row["sequence_id"] or 0, highest_of(rest), 0)
-    return number, sequence_chunk(row["chunk_index"] or 0, row["chunk_count"] or 0)
+    number = max(row["sequence_id"] or 0, stated_highest(rest), 0)
+    return number, chunk_or_whole(row["chunk_index"] or 0, row["chunk_count"] or 0)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from storage.entries.entry import parse
+from storage.entries.entry import parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger import rows
@@ -104,7 +104,7 @@ def _metadata(row: Mapping[str, Any]) -> MessageMetadata:
     """Return the metadata of a row that no column holds; of a whole entry, its own. Empty if it cannot be parsed."""
     if row["slot"] == int(RowType.WHOLE_ENTRY):
         with suppress(InvalidRecord):
-            return parse(row["payload"] or b"")[0]
+            return parse_metadata(row["payload"] or b"")[0]
         return MessageMetadata()
     metadata = MessageMetadata()
     with suppress(DecodeError):

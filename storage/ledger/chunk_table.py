@@ -92,7 +92,7 @@ class ChunkTable:
         return self.length // RECORD.itemsize
 
 
-def none() -> Chunks:
+def empty_chunks() -> Chunks:
     """Return an empty array of records, shape (0,)."""
     return np.empty(0, dtype=RECORD)
 
@@ -111,7 +111,7 @@ def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
     """Return the records of the chunks among the rows of `table` (`rows.SCHEMA`), in its order."""
     mask = chunk_mask(table)
     if not mask.any():
-        return none()
+        return empty_chunks()
     chunks = table.filter(pa.array(mask))
     has_key = chunks.column("key").is_valid().to_numpy()
     empty = pc.fill_null(pc.binary_length(chunks.column("payload")), 0).to_numpy() == 0
@@ -159,7 +159,7 @@ def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
     """
     directory = IndexDirectory.decode(location.directory)
     if directory.chunk_table is None:
-        return none()
+        return empty_chunks()
     length, checksum = directory.chunk_table
     start = location.offset + directory.length - length
     return _decoded(store.get(location.name, start, length), checksum, location.name)
@@ -193,14 +193,15 @@ def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
 class ChunkAssembly:
     """Chunks, and the messages that they form.
 
-    `chunks` are ordered by uuid, key and count, and then by offset. For each chunk: `message`, the number of the
-    complete message that it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. For each
-    message: the positions in `chunks` of its `first` and `last` chunk, and whether its payload is `empty`.
+    `chunks` are ordered by uuid, key and count, and then by offset. For each chunk: `message_numbers`, the number of
+    the complete message that it is part of, or STALE or PENDING; `group_numbers`, the number of its uuid, key and
+    count. For each message: the positions in `chunks` of its `first` and `last` chunk, and whether its payload is
+    `empty`.
     """
 
     chunks: Chunks
-    message: I64
-    group: I64
+    message_numbers: I64
+    group_numbers: I64
     first: I64
     last: I64
     empty: Mask
@@ -224,15 +225,15 @@ class ChunkAssembly:
         )
         return records.take(np.lexsort((offsets(last), records.lo, records.hi)))
 
-    def newest_pending(self, among: Mask | None = None) -> I64:
+    def newest_pending_times(self, mask: Mask | None = None) -> I64:
         """Return for each group the publish time (ms) of its newest pending chunk, shape (groups,).
 
-        `among`: a mask of the chunks that count; None: all. A group without a pending chunk gets the least number of 64
+        `mask`: a mask of the chunks that count; None: all. A group without a pending chunk gets the least number of 64
         bits.
         """
-        newest = np.full(int(self.group[-1]) + 1 if len(self.group) else 0, np.iinfo(np.int64).min)
-        pending = self.message == PENDING if among is None else among & (self.message == PENDING)
-        np.maximum.at(newest, self.group[pending], self.chunks["publish_time"][pending])
+        newest = np.full(int(self.group_numbers[-1]) + 1 if len(self.group_numbers) else 0, np.iinfo(np.int64).min)
+        pending = self.message_numbers == PENDING if mask is None else mask & (self.message_numbers == PENDING)
+        np.maximum.at(newest, self.group_numbers[pending], self.chunks["publish_time"][pending])
         return newest
 
 

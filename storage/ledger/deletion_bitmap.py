@@ -25,10 +25,10 @@ from storage.objects.ranges import ByteRange, read_ranges
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
-def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
+def encode_bitmaps(object_name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
     """Return the bytes of one object that holds `bitmaps`, and the place of each in it, in order.
 
-    `name`: the object's name.
+    `object_name`: the object's name.
     """
     blocks: list[bytes] = []
     places: list[DeletedRows] = []
@@ -36,7 +36,7 @@ def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[De
     for bitmap in bitmaps:
         bitmap.run_optimize()
         block = bytes(bitmap.serialize())
-        places.append(DeletedRows(name, start, len(block), len(bitmap), crc32c(block)))
+        places.append(DeletedRows(object_name, start, len(block), len(bitmap), crc32c(block)))
         blocks.append(block)
         start += len(block)
     return b"".join(blocks), places
@@ -51,13 +51,13 @@ def read_deleted(store: ObjectStore, part: Part) -> BitMap:
     return bitmap
 
 
-def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> list[BitMap]:
-    """Return the bitmap at each of `places`, empty for None; neighbours in one object are read in one ranged read.
+def read_all_deleted(store: ObjectStore, locations: list[DeletedRows | None]) -> list[BitMap]:
+    """Return the bitmap at each of `locations`, empty for None; neighbours in one object are read in one ranged read.
 
     Raises ObjectMissing, ObjectDamaged.
     """
-    bitmaps = [BitMap() for _ in places]
-    numbered = [(number, place) for number, place in enumerate(places) if place is not None]
+    bitmaps = [BitMap() for _ in locations]
+    numbered = [(number, place) for number, place in enumerate(locations) if place is not None]
     blocks = read_ranges(store, [ByteRange(place.name, place.offset, place.length) for _, place in numbered])
     for (number, place), block in zip(numbered, blocks, strict=True):
         if crc32c(block) != place.crc32c:
@@ -71,15 +71,15 @@ def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> li
     return bitmaps
 
 
-def alive(bitmap: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def live_mask(deleted: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return a mask of `offsets`: True for a row that is not deleted. Shape (n,).
 
-    `bitmap`: the deleted rows of the part; `first_offset`: the part's first offset; `offsets`: of rows of the part,
+    `deleted`: the deleted rows of the part; `first_offset`: the part's first offset; `offsets`: of rows of the part,
     ascending.
     """
-    if not bitmap or not len(offsets):
+    if not deleted or not len(offsets):
         return np.ones(len(offsets), dtype=np.bool_)
     low, high = int(offsets[0]) - first_offset, int(offsets[-1]) - first_offset
-    inside = bitmap & BitMap(range(low, high + 1)) if high - low + 1 < len(bitmap) else bitmap
+    inside = deleted & BitMap(range(low, high + 1)) if high - low + 1 < len(deleted) else deleted
     dead = np.frombuffer(inside.to_array(), dtype=np.uint32).astype(np.int64) + first_offset
     return np.isin(offsets, dead, assume_unique=True, invert=True)

@@ -114,7 +114,7 @@ class IndexRecords:
             None if self.event_time is None else self.event_time[positions],
         )
 
-    def by_event(self) -> IndexRecords:
+    def event_winners(self) -> IndexRecords:
         """Return the record of each key's event-time winner; without event times, that of its newest message."""
         if self.event_offset is None or self.event_time is None:
             none = np.full(len(self), NO_EVENT_TIME, dtype=np.int64)

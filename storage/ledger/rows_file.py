@@ -185,14 +185,14 @@ class RowsReader:
             )
         return tuple(groups)
 
-    def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows of row group `number`, with all columns or only `columns`, in the order of `columns`."""
+    def read(self, group: int, columns: list[str] | None = None) -> pa.Table:
+        """Return the rows of row group `group`, with all columns or only `columns`, in the order of `columns`."""
         names = columns or rows.SCHEMA.names
-        return _assemble(names, [self._decode(number, names, None)], self._constants(number), self.groups[number].rows)
+        return _assemble(names, [self._decode(group, names, None)], self._constants(group), self.groups[group].rows)
 
-    def decoded_bytes(self, number: int) -> int:
+    def decoded_bytes(self, group: int) -> int:
         """Return the approximate bytes of a row group in memory, by its metadata."""
-        return int(self._metadata.row_group(number).total_byte_size)
+        return int(self._metadata.row_group(group).total_byte_size)
 
     def take(self, selections: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
         """Yield all columns of some rows of row groups.
@@ -217,22 +217,22 @@ class RowsReader:
         if pieces:
             yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 
-    def announce_row_groups(self, numbers: list[int]) -> None:
+    def announce_row_groups(self, groups: list[int]) -> None:
         """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read."""
-        self._expected = set(numbers)
+        self._expected = set(groups)
 
-    def offsets(self, number: int) -> npt.NDArray[np.int64]:
+    def offsets(self, group: int) -> npt.NDArray[np.int64]:
         """Return the offsets of the rows of one row group, shape (rows,)."""
-        return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
+        return np.asarray(self.read(group, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
 
-    def least(self, number: int, column: str) -> int | None:
+    def least(self, group: int, column: str) -> int | None:
         """Return the least value of a numeric column in one row group, by its statistics; None if all are null."""
-        statistics = self._statistics(number, column)
+        statistics = self._statistics(group, column)
         return int(statistics.min) if statistics is not None else None
 
-    def greatest(self, number: int, column: str) -> int | None:
+    def greatest(self, group: int, column: str) -> int | None:
         """Return the largest value of a numeric column in one row group, by its statistics; None if all are null."""
-        statistics = self._statistics(number, column)
+        statistics = self._statistics(group, column)
         return int(statistics.max) if statistics is not None else None
 
     def _statistics(self, number: int, column: str) -> Any:

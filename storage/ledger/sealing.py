@@ -88,7 +88,7 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
     if not pc.all(keyed).as_py():
         table = table.filter(keyed)
     hi, lo = hasher(rows.contiguous(table.column("key")))
-    flagged = flagged_offsets(table)
+    flagged = tombstone_flagged_offsets(table)
     newest = key_index.latest(hi, lo)
     event_times = table.column("event_time")
     if event_times.null_count == len(event_times):
@@ -103,7 +103,7 @@ def keyed_mask(table: pa.Table) -> pa.ChunkedArray:
     return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.RowType.MESSAGE)))
 
 
-def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
+def tombstone_flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
     """Return the offsets of keyed rows, shape (n,), with TOMBSTONE where the payload is null or empty (P5)."""
     payload = table.column("payload")
     empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()

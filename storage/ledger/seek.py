@@ -25,7 +25,7 @@ class SeekPosition(Protocol):
     def is_surely_after(self, last: LogPosition) -> bool:
         """Return whether the read begins after the message at `last`."""
 
-    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
         """Return whether a row group is known to hold no row of the read."""
 
     def first_row(self, table: pa.Table) -> int:
@@ -33,7 +33,7 @@ class SeekPosition(Protocol):
 
 
 @dataclass(frozen=True)
-class OffsetBound:
+class SeekOffset:
     """A bound by offset."""
 
     offset: int
@@ -44,19 +44,19 @@ class OffsetBound:
     def is_surely_after(self, last: LogPosition) -> bool:
         return last.offset < self.offset
 
-    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
-        return reader.groups[number].last_offset < self.offset
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
+        return reader.groups[group].last_offset < self.offset
 
     def first_row(self, table: pa.Table) -> int:
         return int(table.column("offset").to_numpy().searchsorted(self.offset, "left"))
 
 
-NOWHERE = OffsetBound(2**63 - 1)
+NOWHERE = SeekOffset(2**63 - 1)
 """A bound after every message."""
 
 
 @dataclass(frozen=True)
-class IdBound:
+class SeekMessageId:
     """A bound by message id."""
 
     message_id: MessageId
@@ -67,11 +67,11 @@ class IdBound:
     def is_surely_after(self, last: LogPosition) -> bool:
         return last.message_id < self.message_id
 
-    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
-        group, start = reader.groups[number], self.message_id
-        if group.last_ledger_id != start.ledger_id:
-            return group.last_ledger_id < start.ledger_id
-        return group.last_entry_id is not None and group.last_entry_id < start.entry_id
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
+        row_group, start = reader.groups[group], self.message_id
+        if row_group.last_ledger_id != start.ledger_id:
+            return row_group.last_ledger_id < start.ledger_id
+        return row_group.last_entry_id is not None and row_group.last_entry_id < start.entry_id
 
     def first_row(self, table: pa.Table) -> int:
         if not len(table) or rows.message_id(table, 0) >= self.message_id:
@@ -88,7 +88,7 @@ class IdBound:
 
 
 @dataclass(frozen=True)
-class TimeBound:
+class SeekTime:
     """The first message that was published at `publish_time` or later: for a search, not to continue a read.
 
     Messages after it may be older: producers' clocks differ.
@@ -100,8 +100,8 @@ class TimeBound:
         """Return False: a position has no publish time, so no extent is ruled out by it."""
         return False
 
-    def skips_row_group(self, reader: RowsReader, number: int) -> bool:
-        newest = reader.greatest(number, "publish_time")
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
+        newest = reader.greatest(group, "publish_time")
         return newest is not None and newest < self.publish_time
 
     def first_row(self, table: pa.Table) -> int:
@@ -112,12 +112,12 @@ class TimeBound:
 
 def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
     """Return the bound of a start that is an offset or a message id."""
-    return OffsetBound(start.offset) if isinstance(start, StartOffset) else IdBound(start)
+    return SeekOffset(start.offset) if isinstance(start, StartOffset) else SeekMessageId(start)
 
 
 def start_position_of(bound: SeekPosition) -> StartPosition:
-    """Return the start of a bound, the inverse of `seek_position_of`; a `TimeBound` is not allowed."""
-    if isinstance(bound, OffsetBound):
+    """Return the start of a bound, the inverse of `seek_position_of`; a `SeekTime` is not allowed."""
+    if isinstance(bound, SeekOffset):
         return StartOffset(bound.offset)
-    assert isinstance(bound, IdBound), "a time is looked up before anything is read"
+    assert isinstance(bound, SeekMessageId), "a time is looked up before anything is read"
     return bound.message_id

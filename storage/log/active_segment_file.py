@@ -78,8 +78,8 @@ class ActiveSegmentFile:
         self._durable = self._acknowledged = self._end_at(recovered.end)
         self._index = _open_index(files.index, recovered.index)
         try:
-            with translating_os_errors(files.end, "write"):
-                self._end = HighWatermarkWriter(files.end, self._seed)
+            with translating_os_errors(files.high_watermark, "write"):
+                self._end = HighWatermarkWriter(files.high_watermark, self._seed)
         except BaseException:
             if self._index >= 0:
                 os.close(self._index)
@@ -106,7 +106,7 @@ class ActiveSegmentFile:
                     renamed, descriptor = descriptor, _locked(files, os.O_CREAT)
                     os.close(renamed)
                 os.ftruncate(descriptor, 0)
-                for aid in (files.end, files.index):
+                for aid in (files.high_watermark, files.index):
                     aid.unlink(missing_ok=True)
                 _write_all(descriptor, [segment.header.encode()], 0)
                 os.fsync(descriptor)
@@ -130,7 +130,7 @@ class ActiveSegmentFile:
             try:
                 before_write()
                 recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
-                end = read_high_watermark(files.end, header.checksum)
+                end = read_high_watermark(files.high_watermark, header.checksum)
                 size = os.fstat(descriptor).st_size
                 recovered = recovery.scan(descriptor, size, segment, options)
                 recovery.check_loss(files.log, recovered, end)
@@ -146,7 +146,7 @@ class ActiveSegmentFile:
 
     @staticmethod
     @contextlib.contextmanager
-    def damaged_content(
+    def locked_damaged_content(
         segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check
     ) -> Iterator[SegmentContent | None]:
         """Yield the content of a segment that `recover` calls damaged, as far as it is known; None: it is empty.
@@ -159,7 +159,7 @@ class ActiveSegmentFile:
             descriptor = _locked(files, 0)
         try:
             before_write()
-            end = read_high_watermark(files.end, header.checksum)
+            end = read_high_watermark(files.high_watermark, header.checksum)
             status = os.fstat(descriptor)
             tally = recovery.scan(descriptor, status.st_size, segment, options).tally
             content = tally.content(status.st_size)
@@ -218,7 +218,7 @@ class ActiveSegmentFile:
         """
         end = self._acknowledged
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, end.visible)
+            os.ftruncate(self._descriptor, end.visible_bytes)
         self._end.publish(end)
         return end
 
@@ -276,7 +276,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _held(files: SegmentPaths) -> LeaseHeld:
-    process = read_writing_process(files.end)
+    process = read_writing_process(files.high_watermark)
     name = f"process {process.pid} on {process.host}" if process else "another process"
     return LeaseHeld(
         f"{name} is writing to the segment {files.log}",

@@ -26,7 +26,7 @@ from storage.heartbeat import Heartbeat
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.lease import OnHeld, afterwards, writer_lease
+from storage.log.lease import OnHeld, release_ignoring_errors, writer_lease
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.orphan_segments import first_offsets_with_data
 from storage.log.segment import ahead_of_time_error
@@ -101,7 +101,7 @@ class BulkAppend:
             self._roll(lease)
             attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
             failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
-            with afterwards(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
+            with release_ignoring_errors(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
                 sealer = Sealer(
                     self.environment.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
                 )

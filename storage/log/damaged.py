@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -35,11 +36,17 @@ _Place = tuple[int, int]
 """Entry id and offset of an entry, or of the next one after the last."""
 
 
-def readable_rows(segment: LocalSegment, content: SegmentContent) -> tuple[pa.Table, int]:
-    """Return a row for each offset of a rolled segment, and the number of lost offsets.
+class RecoveredRows(NamedTuple):
+    """The rows of a segment, and the number of its offsets whose messages are lost."""
 
-    Its file may be damaged or missing. A lost offset gets a row of slot COMPACTED_OUT. `content`: the content of the
-    segment, by its row in SQL.
+    table: pa.Table
+    lost: int
+
+
+def recovered_rows(segment: LocalSegment, content: SegmentContent) -> RecoveredRows:
+    """Return a row for each offset of a rolled segment, whose file may be damaged or missing.
+
+    A lost offset gets a row of slot COMPACTED_OUT. `content`: the content of the segment, by its row in SQL.
     """
     header = segment.header
     end = content.entries, content.last_offset + 1
@@ -56,7 +63,7 @@ def readable_rows(segment: LocalSegment, content: SegmentContent) -> tuple[pa.Ta
         last = max(1, content.last_message_id.batch_index + 1)
         tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
         lost += end[1] - position[1]
-    return pa.concat_tables(tables), lost
+    return RecoveredRows(pa.concat_tables(tables), lost)
 
 
 def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from storage.errors import Misconfigured, SegmentNotLocal
 from storage.file_modes import file_mode_in, make_private, sync_folder
 from storage.log.decode_budget import DecodeBudget
-from storage.log.log_space import LogSpace
+from storage.log.log_space import LogSpaceLimit
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
 
@@ -36,13 +36,13 @@ class LogDirectory:
     """The log directory of this machine, at `path`. It is created with its first file.
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
-    there is none, and any process may seal them. `room`: the limits of appends; None: the disk is the limit.
+    there is none, and any process may seal them. `space_limit`: the limits of appends; None: the disk is the limit.
     """
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
-    room: LogSpace | None = field(default=None, compare=False)
-    ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    space_limit: LogSpaceLimit | None = field(default=None, compare=False)
+    lost_ids_reserved: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when this process has reserved the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
     decoding: DecodeBudget = field(default_factory=DecodeBudget, compare=False, repr=False)
     """The bound on what all reads of this process hold of decoded large entries."""
@@ -68,10 +68,10 @@ class LogDirectory:
             self.__dict__["uid"] = uid  # where `cached_property` keeps it
         return self.__dict__.get("uid")
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         """Raise StorageFull if nothing may be appended now."""
-        if self.room is not None:
-            self.room.check()
+        if self.space_limit is not None:
+            self.space_limit.check()
 
     def topic_folder(self, topic_uid: str) -> Path:
         """Return the path of the folder of a topic's segments. The folder need not exist."""
@@ -83,7 +83,7 @@ class LogDirectory:
             return []
         return sorted(folder for folder in self.path.iterdir() if _UID.fullmatch(folder.name) and folder.is_dir())
 
-    def check(self, topic: TopicName, segment: SegmentRecord) -> None:
+    def check_is_local(self, topic: TopicName, segment: SegmentRecord) -> None:
         """Raise SegmentNotLocal unless the segment is in this log directory. `topic`: for the error's text."""
         uid = self._known_uid()
         if segment.log_uid != uid:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from storage.entries.decode import StoredEntry
 from storage.entries.entry import inspect
@@ -24,6 +25,13 @@ from storage.log.frames import FRAME_BYTES, FRAME_VERSION, LARGEST_ENTRY, frame_
 from storage.log.sparse_index import FramePosition
 
 CHUNK_BYTES = 2 << 20
+
+
+class UnverifiedFrame(NamedTuple):
+    """An entry, and the checksum of its frame, which is not checked."""
+
+    entry: bytes
+    checksum: int
 
 
 class FrameReader:
@@ -54,11 +62,8 @@ class FrameReader:
                 return
             yield entry
 
-    def frame_at(self, position: int) -> tuple[bytes, int] | str:
-        """Return the entry whose frame begins at a position, and the frame's checksum, which is not checked.
-
-        Return a text, the problem, if no frame can begin there.
-        """
+    def frame_at(self, position: int) -> UnverifiedFrame | str:
+        """Return the frame that begins at a position; a text, the problem, if no frame can begin there."""
         remaining = self._end - position
         if remaining < FRAME_BYTES:
             return f"{remaining} bytes remain where a frame has at least {FRAME_BYTES}"
@@ -74,7 +79,8 @@ class FrameReader:
         at = self._hold(position, FRAME_BYTES + length)
         if at < 0:
             return "the file ends within a frame"
-        return bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length]), checksum
+        entry = bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length])
+        return UnverifiedFrame(entry, checksum)
 
     def _next(self) -> StoredEntry | None:
         frame = self.frame_at(self.position)

@@ -71,7 +71,7 @@ def read_header(data: bytes) -> SegmentHeader | str:
     if magic != MAGIC:
         return "it does not begin as a segment does"
     header = SegmentHeader(uid.hex(), ledger_id, first_offset)
-    if stored_checksum(data) != google_crc32c.value(data[: _HEADER.size]):
+    if stored_header_checksum(data) != google_crc32c.value(data[: _HEADER.size]):
         return "the header's checksum is wrong"
     if version != FORMAT_VERSION:
         return f"it is of format version {version}, this program knows {FORMAT_VERSION}"
@@ -80,16 +80,16 @@ def read_header(data: bytes) -> SegmentHeader | str:
     return header
 
 
-def stored_checksum(data: bytes) -> int:
+def stored_header_checksum(data: bytes) -> int:
     """Return the checksum that the first 64 bytes of a file claim as that of their header, right or not."""
     return int(_CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
-def frame_checksum(seed: int, entry_id: int, offset: int, entry: bytes) -> int:
-    """Return the CRC32C that the frame of an entry must have. `seed`: the segment header's checksum."""
-    return extend(extend(seed, _COVERED.pack(entry_id, offset, len(entry), FRAME_VERSION)), entry)
+def frame_checksum(header_checksum: int, entry_id: int, offset: int, entry: bytes) -> int:
+    """Return the CRC32C that the frame of an entry must have. `header_checksum`: the segment header's checksum."""
+    return extend(extend(header_checksum, _COVERED.pack(entry_id, offset, len(entry), FRAME_VERSION)), entry)
 
 
-def frame_head(seed: int, entry_id: int, offset: int, entry: bytes) -> bytes:
-    """Return the nine bytes before an entry in its frame. `seed`: the segment header's checksum."""
-    return _FRAME.pack(len(entry), FRAME_VERSION, frame_checksum(seed, entry_id, offset, entry))
+def frame_head(header_checksum: int, entry_id: int, offset: int, entry: bytes) -> bytes:
+    """Return the nine bytes before an entry in its frame. `header_checksum`: the segment header's checksum."""
+    return _FRAME.pack(len(entry), FRAME_VERSION, frame_checksum(header_checksum, entry_id, offset, entry))

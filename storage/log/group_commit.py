@@ -61,7 +61,8 @@ class PendingAppend:
 
 
 class Committer(Protocol):
-    """The owner of the file. One thread at a time calls it, the holder of `committing`; any calls `due_seconds`."""
+    """The owner of the file. One thread at a time calls it, the holder of `committing`; any calls
+    `seconds_to_flush`."""
 
     def commit(self, group: list[PendingAppend]) -> None:
         """Write pending appends, and flush them if the flush policy requires it. Raises on failure."""
@@ -69,10 +70,10 @@ class Committer(Protocol):
     def position_of(self, pending: PendingAppend) -> AppendResult:
         """Return the position of a committed entry."""
 
-    def due_seconds(self) -> float | None:
-        """Return the seconds until `flush_due` must be called, if no append comes before; None: no call is due."""
+    def seconds_to_flush(self) -> float | None:
+        """Return the seconds until `flush_if_due` must be called, if no append comes before; None: no call is due."""
 
-    def flush_due(self) -> object:
+    def flush_if_due(self) -> object:
         """Flush what is due. The implementation runs inside `GroupCommit.guarded`."""
 
     def break_off(self, error: BaseException) -> CompactorError:
@@ -102,15 +103,15 @@ class GroupCommit:
         self._idle = False
         self._stopping = False
 
-    def enqueue(self, pending: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
-        """Queue an append. `place` assigns its entry id and offset, in the order of the queue.
+    def enqueue(self, pending: PendingAppend, assign_place: Callable[[PendingAppend], None]) -> None:
+        """Queue an append. `assign_place` assigns its entry id and offset, in the order of the queue.
 
         Raises the error that ended the queue.
         """
         with self._lock:
             if self.refusal is not None:
                 raise self.refusal.copy()
-            place(pending)
+            assign_place(pending)
             self._pending.append(pending)
             self._pending_bytes += len(pending.data)
             if pending.done is not None:
@@ -168,7 +169,7 @@ class GroupCommit:
                 raise
 
     def wake(self) -> None:
-        """Wake the thread, so that it checks when `flush_due` must be called."""
+        """Wake the thread, so that it checks when `flush_if_due` must be called."""
         with self._lock:
             self._wake()
 
@@ -216,7 +217,7 @@ class GroupCommit:
         while True:
             with self._lock:
                 while not self._pending and not self._stopping:
-                    seconds = self._committer.due_seconds() if self.refusal is None else None
+                    seconds = self._committer.seconds_to_flush() if self.refusal is None else None
                     if seconds is not None and seconds <= 0:
                         break
                     self._idle = True
@@ -228,7 +229,7 @@ class GroupCommit:
                 self.commit_pending()
                 if self.refusal is None:
                     with suppress(CompactorError):  # it has ended the queue
-                        self._committer.flush_due()
+                        self._committer.flush_if_due()
 
 
 def _deliver(group: list[PendingAppend]) -> None:

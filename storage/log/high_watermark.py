@@ -48,14 +48,15 @@ _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 @dataclass(frozen=True)
 class HighWatermark:
-    """The ends of an open segment. `flushed`: its durable bytes; `visible`: the bytes that readers may read.
+    """The ends of an open segment. `flushed_bytes`: its durable bytes; `visible_bytes`: the bytes that readers may
+    read.
 
     `entries`: the number of entries in the visible bytes; `next_offset`: the offset after them; `logical_bytes`:
     theirs; None: they were not counted.
     """
 
-    flushed: int
-    visible: int
+    flushed_bytes: int
+    visible_bytes: int
     entries: int
     next_offset: int
     logical_bytes: int | None = None
@@ -92,7 +93,7 @@ class HighWatermarkWriter:
     def publish(self, end: HighWatermark) -> None:
         """Let readers in all processes read up to `end`."""
         self._number += 1
-        values = end.flushed, end.visible, end.entries, end.next_offset, end.logical_bytes
+        values = end.flushed_bytes, end.visible_bytes, end.entries, end.next_offset, end.logical_bytes
         copy = _VALUES.pack(self._number, *values) + _VERSION
         copy += _CHECKSUM.pack(google_crc32c.extend(self._seed, copy))
         for at in _COPIES_AT:
@@ -108,14 +109,14 @@ class HighWatermarkWriter:
         os.close(self._descriptor)
 
 
-def read_high_watermark(path: Path, seed: int) -> HighWatermark | None:
+def read_high_watermark(path: Path, header_checksum: int) -> HighWatermark | None:
     """Return the high watermark; None if there is no file, or no valid copy of this segment.
 
-    `seed`: the CRC32C of the segment's header.
+    `header_checksum`: the CRC32C of the segment's header.
     """
     for _ in range(_READS):
         data = _read(path)
-        newest = _newest(data, seed)
+        newest = _newest(data, header_checksum)
         if newest:
             return newest.end
         if len(data) < _BYTES:

@@ -40,7 +40,7 @@ def writer_lease(
     leases = environment.metadata.leases
     lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
     with (
-        afterwards(lambda: leases.release(lease)),
+        release_ignoring_errors(lambda: leases.release(lease)),
         renewer.renewing(lease, on_fenced)
         if renewer is not None
         else Heartbeat(lambda: leases.renew(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
@@ -49,7 +49,7 @@ def writer_lease(
 
 
 @contextmanager
-def afterwards(release: Callable[[], object]) -> Iterator[None]:
+def release_ignoring_errors(release: Callable[[], object]) -> Iterator[None]:
     """Call `release` at the end of the context, and ignore its CompactorErrors.
 
     The row that it releases expires anyway. If its error were raised, it would hide the error before it, or make

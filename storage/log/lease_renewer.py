@@ -114,7 +114,7 @@ class LeaseRenewer:
         """
         return self._watching(_HeldLease(on_fenced, lease))
 
-    def polling(
+    def rolling_when_due(
         self,
         topic_id: int,
         is_old: Callable[[], bool],
@@ -129,7 +129,7 @@ class LeaseRenewer:
         """
         return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll))
 
-    def poll(self) -> list[Future[None]]:
+    def poll_logs(self) -> list[Future[None]]:
         """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
         requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
@@ -141,7 +141,7 @@ class LeaseRenewer:
                 begun.append(self._begin(log, self._rolls, self._roll))
         return [work for work in begun if work is not None]
 
-    def tick(self) -> list[Future[None]]:
+    def renew_due_leases(self) -> list[Future[None]]:
         """Renew the leases that are due; return the work that begins for lost ones.
 
         All are due once in `TICKS` ticks, and after the process was paused for as long as a lease lasts, because
@@ -227,7 +227,7 @@ class LeaseRenewer:
         failing = False
         while not self._stop.wait(seconds):
             try:
-                self.poll()
+                self.poll_logs()
                 failing = False
             except Exception as error:  # the thread must survive: it rolls all logs
                 if not failing:
@@ -237,7 +237,7 @@ class LeaseRenewer:
     def _run_renewals(self, seconds: float) -> None:
         while not self._stop.wait(seconds / TICKS):
             try:
-                self.tick()
+                self.renew_due_leases()
             except Exception:  # the thread must survive: it renews all leases
                 _log.exception("leases cannot be renewed now")
 

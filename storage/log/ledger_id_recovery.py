@@ -33,7 +33,7 @@ def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
     The directory is scanned once in a process. Raises Unavailable, Misconfigured.
     """
     uid = log.known_uid
-    if uid is None or log.ids_are_kept.is_set():
+    if uid is None or log.lost_ids_reserved.is_set():
         return
     named = metadata.segments.first_offsets(uid)
     ids = [
@@ -41,7 +41,7 @@ def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
     ]
     if ids:
         metadata.ledgers.skip_ids(max(ids))
-    log.ids_are_kept.set()
+    log.lost_ids_reserved.set()
 
 
 def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:

@@ -26,16 +26,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, ErrorText, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.damaged import readable_rows
-from storage.log.lease import afterwards, writer_lease
+from storage.log.damaged import RecoveredRows, recovered_rows
+from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
@@ -86,13 +84,13 @@ class LogManager:
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
         sealed = list(self._seal_below(topic, end))
-        if self.environment.log.wake_sealer is not None and self.rolled(topic, end):
+        if self.environment.log.wake_sealer is not None and self.rolled_segments(topic, end):
             self.environment.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.environment.clock.now_ms() + wait_ms
-        while unsealed := self.rolled(topic, end):
+        while unsealed := self.rolled_segments(topic, end):
             if not self._is_at_another_service(unsealed[0]):
-                self.environment.log.check(topic.name, unsealed[0])
+                self.environment.log.check_is_local(topic.name, unsealed[0])
             if self.environment.clock.now_ms() >= deadline:
                 raise self._unsealed(topic, unsealed[0], wait_ms)
             self.environment.clock.wait(_POLL_SECONDS)
@@ -175,10 +173,10 @@ class LogManager:
         with writer_lease(self.environment, topic.id, self.owner, 0) as lease:
             roll_open_segment(self.environment, topic, lease, accept_loss=accept_loss)
 
-    def roll_old(self, failing: dict[str, ErrorText]) -> int:
+    def roll_old(self, errors: dict[str, ErrorText]) -> int:
         """Close the open segments here that are older than `segment.ms` and have no writer; return their number.
 
-        Writers check the age of their own segments. `failing` receives the error of each segment that cannot be rolled,
+        Writers check the age of their own segments. `errors` receives the error of each segment that cannot be rolled,
         by the topic's name.
         """
         uid = self.environment.log.known_uid
@@ -200,7 +198,7 @@ class LogManager:
             except (LeaseHeld, TopicNotFound):
                 continue  # it is written or compacted now, or was deleted
             except CompactorError as error:
-                failing[str(topic.name)] = ErrorText.of(error)
+                errors[str(topic.name)] = ErrorText.of(error)
         return rolled
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
@@ -228,17 +226,17 @@ class LogManager:
             return False
         return any(service.log_uid == segment.log_uid for service in self.environment.metadata.services.live())
 
-    def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
+    def seal(self, topic: TopicRecord, *, include_abandoned: bool = False) -> Iterator[LedgerRecord]:
         """Seal the rolled segments of a topic, the oldest first, and yield their ledgers.
 
         Another sealer's segments are left to it. Segments that are rolled meanwhile are left to the next call, so this
         ends at any rate of appends. A segment that is damaged, or was abandoned, is skipped; after all others, DataLoss
-        or Misconfigured is raised for it. `again`: seal abandoned segments, too.
+        or Misconfigured is raised for it. `include_abandoned`: seal abandoned segments, too.
         """
-        yield from self._seal_below(topic, self._rolled_end(topic), again=again)
+        yield from self._seal_below(topic, self._rolled_end(topic), again=include_abandoned)
 
     def seal_damaged(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
-        """Seal as `seal` does with `again`; of a damaged or missing segment, only the readable entries.
+        """Seal as `seal` does with `include_abandoned`; of a damaged or missing segment, only the readable entries.
 
         The rest of such a segment is lost forever: only for an operator who accepts that.
         """
@@ -248,7 +246,9 @@ class LogManager:
 
     def _rolled_end(self, topic: TopicRecord) -> int:
         """Return the offset after all segments that are rolled now."""
-        return max((segment.content.last_offset + 1 for segment in self.rolled(topic) if segment.content), default=0)
+        return max(
+            (segment.content.last_offset + 1 for segment in self.rolled_segments(topic) if segment.content), default=0
+        )
 
     def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
@@ -271,7 +271,7 @@ class LogManager:
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
         """Return the rolled segments whose files are in this process's log directory."""
         uid = self.environment.log.known_uid
-        return [segment for segment in self.rolled(topic, end) if segment.log_uid == uid]
+        return [segment for segment in self.rolled_segments(topic, end) if segment.log_uid == uid]
 
     def _claim(
         self,
@@ -359,32 +359,32 @@ class LogManager:
             else:
                 self.environment.metadata.sealing.release(attempt)
 
-        with afterwards(finish):
+        with release_ignoring_errors(finish):
             try:
                 yield
             except MemoryError:
                 ran_out = True
                 raise
 
-    def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
-        """Return all rows of a segment, and the number of its messages that are not among them."""
+    def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> RecoveredRows:
+        """Return all rows of a segment; with `accept_loss`, those that are readable."""
         try:
-            return SegmentTableReader(self.environment.log).table(topic, segment), 0
+            return RecoveredRows(SegmentTableReader(self.environment.log).table(topic, segment), 0)
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        return readable_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
+        return recovered_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
 
-    def sweep(self, topic: TopicRecord | None = None, failing: dict[str, ErrorText] | None = None) -> int:
+    def sweep(self, topic: TopicRecord | None = None, errors: dict[str, ErrorText] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; return the number of segments (sweep.py).
 
         With `topic`, only its files: cheap enough to be called frequently. None: those of all topics, and files that no
-        row names. A file that cannot be removed stops nothing else: `failing` receives the reason, by the topic's name
+        row names. A file that cannot be removed stops nothing else: `errors` receives the reason, by the topic's name
         (by uid, if it was deleted); if it is None, Unavailable is raised after all others.
         """
-        failed: dict[str, ErrorText] = {} if failing is None else failing
+        failed: dict[str, ErrorText] = {} if errors is None else errors
         removed = LogSweep(self.environment, self._adopt_lost).sweep(topic, failed)
-        if failing is None and failed:
+        if errors is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
         return removed
@@ -394,7 +394,7 @@ class LogManager:
         if self._is_behind_its_log(topic):
             self.roll(topic, 0)
 
-    def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
+    def rolled_segments(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
         """Return the segments of a topic that wait to be sealed; with `end`, those that begin below this offset."""
         return tuple(
             segment

@@ -24,7 +24,7 @@ ROLLED_MS = 1000
 
 
 @dataclass(frozen=True)
-class LogRoom:
+class LogSpaceStatus:
     """The room of a log directory at one moment.
 
     `free_bytes` None: the disk cannot be measured. `least_free_bytes`: the limit below which appends are refused.
@@ -36,7 +36,7 @@ class LogRoom:
     refusal: StorageFull | None = None
 
 
-class LogSpace:
+class LogSpaceLimit:
     """The limits of one log directory in this process. Thread-safe."""
 
     def __init__(
@@ -82,7 +82,7 @@ class LogSpace:
                 is_public=True,
             )
 
-    def room(self) -> LogRoom:
+    def status(self) -> LogSpaceStatus:
         """Return the present room, for reports."""
         refusal = None
         try:
@@ -93,7 +93,7 @@ class LogSpace:
             free: int | None = free_bytes(self._folder)
         except OSError:
             free = None
-        return LogRoom(free, self._min_free_bytes, refusal)
+        return LogSpaceStatus(free, self._min_free_bytes, refusal)
 
     def _measure(self) -> None:
         """Measure in one thread, when a measurement is due; other threads use the last one."""

@@ -55,7 +55,7 @@ def open_segment_end(log: LogDirectory, topic: TopicRecord, segment: SegmentReco
         return None
     size = watermark.logical_bytes
     if size is None:
-        size = max(watermark.visible - HEADER_BYTES - watermark.entries * FRAME_BYTES, 0)
+        size = max(watermark.visible_bytes - HEADER_BYTES - watermark.entries * FRAME_BYTES, 0)
     return OpenSegmentEnd(watermark.next_offset, watermark.entries, size)
 
 
@@ -117,7 +117,7 @@ class OpenSegmentCounter:
         self._known: dict[int, OpenSegmentContent] = {}
         self._sizes: dict[int, OpenSegmentContent] = {}
 
-    def count(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
+    def content_with_times(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
         """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
         with self._lock:
             before = self._known.get(segment.ledger_id) or OpenSegmentContent(segment.first_offset)
@@ -126,8 +126,8 @@ class OpenSegmentCounter:
             self._known[segment.ledger_id] = counted
         return counted
 
-    def size(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
-        """Return the present count of a segment, as `count` does, with or without times.
+    def content(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
+        """Return the present count of a segment, as `content_with_times` does, with or without times.
 
         One small file is read, and entries only if its writer has not counted their logical bytes.
         """
@@ -136,9 +136,9 @@ class OpenSegmentCounter:
         except (CompactorError, OSError):
             with self._lock:
                 last = self._sizes.get(segment.ledger_id)
-            return last or self.count(topic, segment)
+            return last or self.content_with_times(topic, segment)
         if watermark is None or watermark.logical_bytes is None:
-            counted = self.count(topic, segment)
+            counted = self.content_with_times(topic, segment)
         else:
             messages = watermark.next_offset - segment.first_offset
             counted = OpenSegmentContent(watermark.next_offset, messages, watermark.logical_bytes)
@@ -163,7 +163,7 @@ class OpenSegmentCounter:
             if end.next_offset < before.next_offset:  # a flush failed, and visible entries were lost
                 before = OpenSegmentContent(segment.first_offset)
             counted = before
-            for entry in SegmentReader(local, end.visible).entries(before.next_offset):
+            for entry in SegmentReader(local, end.visible_bytes).entries(before.next_offset):
                 header = entry.header
                 at = header.publish_time
                 counted = replace(
@@ -179,7 +179,7 @@ class OpenSegmentCounter:
         return counted
 
 
-def with_open_segments(
+def add_open_segments(
     metadata: MetadataStore, log: LogDirectory, summaries: Sequence[TopicSummary]
 ) -> list[TopicSummary]:
     """Return the summaries, with messages and bytes of the open segments here added to those that are not sealed.

@@ -72,11 +72,11 @@ def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptio
 
 def check_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:
     """Raise ObjectDamaged if `end` says that bytes after the last whole frame were flushed. `end` None: unreadable."""
-    if end is None or end.flushed <= result.end:
+    if end is None or end.flushed_bytes <= result.end:
         return
     problem = result.problem or "the file ends there"
     raise ObjectDamaged(
-        f"the segment {path} is damaged at byte {result.end}: {problem}; bytes up to {end.flushed}, "
+        f"the segment {path} is damaged at byte {result.end}: {problem}; bytes up to {end.flushed_bytes}, "
         f"{end.entries} entries, were flushed, and only {result.tally.entries} entries can be read",
         RESTORE,
     )

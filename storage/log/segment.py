@@ -126,7 +126,7 @@ class SegmentPaths:
         return self.folder / f"{self.first_offset:020d}.log"
 
     @property
-    def end(self) -> Path:
+    def high_watermark(self) -> Path:
         return self.folder / f"{self.first_offset:020d}.end"
 
     @property
@@ -138,7 +138,7 @@ class SegmentPaths:
 
         The log goes first, so that no reader takes the rest for an empty segment.
         """
-        for path in (self.log, self.end, self.index):
+        for path in (self.log, self.high_watermark, self.index):
             path.unlink(missing_ok=True)
 
 
@@ -152,7 +152,7 @@ class LocalSegment:
 
     @classmethod
     def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
-        """Return the segment of a row; `log` is its log directory (`LogDirectory.check`)."""
+        """Return the segment of a row; `log` is its log directory (`LogDirectory.check_is_local`)."""
         header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
         return cls(log.topic_folder(topic.uid), header, topic.name.partition)
 

@@ -22,7 +22,14 @@ from pathlib import Path
 from storage.entries.entry import EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.log.frame_reader import FrameReader
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_checksum, read_header, stored_checksum
+from storage.log.frames import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    SegmentHeader,
+    frame_checksum,
+    read_header,
+    stored_header_checksum,
+)
 from storage.log.segment import translating_os_errors
 from storage.log.sparse_index import FramePosition, IndexFile
 
@@ -145,7 +152,7 @@ class SegmentScan:
         entry = self._frames.frame_at(HEADER_BYTES)
         if len(start) < HEADER_BYTES or not name.isdecimal() or isinstance(entry, str):
             return None, 0
-        self._seed = stored_checksum(start)
+        self._seed = stored_header_checksum(start)
         return (self._seed, int(name)) if self._proves(FramePosition.first(int(name)), *entry) else (None, 0)
 
     def _indexed(self, position: int) -> FramePosition | None:

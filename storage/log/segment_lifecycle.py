@@ -57,7 +57,7 @@ class SegmentLifecycle:
         segment = LocalSegment.of(self._log, self._topic, row)
         return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
-    def adopt_lost(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
+    def adopt_lost_segments(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
         """Adopt all files after that of `writer`, whose rows are lost; return the writer of the last one.
 
         Return `writer` if there are none; None: no segment is open then. `accept_loss`: set files aside that cannot be
@@ -121,29 +121,28 @@ class SegmentLifecycle:
             "then nothing is appended, or ids and offsets would be assigned twice",
         )
 
-    def roll_damaged(self) -> int:
-        """Roll the open segment, which is damaged, with every offset that it ever assigned; return its file's size.
+    def roll_damaged(self) -> None:
+        """Roll the open segment, which is damaged, with every offset that it ever assigned.
 
-        Return 0 if there is none or it is empty. No offset is assigned again; the readable entries are sealed when an
-        operator accepts the loss (log_manager.py).
+        Delete its row if it is empty. No offset is assigned again; the readable entries are sealed when an operator
+        accepts the loss (log_manager.py).
         """
         row = self._open_row()
         if row is None:
-            return 0
+            return
         segment = LocalSegment.of(self._log, self._topic, row)
-        with ActiveSegmentFile.damaged_content(segment, self._options, self._checking(row.ledger_id)) as content:
+        with ActiveSegmentFile.locked_damaged_content(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
                 self._metadata.segments.drop(self._lease, row.ledger_id)
-                return 0
-            self._metadata.segments.roll(self._lease, row.ledger_id, content)
-            return content.size
+            else:
+                self._metadata.segments.roll(self._lease, row.ledger_id, content)
 
     def _open_row(self) -> SegmentRecord | None:
         """Return the row of the open segment, whose file must exist. Raises ObjectMissing, Misconfigured."""
         row = self._metadata.segments.find_open(self._topic.id)
         if row is None:
             return None
-        self._log.check(self._topic.name, row)
+        self._log.check_is_local(self._topic.name, row)
         file = SegmentPaths(self._log.topic_folder(self._topic.uid), row.first_offset).log
         if not file.exists():
             raise ObjectMissing(
@@ -152,7 +151,7 @@ class SegmentLifecycle:
             )
         return row
 
-    def open_new(self, entry: bytes) -> SegmentWriter:
+    def open_for(self, entry: bytes) -> SegmentWriter:
         """Open a new segment that can take `entry`, which is not appended. Raises InvalidRecord, Fenced, LeaseHeld."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._options.check(entry, self._clock.now_ms())
@@ -243,6 +242,6 @@ def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease
         if not accept_loss or lost is None:
             raise
         environment.metadata.segments.drop(lease, lost.ledger_id)
-    last = segments.adopt_lost(None, accept_loss=accept_loss)
+    last = segments.adopt_lost_segments(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

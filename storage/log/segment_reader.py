@@ -77,10 +77,10 @@ class SegmentReader:
         ObjectDamaged.
         """
         return self._search(
-            lambda place: place.time_before < publish_time, lambda entry: entry.header.publish_time >= publish_time
+            lambda place: place.max_time_before < publish_time, lambda entry: entry.header.publish_time >= publish_time
         )
 
-    def last(self) -> LogPosition | None:
+    def last_position(self) -> LogPosition | None:
         """Return the position of the last visible message; None: there is none. Raises ObjectMissing, ObjectDamaged."""
         last: StoredEntry | None = None
         with self._opened() as (descriptor, end):
@@ -94,7 +94,7 @@ class SegmentReader:
 
     def high_watermark(self) -> HighWatermark:
         """Return the readable end of the segment, which is open. Raises ObjectMissing, ObjectDamaged (the header)."""
-        watermark = read_high_watermark(self._files.end, self._seed)
+        watermark = read_high_watermark(self._files.high_watermark, self._seed)
         if watermark is not None:
             return watermark
         with translating_os_errors(self._files.log, "read"), self._file() as descriptor:
@@ -125,11 +125,11 @@ class SegmentReader:
             os.close(descriptor)
 
     def _visible_end(self, descriptor: int) -> int:
-        watermark = read_high_watermark(self._files.end, self._seed)
+        watermark = read_high_watermark(self._files.high_watermark, self._seed)
         if watermark is None:
             self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
             watermark = self._end_by_frames(descriptor)
-        return watermark.visible
+        return watermark.visible_bytes
 
     def _end_by_frames(self, descriptor: int) -> HighWatermark:
         """Return the end of the last whole frame."""
@@ -138,14 +138,14 @@ class SegmentReader:
         for _ in frames:
             pass
         end = HighWatermark(frames.position, frames.position, frames.entry_id, frames.offset)
-        if self._files.end not in _damaged and self._files.end.exists():
-            _damaged.add(self._files.end)
+        if self._files.high_watermark not in _damaged and self._files.high_watermark.exists():
+            _damaged.add(self._files.high_watermark)
             _log.warning(
                 "%s is damaged; the frames of %s say that %d entries up to byte %d may be read",
-                self._files.end,
+                self._files.high_watermark,
                 self._files.log.name,
                 end.entries,
-                end.visible,
+                end.visible_bytes,
             )
         return end
 
@@ -154,7 +154,7 @@ class SegmentReader:
         frame's place."""
         first_offset = self._header.first_offset
         with IndexFile(self._files.index, first_offset, self._seed) as index:
-            place = index.last(lambda item: item.position < end and test(item))
+            place = index.last_where(lambda item: item.position < end and test(item))
         if place is not None:
             frames = FrameReader(descriptor, self._seed, place, end, 1 << 16)
             if next(iter(frames), None) is not None:
@@ -168,7 +168,7 @@ class SegmentReader:
         """Raise ObjectDamaged if a read stopped before the end, unless the end itself was lowered meanwhile."""
         if frames.problem is None:
             return
-        if self._end is None and self.high_watermark().visible <= frames.position:
+        if self._end is None and self.high_watermark().visible_bytes <= frames.position:
             return  # a flush failed, and entries that a policy shows before their flush were lost
         raise ObjectDamaged(
             f"the segment {self._files.log} is damaged at byte {frames.position} (entry {frames.entry_id}, offset "

@@ -25,7 +25,7 @@ from storage.advice import Advice, AdviceKind
 from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.seek import IdBound, OffsetBound, SeekPosition, TimeBound
+from storage.ledger.seek import SeekMessageId, SeekOffset, SeekPosition, SeekTime
 from storage.log.directory import LogDirectory
 from storage.log.frame_reader import CHUNK_BYTES
 from storage.log.segment import LocalSegment
@@ -59,12 +59,12 @@ ENTRY_SCHEMA = pa.schema(
 _LARGE = {b"large": b""}
 
 
-def marked_large(table: pa.Table) -> pa.Table:
+def mark_budgeted(table: pa.Table) -> pa.Table:
     """Mark a table, and its slices and filtered copies, as one that holds a part of the budget of large entries."""
     return table.replace_schema_metadata(_LARGE)
 
 
-def is_large(table: pa.Table) -> bool:
+def is_budgeted(table: pa.Table) -> bool:
     """Return whether the table holds a part of the budget until its tables are closed or read further."""
     return bool(table.schema.metadata == _LARGE)
 
@@ -87,13 +87,13 @@ class SegmentTableReader:
                 with self.log.decoding.hold(size):
                     table = self._unpacked(entries, segment.ledger_id)
                     if size:
-                        table = marked_large(table)
+                        table = mark_budgeted(table)
                     entries.clear()  # not held while the table is read
                     if first := bound.first_row(table):
                         table = table.slice(first)
                     if len(table):
-                        if isinstance(bound, TimeBound):
-                            bound = OffsetBound(0)
+                        if isinstance(bound, SeekTime):
+                            bound = SeekOffset(0)
                         yield table
                     del table
 
@@ -113,16 +113,16 @@ class SegmentTableReader:
             tables = [unpack(entries, segment.ledger_id) for entries in gathered]
         return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
-    def last(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
+    def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
         """Return the position of the last visible message of a segment; None: there is none."""
         with _naming_remedy(topic, segment):
-            return self._reader(topic, segment).last()
+            return self._reader(topic, segment).last_position()
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
         return _gathered(entries, TABLE_BYTES, _decoded_size)
 
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
-        self.log.check(topic.name, segment)
+        self.log.check_is_local(topic.name, segment)
         return SegmentReader(
             LocalSegment.of(self.log, topic, segment),
             segment.content.size if segment.content else None,
@@ -179,11 +179,11 @@ def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]
 def _first_needed(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
     """Return the offset from which on a segment must be read; it may be before the bound, never after it."""
     first = max(segment.first_offset, after_offset + 1)
-    if isinstance(bound, OffsetBound):
+    if isinstance(bound, SeekOffset):
         return max(first, bound.offset)
-    if isinstance(bound, IdBound) and bound.message_id.ledger_id == segment.ledger_id:
+    if isinstance(bound, SeekMessageId) and bound.message_id.ledger_id == segment.ledger_id:
         return max(first, reader.offset_of_entry(max(0, bound.message_id.entry_id)))
-    if isinstance(bound, TimeBound):
+    if isinstance(bound, SeekTime):
         return max(first, reader.offset_at_time(bound.publish_time))
     return first
 

@@ -57,24 +57,24 @@ class SegmentWriter:
 
     # Appending
 
-    def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
+    def submit(self, entry: bytes, on_done: Done | None = None) -> PendingAppend:
         """Assign a place to an entry; `result()` of the returned append waits until it is acknowledged.
 
-        `done` is called, in order, with the entry's position or its error; with it, `submit` waits while too many bytes
-        are pending. Raises InvalidRecord, and the error that ended the writer.
+        `on_done` is called, in order, with the entry's position or its error; with it, `submit` waits while too many
+        bytes are pending. Raises InvalidRecord, and the error that ended the writer.
         """
         header = self._options.check(entry, self._clock.now_ms())
-        pending = PendingAppend(self._commits, entry, header, done)
+        pending = PendingAppend(self._commits, entry, header, on_done)
         self._commits.enqueue(pending, self._place)
         return pending
 
-    def flush_due(self) -> bool:
+    def flush_if_due(self) -> bool:
         """Flush if the policy's time has passed; return whether it has. Raises the error of a failed flush.
 
         The writer's own thread calls it, too.
         """
         with self._commits.committing:
-            seconds = self.due_seconds()
+            seconds = self.seconds_to_flush()
             if seconds is None or seconds > 0:
                 return False
             self._commits.guarded(self._flush)
@@ -119,14 +119,14 @@ class SegmentWriter:
         finally:
             self.release()
 
-    def abandon(self, why: CompactorError | None = None) -> None:
-        """Release the file as it is; pending entries fail with `why`. For a writer that lost its lease.
+    def abandon(self, reason: CompactorError | None = None) -> None:
+        """Release the file as it is; pending entries fail with `reason`. For a writer that lost its lease.
 
-        `why` None: an error that says that the segment was abandoned.
+        `reason` None: an error that says that the segment was abandoned.
         """
         if self._closed:
             return
-        self._commits.end(why or closed_error(f"the segment {self.path} was abandoned"), drop=True)
+        self._commits.end(reason or closed_error(f"the segment {self.path} was abandoned"), drop=True)
         self.release()
 
     def release(self) -> None:
@@ -179,8 +179,8 @@ class SegmentWriter:
         self._unflushed_since = None
         failpoint(Failpoint.ENTRIES_FLUSHED)
 
-    def due_seconds(self) -> float | None:
-        """Return the seconds until `flush_due` flushes; None: nothing waits for it."""
+    def seconds_to_flush(self) -> float | None:
+        """Return the seconds until `flush_if_due` flushes; None: nothing waits for it."""
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None
@@ -199,5 +199,7 @@ class SegmentWriter:
         else:
             failure = Unavailable(f"writing to the segment {self.path} was cut off by {error!r}", "append again")
         failure.__cause__ = error
-        _log.warning("%s; cut back to byte %d, %d of %d entries", failure.message, end.visible, end.entries, written)
+        _log.warning(
+            "%s; cut back to byte %d, %d of %d entries", failure.message, end.visible_bytes, end.entries, written
+        )
         return failure

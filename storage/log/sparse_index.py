@@ -34,13 +34,13 @@ RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 class FramePosition(NamedTuple):
     """A frame's place in its segment: the entry's id and first offset, and the position of the frame in the file.
 
-    `time_before`: the largest publish time (ms) of all entries before it.
+    `max_time_before`: the largest publish time (ms) of all entries before it.
     """
 
     entry_id: int
     offset: int
     position: int
-    time_before: int = NO_TIME
+    max_time_before: int = NO_TIME
 
     @classmethod
     def first(cls, first_offset: int) -> FramePosition:
@@ -86,7 +86,7 @@ class IndexFile:
         with contextlib.suppress(OSError):  # no index: readers walk from the beginning
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def last(self, test: Callable[[FramePosition], bool]) -> FramePosition | None:
+    def last_where(self, test: Callable[[FramePosition], bool]) -> FramePosition | None:
         """Return the last valid record that passes `test`; None: there is none.
 
         All records before one that passes must pass. A damaged record counts as failing: the search may then end

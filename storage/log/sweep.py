@@ -21,7 +21,7 @@ from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import sync_folder
-from storage.log.orphan_segments import files_set_aside, holds_data, segments_in, set_aside
+from storage.log.orphan_segments import files_set_aside, holds_data, segment_sizes_in, set_aside
 from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import TopicRecord
@@ -34,10 +34,10 @@ class LogSweep:
     environment: Environment
     adopt: Callable[[TopicRecord], object]
 
-    def sweep(self, topic: TopicRecord | None, failed: dict[str, ErrorText]) -> int:
+    def sweep(self, topic: TopicRecord | None, errors: dict[str, ErrorText]) -> int:
         """Remove files of one topic, or of all if `topic` is None; return the number of segments.
 
-        `failed` receives the reasons for files that stay, by the topic's name, or by uid for a deleted topic.
+        `errors` receives the reasons for files that stay, by the topic's name, or by uid for a deleted topic.
         """
         uid = self.environment.log.known_uid
         if uid is None:
@@ -48,7 +48,7 @@ class LogSweep:
         for owner, segment in self.environment.metadata.sealing.files(uid, now, topic.id if topic else None):
             delay = resolver.resolve(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
-                with _noted(str(owner.name), failed):
+                with _noted(str(owner.name), errors):
                     files = SegmentPaths(self.environment.log.topic_folder(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
@@ -62,11 +62,11 @@ class LogSweep:
             living = {each.uid: each for each in self.environment.metadata.topics.all()}
             for folder in self.environment.log.topic_folders():
                 owner_now = living.get(folder.name)
-                with _noted(str(owner_now.name) if owner_now else folder.name, failed):
+                with _noted(str(owner_now.name) if owner_now else folder.name, errors):
                     if owner_now is not None:
-                        removed += self._remove_orphans(owner_now, failed)
+                        removed += self._remove_orphans(owner_now, errors)
                     else:
-                        removed += self._remove_deleted(folder, now, failed)
+                        removed += self._remove_deleted(folder, now, errors)
         return removed
 
     def _remove_deleted(self, folder: Path, now: int, failed: dict[str, ErrorText]) -> int:
@@ -83,7 +83,7 @@ class LogSweep:
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0
-        for first in segments_in(folder):
+        for first in segment_sizes_in(folder):
             with _noted(folder.name, failed):
                 SegmentPaths(folder, first).remove()
                 removed += 1
@@ -104,7 +104,7 @@ class LogSweep:
         that a live writer creates is at or after the end, and has a row before it holds messages.
         """
         folder = self.environment.log.topic_folder(topic.uid)
-        sizes = segments_in(folder)
+        sizes = segment_sizes_in(folder)
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0
         for first, size in sizes.items():

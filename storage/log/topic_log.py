@@ -76,7 +76,7 @@ class TopicLog:
             lease = opening.enter_context(writer_lease(*owned, self._on_fenced, self._renewer, self._on_held))
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
-                self._writer = self._segments.adopt_lost(self._segments.recover())
+                self._writer = self._segments.adopt_lost_segments(self._segments.recover())
             opening.enter_context(self._polling())
             self._open = opening.pop_all()
         return self
@@ -98,10 +98,10 @@ class TopicLog:
             pending = self._current(entry).submit(entry)
         return pending.result()
 
-    def submit(self, entry: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
-        """Append one entry without waiting: `done` is called, in order, with its position or with the error.
+    def submit(self, entry: bytes, on_done: Done, check: Callable[[], object] = lambda: None) -> None:
+        """Append one entry without waiting: `on_done` is called, in order, with its position or with the error.
 
-        Blocks while too many bytes are pending. `done` must be quick and must not append. Raises as `append`.
+        Blocks while too many bytes are pending. `on_done` must be quick and must not append. Raises as `append`.
 
         After a failure the log is recovered and continues. `check` may refuse the entry because an earlier one failed:
         it is called after every failed entry was answered, and if it raises, nothing is appended.
@@ -109,7 +109,7 @@ class TopicLog:
         with self._lock:
             writer = self._current(entry)
             check()  # any failure from here on fails the writer, and with it this entry
-            writer.submit(entry, done)
+            writer.submit(entry, on_done)
 
     @property
     def is_fenced(self) -> bool:
@@ -132,7 +132,7 @@ class TopicLog:
             self._on_rolled()
         return rolled
 
-    def poll(self) -> None:
+    def roll_if_due(self) -> None:
         """Roll if the segment is old, or a roll was requested. Raises as `roll`.
 
         The log's own thread calls it every `POLL_SECONDS` if it has no renewer.
@@ -144,8 +144,8 @@ class TopicLog:
 
     def _polling(self) -> AbstractContextManager[object]:
         if self._renewer is None:
-            return Heartbeat(self.poll, POLL_SECONDS, self._on_fenced)
-        return self._renewer.polling(self._topic.id, self._idle_and_old, self.roll, self._on_fenced)
+            return Heartbeat(self.roll_if_due, POLL_SECONDS, self._on_fenced)
+        return self._renewer.rolling_when_due(self._topic.id, self._idle_and_old, self.roll, self._on_fenced)
 
     def _is_old(self) -> bool:
         return self._writer is not None and self._open_segments.is_old(self._writer)
@@ -168,13 +168,13 @@ class TopicLog:
         """Return the open segment with room for an entry. Raises InvalidRecord before it opens a segment for a bad
         entry."""
         self._check_lease()
-        self._environment.log.check_room()
+        self._environment.log.check_space()
         writer = self._whole()
         if writer is not None and self._open_segments.is_full(writer):
             self._rolled(writer)
             writer = None
         if writer is None:
-            writer = self._writer = self._open_segments.recover() or self._open_segments.open_new(entry)
+            writer = self._writer = self._open_segments.recover() or self._open_segments.open_for(entry)
         return writer
 
     def _whole(self) -> SegmentWriter | None:

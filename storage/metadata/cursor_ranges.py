@@ -22,7 +22,16 @@ from itertools import groupby
 from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, insert, select, update
 
-from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
+from storage.ack_ranges import (
+    RANGE_BITS,
+    RANGE_OVERHEAD,
+    decode,
+    encode,
+    joined,
+    range_number,
+    ranges,
+    remove_up_to_mark,
+)
 from storage.errors import CompactionCursorProtected, CursorNotFound, Fenced, ObjectDamaged
 from storage.metadata import queries, row_mapping
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
@@ -99,7 +108,7 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
         remaining -= len(stored) + RANGE_OVERHEAD
         if remaining < 0:
             break
-        loaded[number] = without_below(number, _decoded(topic, name, number, stored), record.mark)
+        loaded[number] = remove_up_to_mark(number, _decoded(topic, name, number, stored), record.mark)
     return CursorState(record, incarnation, loaded)
 
 
@@ -128,10 +137,10 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     # The range that mark-delete has reached is merged too: another owner may have acknowledged offsets in it.
     numbers = {first, *(number for number in changed if number >= first)}
     before = dict(_stored(connection, topic, name, numbers))
-    merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in before.items()}
+    merged = {number: remove_up_to_mark(number, bitmap.copy(), mark) for number, bitmap in before.items()}
     for number, bitmap in changed.items():
         if number >= first:
-            merged[number] = merged.get(number, BitMap()) | without_below(number, bitmap.copy(), mark)
+            merged[number] = merged.get(number, BitMap()) | remove_up_to_mark(number, bitmap.copy(), mark)
     updated = {number: bitmap for number, bitmap in merged.items() if number in changed}
     _write(connection, topic.id, name, updated, before)
     return MergeResult(mark_delete, merged)
@@ -171,7 +180,7 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
         for number, data in stored:
             if number < range_number(mark + 1):
                 continue
-            bitmap = without_below(number, _decoded(topic, name, number, data), mark)
+            bitmap = remove_up_to_mark(number, _decoded(topic, name, number, data), mark)
             messages += len(bitmap)
             rows += 1
             stored_bytes += len(data)

@@ -35,8 +35,8 @@ from storage.environment import Environment
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
-from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, start_position_of
-from storage.log.lease import afterwards
+from storage.ledger.seek import NOWHERE, SeekMessageId, SeekOffset, SeekPosition, start_position_of
+from storage.log.lease import release_ignoring_errors
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
@@ -88,7 +88,7 @@ class CompactedReader:
             self._resume(state.compacted, state.start.offset)
 
     def _resume(self, state: CompactedProgress, first: int) -> None:
-        self._next = OffsetBound(first)
+        self._next = SeekOffset(first)
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
         self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
@@ -116,16 +116,16 @@ class CompactedReader:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
                 reader = SnapshotReader(self._environment.store, snapshot, self._unsealed)
-                if self._next in (None, NOWHERE, IdBound(LATEST)):  # no message has reached it yet
-                    self._next = OffsetBound(reader.end)
-                elif self._next == IdBound(EARLIEST):
+                if self._next in (None, NOWHERE, SeekMessageId(LATEST)):  # no message has reached it yet
+                    self._next = SeekOffset(reader.end)
+                elif self._next == SeekMessageId(EARLIEST):
                     # Before the next messages are read, they may be compacted and trimmed.
-                    self._next = OffsetBound(reader.first_offset)
+                    self._next = SeekOffset(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
             for table in self._raw.tables(snapshot):
-                self._next, self._known_to = OffsetBound(last_offset(table) + 1), last_offset(table)
+                self._next, self._known_to = SeekOffset(last_offset(table) + 1), last_offset(table)
                 yield table
             self._next = self._raw.next
             if not self._raw.is_gone:
@@ -193,7 +193,7 @@ class CompactedReader:
         self._by_event, self._ledger_id, self._is_raw = by_event, compacted.ledger_id, False
         for table in reader.compacted(self._next, manifest):
             last = last_offset(table)
-            self._next = OffsetBound(last + 1)
+            self._next = SeekOffset(last + 1)
             self._known_to = first_known if known_to is None else max(known_to, last)
             yield table
             pinned.renew()
@@ -202,10 +202,10 @@ class CompactedReader:
     def _pass_horizon(self, horizon: int) -> None:
         """Continue after the horizon, and after all that is known: the compacted ledger is read to its end."""
         if self._known_to is None:
-            self._next = OffsetBound(horizon + 1)
+            self._next = SeekOffset(horizon + 1)
         else:
             self._known_to = max(horizon, self._known_to)
-            self._next = OffsetBound(max(_offset_of(self._next), self._known_to + 1))
+            self._next = SeekOffset(max(_offset_of(self._next), self._known_to + 1))
 
     def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
         """Return whether messages were delivered, and the read was not in this compacted ledger when it delivered the
@@ -264,7 +264,7 @@ class CompactedReader:
             yield _Pinned(self._environment.metadata, self._environment.clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
-        with afterwards(lambda: self._environment.metadata.pins.release(pin)):
+        with release_ignoring_errors(lambda: self._environment.metadata.pins.release(pin)):
             yield _Pinned(
                 self._environment.metadata, self._environment.clock, snapshot, pin, self._record_of(pin, snapshot)
             )
@@ -302,5 +302,5 @@ class _Pinned:
 
 def _offset_of(bound: SeekPosition | None) -> int:
     """Return the offset of a seek position that is an offset."""
-    assert isinstance(bound, OffsetBound)
+    assert isinstance(bound, SeekOffset)
     return bound.offset

@@ -19,7 +19,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
-from storage.log.segment_tables import SegmentEntryReader, is_large
+from storage.log.segment_tables import SegmentEntryReader, is_budgeted
 from storage.model import EARLIEST
 from storage.positions import CompactedProgress, ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
@@ -89,7 +89,7 @@ class EntryReader:
 
         The next read opens them again.
         """
-        if is_large(table) and self._tables is not None:
+        if is_budgeted(table) and self._tables is not None:
             self._tables.close()
             self._tables = None
 

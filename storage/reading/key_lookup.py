@@ -118,9 +118,9 @@ class _PointRead:
             tables = self._manifest.chunks if self._manifest is not None else ()
             hash_range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
             chunks = chunk_table.read_tables(self._store, tables, hash_range)
-            assembled = assemble(np.concatenate([chunk_table.none(), *chunks]))
+            assembled = assemble(np.concatenate([chunk_table.empty_chunks(), *chunks]))
         for number in np.flatnonzero(assembled.offset == np.uint64(last)):
-            before: list[int] = offsets(assembled.chunks[assembled.message == number]).tolist()[:-1]
+            before: list[int] = offsets(assembled.chunks[assembled.message_numbers == number]).tolist()[:-1]
             return before
         raise ObjectDamaged(
             f"no chunk table has the chunked message of offset {last}, which the index names", _REMEDY, is_public=True

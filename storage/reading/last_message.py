@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from storage.ledger import chunk_table, rows
 from storage.ledger.chunk_table import Chunks, Mask, assemble, chunk_mask, chunk_records, offsets, read_ledger_chunks
-from storage.ledger.deletion_bitmap import alive, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import Manifest
@@ -105,7 +105,7 @@ class LastMessageFinder:
     def _search_segment(self, segment: SegmentRecord, first: int, unfinished: _Unfinished) -> None:
         for tables in self._reader.segment_windows(segment, first, _EVERY):
             records = (chunk_records(table, self._hasher) for table in tables)
-            unfinished.add(np.concatenate([chunk_table.none(), *records]))
+            unfinished.add(np.concatenate([chunk_table.empty_chunks(), *records]))
             for table in reversed(tables):
                 if unfinished.note_plain(_from(first, delivered(table))):
                     break
@@ -140,7 +140,7 @@ class LastMessageFinder:
                     continue
                 table = reader.read(number, [*_ID, *_CHUNK])
                 if deleted:
-                    live = alive(deleted, part.first.offset, table.column("offset").to_numpy())
+                    live = live_mask(deleted, part.first.offset, table.column("offset").to_numpy())
                     table = table.filter(pa.array(live))
                 table = table if retention is None else retention.apply(table)
                 if whole is None and chunk_mask(table).any():
@@ -162,7 +162,7 @@ class LastMessageFinder:
 
     def _not_hidden(self, chunks: list[Chunks]) -> Chunks:
         """Return the visible ones of the chunks."""
-        candidates: Chunks = np.concatenate([chunk_table.none(), *chunks])
+        candidates: Chunks = np.concatenate([chunk_table.empty_chunks(), *chunks])
         retention = self._reader.retention
         if retention is None:
             return candidates
@@ -200,7 +200,7 @@ class _Unfinished:
 
     def __init__(self) -> None:
         self.best: int | None = None
-        self._chunks = chunk_table.none()
+        self._chunks = chunk_table.empty_chunks()
 
     @property
     def is_empty(self) -> bool:
@@ -245,7 +245,7 @@ class _Unfinished:
         if len(assembled.offset):
             last = int(assembled.offset.max())
             self.best = last if self.best is None else max(last, self.best)
-        chunks, group, offset = assembled.chunks, assembled.group, offsets(assembled.chunks)
+        chunks, group, offset = assembled.chunks, assembled.group_numbers, offsets(assembled.chunks)
         first = np.full(int(group[-1]) + 1, np.iinfo(np.uint64).max)
         begins = chunks["index"] == 0
         np.minimum.at(first, group[begins], offset[begins])

@@ -104,7 +104,7 @@ class KeySearch:
         self._chunks: list[Chunks] = []
         self._searched: set[int] = set()
         """Ids of the extents whose chunks are all in `_chunks`."""
-        self.tail_messages = assemble(chunk_table.none())
+        self.tail_messages = assemble(chunk_table.empty_chunks())
         """The chunked messages that end after the horizon, for keys that have chunks there."""
 
     def newest(self) -> Mapping[bytes, NewestOffset | None]:
@@ -182,7 +182,7 @@ class KeySearch:
         """Yield place, event time and flagged offset of the keys that an index has."""
         records = key_index.probe_records(self._store, location, self._hi[places], events=self._by_event)
         if self._by_event:
-            records = records.by_event()
+            records = records.event_winners()
         positions = key_index.find(records, self._hi[places], self._lo[places])
         for place, position in zip(places.tolist(), positions.tolist(), strict=True):
             if position >= 0:

@@ -24,7 +24,7 @@ from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler, row_messages
 from storage.errors import CompactorError
 from storage.ledger import rows
-from storage.log.segment_tables import is_large
+from storage.log.segment_tables import is_budgeted
 from storage.model import Message
 from storage.positions import ContinuationToken, StartOffset
 from storage.reading.compacted_reader import CompactedReader
@@ -178,7 +178,7 @@ class PageReader:
             for table in tables:
                 self._note(table)
                 for row in row_messages(iter(table.to_batches()), self._partition):
-                    before = self._chunks.oldest
+                    before = self._chunks.oldest_incomplete
                     whole = self._chunks.add(row) if row.is_chunk else row
                     if whole is not None and whole.offset > self._state.delivered:
                         size = _size_of(whole)
@@ -193,7 +193,7 @@ class PageReader:
                             return
                     else:
                         self.next = token = self._after(row)
-        self.next = self._source_state() if token is None or self._chunks.oldest is None else token
+        self.next = self._source_state() if token is None or self._chunks.oldest_incomplete is None else token
 
     def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:
         """Yield rows as `stream` yields messages, but each chunk as a row of its own. Call it once.
@@ -223,14 +223,14 @@ class PageReader:
         table = next(self._tables, None)
         if table is None:
             self._tables = None
-        elif is_large(table):  # other reads of large entries do not wait until this page is taken
+        elif is_budgeted(table):  # other reads of large entries do not wait until this page is taken
             self._tables.close()
             self._tables = None
             table = table.replace_schema_metadata(None)
         return table
 
     def _note(self, table: pa.Table) -> None:
-        if self._chunks.oldest is None:
+        if self._chunks.oldest_incomplete is None:
             self._seen.clear()
         self._seen.append((table.column("offset")[0].as_py(), self._source_state()))
 
@@ -242,7 +242,7 @@ class PageReader:
         return replace(self._state_of(first.offset), start=StartOffset(first.offset), delivered=delivered)
 
     def _after(self, row: Message) -> ContinuationToken:
-        oldest = self._chunks.oldest
+        oldest = self._chunks.oldest_incomplete
         if oldest is None or row.publish_time - oldest.publish_time > CHUNK_EXPIRY_MS:
             return self._after_offset(row.offset)
         return replace(self._state_of(oldest.offset), start=StartOffset(oldest.offset), delivered=row.offset)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import NOWHERE, OffsetBound, SeekPosition, start_position_of
+from storage.ledger.seek import NOWHERE, SeekOffset, SeekPosition, start_position_of
 from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import TopicSnapshot
 from storage.model import LATEST
@@ -104,7 +104,7 @@ class RawReader:
     def _passed(self, offset: int) -> None:
         """Record that no message up to `offset` is still to be delivered."""
         if offset > self._delivered_to:
-            self._delivered_to, self.next = offset, OffsetBound(offset + 1)
+            self._delivered_to, self.next = offset, SeekOffset(offset + 1)
 
     def _first_bound(self, reader: SnapshotReader) -> SeekPosition:
         """Return the seek position of the start.
@@ -112,7 +112,7 @@ class RawReader:
         A start that no message has reached yet (latest, a time in the future) is the topic's end.
         """
         bound = reader.bound(self._start, read_compacted=False)
-        return OffsetBound(reader.end) if self._start == LATEST or bound == NOWHERE else bound
+        return SeekOffset(reader.end) if self._start == LATEST or bound == NOWHERE else bound
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
         """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
@@ -130,7 +130,7 @@ class RawReader:
                 f"read from earliest, from latest, or from offset {first} on",
             )
         if self._reset is OffsetReset.LATEST:
-            self.next = OffsetBound(reader.end)
+            self.next = SeekOffset(reader.end)
         return self._reset is OffsetReset.LATEST
 
 

@@ -35,11 +35,11 @@ from pyroaring import BitMap
 from storage.advice import Advice, AdviceKind
 from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.deletion_bitmap import alive, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.seek import NOWHERE, IdBound, OffsetBound, SeekPosition, TimeBound, seek_position_of
-from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, marked_large
+from storage.ledger.seek import NOWHERE, SeekMessageId, SeekOffset, SeekPosition, SeekTime, seek_position_of
+from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, mark_budgeted
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
@@ -147,7 +147,7 @@ class SnapshotReader:
 
     def first_message_id(self) -> MessageId | None:
         """Return the id of the first raw message; None: there is none."""
-        for table in self.raw(OffsetBound(0)):
+        for table in self.raw(SeekOffset(0)):
             return rows.message_id(table, 0, self.snapshot.topic.name.partition)
         return None
 
@@ -162,7 +162,7 @@ class SnapshotReader:
         for extent in reversed(self.extents):
             last = last_of(extent)
             if last is None and isinstance(extent, SegmentRecord):
-                last = self.unsealed.last(self.snapshot.topic, extent)
+                last = self.unsealed.last_position(self.snapshot.topic, extent)
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
@@ -172,9 +172,9 @@ class SnapshotReader:
 
         EARLIEST and LATEST never are.
         """
-        if isinstance(bound, OffsetBound):
+        if isinstance(bound, SeekOffset):
             return bound.offset < self.first_offset
-        assert isinstance(bound, IdBound)
+        assert isinstance(bound, SeekMessageId)
         start = bound.message_id
         if start in (EARLIEST, LATEST) or not self.extents:
             return start not in (EARLIEST, LATEST)
@@ -221,16 +221,16 @@ class SnapshotReader:
         if not isinstance(start, StartTime):
             return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
-        bound = TimeBound(start.publish_time)
+        bound = SeekTime(start.publish_time)
         if read_compacted and compacted:
             after = compacted.horizon.offset
             for table in self.compacted(bound, self.manifest(compacted)):
-                return OffsetBound(table.column("offset")[0].as_py())
+                return SeekOffset(table.column("offset")[0].as_py())
         # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
         newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, bound, after):
-            return OffsetBound(table.column("offset")[0].as_py())
+            return SeekOffset(table.column("offset")[0].as_py())
         return NOWHERE
 
     def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
@@ -238,7 +238,7 @@ class SnapshotReader:
 
         Messages before `offset` do not count. None: there is no such message. Raises SegmentNotLocal.
         """
-        for table in self._raw((extent,), TimeBound(publish_time), offset - 1):
+        for table in self._raw((extent,), SeekTime(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
 
@@ -283,7 +283,7 @@ class SnapshotReader:
             else:
                 tables = self.unsealed.tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
-                table = _from(OffsetBound(after + 1), table)
+                table = _from(SeekOffset(after + 1), table)
                 if len(passed := _from(bound, table)):
                     self.read_to = passed.column("offset")[-1].as_py()
                 if len(table := _from(bound, delivered(table))):
@@ -331,7 +331,7 @@ class SnapshotReader:
 
         The first window has `length` offsets; they grow up to `WINDOW`.
         """
-        last = self.unsealed.last(self.snapshot.topic, segment)
+        last = self.unsealed.last_position(self.snapshot.topic, segment)
         first = max(first, segment.first_offset)
         end = min(end, first if last is None else last.offset + 1)
         while end > first:
@@ -351,12 +351,12 @@ class SnapshotReader:
 
         No row is before the topic's start.
         """
-        start = OffsetBound(max(first_offset, self.snapshot.topic.start_offset))
+        start = SeekOffset(max(first_offset, self.snapshot.topic.start_offset))
         return self.unsealed.tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """Yield the messages of one of the snapshot's ledgers from `first_offset` on; no table is empty."""
-        bound = OffsetBound(first_offset)
+        bound = SeekOffset(first_offset)
         for table in self._rows(ledger.rows_object, bound):
             if len(table := _from(bound, table)):
                 yield table
@@ -391,9 +391,9 @@ class SnapshotReader:
             with self.unsealed.log.decoding.hold(size if is_large else 0):
                 table = reader.read(number)
                 if is_large:
-                    table = marked_large(table)
+                    table = mark_budgeted(table)
                 if deleted:
-                    table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
+                    table = table.filter(pa.array(live_mask(deleted, first_offset, table.column("offset").to_numpy())))
                 if len(table := delivered(table)):
                     yield table
                 del table

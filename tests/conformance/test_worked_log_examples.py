@@ -105,7 +105,7 @@ def test_worked_example_12_an_entry_that_is_cut_short_goes(bench: Workbench, top
     assert ends[-1] == len(data)
     for size in range(len(data), 63, -1):
         files.log.write_bytes(data[:size])
-        files.end.unlink(missing_ok=True)
+        files.high_watermark.unlink(missing_ok=True)
         files.index.unlink(missing_ok=True)
         produce(topic, [])
         remaining = max(number for number, end in enumerate(ends) if end <= size)

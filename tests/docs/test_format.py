@@ -23,7 +23,7 @@ from pyroaring import BitMap
 from compactor.run.plan import RunPolicies
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import ChunkTable
-from storage.ledger.deletion_bitmap import encode_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part
@@ -311,7 +311,7 @@ def test_every_member_of_a_manifest_is_on_the_page() -> None:
 
 def test_the_deleted_rows_of_a_part_are_read_as_the_page_says(object_store: ObjectStore) -> None:
     name = names.bitmaps(new_id(), new_id(), 0)
-    data, places = encode_deleted(name, [BitMap([9]), BitMap([1, 70_000])])
+    data, places = encode_bitmaps(name, [BitMap([9]), BitMap([1, 70_000])])
     object_store.put(name, data)
     example = example_manifest()
     document = json.loads(replace(example, parts=(replace(example.parts[0], deleted=places[1], messages=3),)).encode())

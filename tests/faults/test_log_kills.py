@@ -198,7 +198,7 @@ class Disk:
         """Return a segment as a power loss may leave it: bytes that were not durable are kept, zeros or nonsense."""
         target.mkdir()
         remaining = OneSegment(target, segment.ledger_id, segment.first_offset)
-        for path in (segment.files.log, segment.files.end, segment.files.index):
+        for path in (segment.files.log, segment.files.high_watermark, segment.files.index):
             now = path.read_bytes() if path.exists() else b""
             kept = self.durable.get(path.name, b"")
             if path != segment.files.log and chance.random() < 0.5:

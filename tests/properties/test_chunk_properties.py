@@ -76,19 +76,23 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     chunked = [message for message in messages if stored_rows[message.offset - 100].is_chunk]
     assert sorted(created.offset.tolist()) == [item.offset for item in chunked]
     for number, (at, empty) in enumerate(zip(created.last, created.empty, strict=True)):
-        own_chunks = created.chunks[created.message == number]
+        own_chunks = created.chunks[created.message_numbers == number]
         (message,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
         assert offsets(own_chunks).tolist() == [row.offset for row in rows_of[message.offset]]
         assert empty == (not message.payload)
         event_time = created.chunks["event_time"][created.first[number]]
         assert (None if event_time == NO_EVENT_TIME else event_time) == message.event_time
     carried = sorted(row.offset for group in pending for row in group)
-    assert sorted(offsets(created.chunks[created.message == PENDING])) == carried
+    assert sorted(offsets(created.chunks[created.message_numbers == PENDING])) == carried
     everyone = sorted(
-        [*carried, *offsets(created.chunks[created.message >= 0]), *offsets(created.chunks[created.message == STALE])]
+        [
+            *carried,
+            *offsets(created.chunks[created.message_numbers >= 0]),
+            *offsets(created.chunks[created.message_numbers == STALE]),
+        ]
     )
     assert everyone == [row.offset for row in stored_rows if row.is_chunk]
-    newest = created.newest_pending()[np.unique(created.group[created.message == PENDING])]
+    newest = created.newest_pending_times()[np.unique(created.group_numbers[created.message_numbers == PENDING])]
     assert sorted(newest) == sorted(max(row.publish_time for row in group) for group in pending)
 
 
@@ -157,7 +161,7 @@ def compare(bench: Workbench, topic: Topic, state: reference.ReferenceLedger, ho
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
     assert manifest.dropped_to == state.dropped_to
     assert manifest.messages == len(state.messages)
-    tables = [chunk_table.none(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
+    tables = [chunk_table.empty_chunks(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
     chunks = np.concatenate(tables)
     assert sorted(offsets(chunks)) == [row.offset for row in state.messages if row.is_chunk]
     assert all(len(table) == location.records > 0 for table, location in zip(tables[1:], manifest.chunks, strict=True))

@@ -154,7 +154,7 @@ batches = st.lists(described_singles(), min_size=1, max_size=3).map(batch_payloa
 
 def split(data: bytes, count: int, by_hand: bool) -> Messages | None:
     try:
-        return split_batch(data, count, 11, 12, MessageMetadata(schema_version=b"s"), by_hand)
+        return split_batch(data, count, 11, 12, MessageMetadata(schema_version=b"s"), protobuf_only=not by_hand)
     except Undecodable:
         return None
 

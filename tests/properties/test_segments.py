@@ -84,11 +84,11 @@ class SegmentMachine(RuleBasedStateMachine):
 
     def count_flushed(self) -> None:
         """Check the flushed entries: at least what the policy promises, exactly what the end file has."""
-        end = read_high_watermark(self.segment.files.end, self.segment.header.checksum)
+        end = read_high_watermark(self.segment.files.high_watermark, self.segment.header.checksum)
         assert end is not None
         sizes = [FRAME_BYTES + len(data) for data, _, _ in self.appended]
         ends = [HEADER_BYTES + sum(sizes[:number]) for number in range(len(sizes) + 1)]
-        self.flushed = ends.index(end.flushed)
+        self.flushed = ends.index(end.flushed_bytes)
         unflushed = sum(messages for _, messages, _ in self.appended[self.flushed :])
         if self.policy.messages is not None:
             assert unflushed < self.policy.messages
@@ -110,7 +110,7 @@ class SegmentMachine(RuleBasedStateMachine):
     @rule()
     def wait(self) -> None:
         self.clock.advance(100_000)
-        if self.written.flush_due():
+        if self.written.flush_if_due():
             assert self.policy.ms is not None
         if self.policy.ms is not None:
             self.flushed = len(self.appended)
@@ -150,7 +150,7 @@ class SegmentMachine(RuleBasedStateMachine):
                 case _:
                     image += now[HEADER_BYTES : HEADER_BYTES + SECTOR]
         files.log.write_bytes(image)
-        for aid in (files.end, files.index):
+        for aid in (files.high_watermark, files.index):
             match data.draw(st.sampled_from(["kept", "lost", "torn"]), label=aid.suffix):
                 case "lost":
                     aid.unlink()
@@ -171,7 +171,7 @@ class SegmentMachine(RuleBasedStateMachine):
         reader = self.segment.reader(chunk_bytes=256)
         items = [(item.entry_id, item.offset, item.data) for item in reader.entries()]
         assert items == [(number, self.offset(number), item[0]) for number, item in enumerate(self.appended)]
-        last = reader.last()
+        last = reader.last_position()
         assert (last.offset if last else 999) == self.offset(1 << 30) - 1
 
     @rule(data=st.data())

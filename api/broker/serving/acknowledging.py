@@ -222,7 +222,7 @@ class Acknowledgements:
     def _settle_some(self, consumer: Consumer | None) -> bool:
         """Settle as many acknowledged entries as one step may take. Return whether more may remain."""
         position = self._position.current
-        end = position.acknowledged_end + 1  # a reset may have moved it back since the last step
+        end = position.acknowledged_to + 1  # a reset may have moved it back since the last step
         settled, has_more = self._pending.settle_through(end)
         if consumer is not None:
             consumer.acknowledged.add(sum(pending.live_mask.bit_count() for pending in settled))

@@ -124,7 +124,7 @@ class CursorWriter:
             self._dirty.setdefault(cursor, owner)
         elif error is not None:
             owner.write_failed(cursor, error)
-        elif cursor.lacks_mark_id:
+        elif cursor.lacks_mark_delete_id:
             owner.locate_mark(cursor)
 
     async def _write_each(self, group: list[Cursor]) -> dict[Cursor, CompactorError]:

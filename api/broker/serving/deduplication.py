@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from api.broker.serving.publishing import QueuedEntry
-from storage.entries.entry import parse, signed
-from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete, sequence_of
+from storage.entries.entry import parse_metadata, signed
+from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete_number, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.metadata.producer_sequences import ProducerSequences
@@ -133,7 +133,7 @@ class Deduplication:
         """Write the ids to SQL, if any is new. Raises CompactorError."""
         with self._lock:
             count, end = self._note_count, self._end
-            highest = {name: last_complete(sequence) for name, sequence in self._known.items()}
+            highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}
         if count > self._written_count:
             self._metadata.producer_sequences.store(self._topic.record.id, ProducerSequences(end, highest))
             with self._lock:
@@ -159,7 +159,7 @@ def _sequence_of(item: QueuedEntry) -> SequenceId:
     """Return the sequence id of an entry. Raises InvalidRecord for a replicated one: its id is another producer's."""
     highest = signed(max(item.sequence_id, item.highest_sequence_id))
     try:
-        metadata, _ = parse(item.entry, checked=True)
+        metadata, _ = parse_metadata(item.entry, checksum_verified=True)
     except InvalidRecord:
         return highest, WHOLE  # the append refuses it
     if metadata.HasField("replicated_from"):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from api.broker.key_hashes import murmur3
 from api.broker.serving.pending_acks import Group
-from storage.entries.entry import parse
+from storage.entries.entry import parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 
@@ -34,7 +34,7 @@ def delivery_header(entry: bytes, by_key: bool) -> DeliveryHeader:
     parsed has the group 0 if `by_key`, else no group.
     """
     try:
-        metadata, _ = parse(entry, checked=True)
+        metadata, _ = parse_metadata(entry, checksum_verified=True)
     except InvalidRecord:
         return DeliveryHeader(0 if by_key else None)
     chunk = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""

@@ -58,39 +58,39 @@ class ReaderPosition:
 
     def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
         """Acknowledge a message; with `first`, all offsets from there to it."""
-        self._offsets.add(position.offset if first is None else first, position.offset)
+        self._offsets.try_add(position.offset if first is None else first, position.offset)
         self._move(position)
 
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
         """Acknowledge the offsets `base` + i for each set bit i of `mask`."""
-        self._offsets.add_slots(base, bitmap_of(mask))
+        self._offsets.try_add_slots(base, bitmap_of(mask))
         self._move(highest)
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it, which takes no memory."""
-        self._offsets.move_mark(position.offset)
+        self._offsets.advance_mark(position.offset)
         self._move(position)
 
     def acknowledged_mask(self, first: int, count: int) -> int:
         """Return a mask of the acknowledged offsets among `count` offsets from `first` on: bit i stands for `first` +
         i."""
-        return self._offsets.mask(first, count)
+        return self._offsets.acknowledged_mask(first, count)
 
     def acknowledge_before(self, offset: int) -> None:
         """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""
-        self._offsets.move_mark(offset - 1)
+        self._offsets.advance_mark(offset - 1)
 
     @property
-    def acknowledged_end(self) -> int:
+    def acknowledged_to(self) -> int:
         """The largest offset up to which all offsets are acknowledged; -1: none is."""
-        return self._offsets.end
+        return self._offsets.acknowledged_to
 
     def _move(self, position: LogPosition) -> None:
-        if self._offsets.end >= position.offset and (
+        if self._offsets.acknowledged_to >= position.offset and (
             self.mark_delete is None or self.mark_delete.offset < position.offset
         ):
             self.mark_delete = position
-        self._offsets.move_mark(self._offsets.end)
+        self._offsets.advance_mark(self._offsets.acknowledged_to)
 
 
 class SubscriptionPosition:
@@ -171,7 +171,7 @@ class SubscriptionPosition:
     def next_position(self) -> StartPosition:
         """The first message that is not acknowledged."""
         if isinstance(self.current, ReaderPosition):
-            return StartOffset(self.current.acknowledged_end + 1) if self._has_begun else self._start
+            return StartOffset(self.current.acknowledged_to + 1) if self._has_begun else self._start
         mark = self.current.mark_delete
         return EARLIEST if mark is None else StartOffset(mark.offset + 1)
 

@@ -165,7 +165,7 @@ class Subscription:
         return len(self.pending) >= MAX_PENDING
 
     def live_mask(self, entry: DeliverableEntry) -> int:
-        return entry.live & ~self.position.current.acknowledged_mask(entry.offset, entry.messages)
+        return entry.live_mask & ~self.position.current.acknowledged_mask(entry.offset, entry.messages)
 
     def deliver(
         self, consumer: Consumer, entry: DeliverableEntry, live_mask: int, ack_start: int, group: Group
@@ -243,7 +243,7 @@ class Subscription:
         try:
             before = cursor.mark_delete
             with suppress(CompactorError):  # the next acknowledgement tries again
-                await self.topic.store.run(cursor.locate_mark)
+                await self.topic.store.run(cursor.find_mark_delete_id)
             if cursor.mark_delete != before and cursor is self.position.current and not self.is_deleted:
                 self.topic.cursor_writer.schedule(cursor, self)
         finally:

@@ -101,8 +101,8 @@ def seal_segments(
         if remaining:
             raise remaining[0]
         for topic in opened if names else []:
-            for unsealed in topic.log_manager().rolled(topic.record)[:1]:
-                environment.log.check(topic.name, unsealed)
+            for unsealed in topic.log_manager().rolled_segments(topic.record)[:1]:
+                environment.log.check_is_local(topic.name, unsealed)
 
 
 def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
@@ -114,7 +114,7 @@ def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
         for remains in topic.log_manager().seal_damaged(topic.record):
             _report_sealed(topic, remains.ledger, remains.lost)
         return
-    for ledger in topic.log_manager().seal(topic.record, again=again):
+    for ledger in topic.log_manager().seal(topic.record, include_abandoned=again):
         _report_sealed(topic, ledger)
 
 
@@ -138,10 +138,10 @@ def roll_topic(
         opened = open_topic(environment, topic)
         log_manager = opened.log_manager()
         log_manager.roll(opened.record, accept_loss=accept_loss)
-        before = len(log_manager.rolled(opened.record))
+        before = len(log_manager.rolled_segments(opened.record))
         if seal or accept_loss:
             _seal(opened, accept_loss)
-        waiting = len(log_manager.rolled(opened.record))
+        waiting = len(log_manager.rolled_segments(opened.record))
     result = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
     print_line(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
 
@@ -166,7 +166,7 @@ def _lines_of(environment: Environment, topic: TopicRecord, extent: LedgerRecord
 
     if isinstance(extent, LedgerRecord):
         return _ledger_lines(environment, topic, extent)
-    environment.log.check(topic.name, extent)
+    environment.log.check_is_local(topic.name, extent)
     file = SegmentPaths(environment.log.topic_folder(topic.uid), extent.first_offset).log
     return _segment_lines(file, topic.name.partition)
 

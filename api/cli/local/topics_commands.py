@@ -37,10 +37,10 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
     Columns: messages, unsealed messages, logical bytes, and the compacted ledger.
     """
     with open_environment(context.obj) as environment:
-        from storage.log.open_segments import with_open_segments
+        from storage.log.open_segments import add_open_segments
 
         metadata = environment.metadata
-        summaries = with_open_segments(metadata, environment.log, metadata.topics.summaries())
+        summaries = add_open_segments(metadata, environment.log, metadata.topics.summaries())
     documents = [
         {
             "topic": str(summary.name),

@@ -23,7 +23,7 @@ from api.http.context import Context, HttpContext
 from api.http.problems import HTTP_WORDING
 from api.http.router import Routes
 from api.observability.redaction import redacted
-from storage.errors import CompactorError, ObjectMissing, meaning
+from storage.errors import CompactorError, ObjectMissing, failure_phrase
 
 router = Routes("health", "")
 LOG = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _run_checks(context: HttpContext) -> Mapping[str, HealthCheckResult]:
         "database": _result_of(environment.metadata.metrics.ping),
         "schema": _result_of(environment.metadata.check_schema),
         "store": _result_of(lambda: _probe(environment.store.size)),
-        "log": _result_of(environment.log.check_room),
+        "log": _result_of(environment.log.check_space),
     }
     for name, check in results.items():
         if check.full != context.failing_checks.get(name, _OK):
@@ -99,6 +99,6 @@ def _result_of(check: Callable[[], object]) -> HealthCheckResult:
         check()
     except CompactorError as error:
         return HealthCheckResult(
-            f"it {meaning(error)}: see the service's log", redacted(" ".join(error.worded(HTTP_WORDING).split()))
+            f"it {failure_phrase(error)}: see the service's log", redacted(" ".join(error.worded(HTTP_WORDING).split()))
         )
     return HealthCheckResult(_OK, _OK)

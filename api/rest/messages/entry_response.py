@@ -17,7 +17,7 @@ from api.broker.entries import Entry
 from api.broker.threads import WaitsFor
 from api.rest.models import pulsar_time
 from storage.entries.encode import encode_batch
-from storage.entries.entry import parse
+from storage.entries.entry import parse_metadata
 from storage.ledger.rows import RowType
 from storage.log.bulk_append import INPUT_SCHEMA
 
@@ -90,4 +90,4 @@ def _batch_payload(rows: Entry) -> bytes:
         first_sequence_id=first["sequence_id"] or 0,
         publish_time=first["publish_time"],
     )
-    return encoded[parse(encoded, checked=True)[1] :]
+    return encoded[parse_metadata(encoded, checksum_verified=True)[1] :]

@@ -10,7 +10,7 @@ import pulsar
 
 from tests.clients.behaviour.endpoint import SUPERUSER, Endpoint, token_of
 from tests.clients.behaviour.probes import probe
-from tests.clients.behaviour.wire import EARLIEST, Wire, parse, produced
+from tests.clients.behaviour.wire import EARLIEST, Wire, parse_metadata, produced
 
 WAIT_MS = 20_000
 
@@ -143,5 +143,5 @@ def codec_of_compacted_entries(endpoint: Endpoint, topic: str) -> Any:
             wire.subscribe(own, "r", durable=False, start_message_id=EARLIEST, read_compacted=True)
             wire.flow(100)
             (frame,) = wire.messages(1)
-            seen[codec] = parse(frame.entry, checked=True)[0].compression
+            seen[codec] = parse_metadata(frame.entry, checksum_verified=True)[0].compression
     return seen

@@ -22,7 +22,7 @@ from api.pulsar.pulsar_api_pb2 import (
     MessageIdData,
     ServerError,
 )
-from storage.entries.entry import U32, parse
+from storage.entries.entry import U32, parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from tests.clients.behaviour.endpoint import PATIENCE, SUPERUSER, Endpoint, token_of
 from tests.frames import encoded
@@ -313,7 +313,7 @@ def ids_of(frames: Sequence[Frame]) -> list[Id]:
 
 def payload(frame: Frame) -> str:
     """Return the payload of a delivered entry that holds one message, as text."""
-    return frame.entry[parse(frame.entry, checked=True)[1] :].decode()
+    return frame.entry[parse_metadata(frame.entry, checksum_verified=True)[1] :].decode()
 
 
 def payloads(frames: Sequence[Frame]) -> list[str]:
@@ -323,7 +323,7 @@ def payloads(frames: Sequence[Frame]) -> list[str]:
 
 def slots(frame: Frame) -> int:
     """Return how many messages a delivered entry counts, acknowledged and dropped ones with them."""
-    return int(parse(frame.entry, checked=True)[0].num_messages_in_batch)
+    return int(parse_metadata(frame.entry, checksum_verified=True)[0].num_messages_in_batch)
 
 
 def counts(frames: Sequence[Frame]) -> list[int]:

@@ -51,7 +51,7 @@ def environment(settings: Settings) -> Iterator[Environment]:
 
 def waiting(environment: Environment) -> int:
     topic = open_topic(environment, NAME)
-    return len(topic.log_manager().rolled(topic.record))
+    return len(topic.log_manager().rolled_segments(topic.record))
 
 
 class Stop:

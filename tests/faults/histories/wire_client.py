@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from api.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
-from storage.entries.entry import parse
+from storage.entries.entry import parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from tests.frames import encoded
 
@@ -165,7 +165,7 @@ class WireClient:
 
 def slots(command: BaseCommand, entry: bytes) -> tuple[list[tuple[int, int, int]], int]:
     """Return the delivered slots (ledger, entry, index) of a MESSAGE, and the number of slots of its entry."""
-    described, _ = parse(entry)
+    described, _ = parse_metadata(entry)
     count = described.num_messages_in_batch if described.HasField("num_messages_in_batch") else 1
     message = command.message
     live = (1 << count) - 1

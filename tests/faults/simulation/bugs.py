@@ -27,7 +27,7 @@ from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import ObjectMissing
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
-from storage.ledger.seek import OffsetBound
+from storage.ledger.seek import SeekOffset
 from storage.log import active_segment_file, recovery
 from storage.log.bulk_append import BulkAppend
 from storage.log.segment import SegmentPaths
@@ -170,9 +170,9 @@ def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
         for table in SnapshotReader(self._environment.store, snapshot, self._unsealed).raw(
-            self._next or OffsetBound(0), horizon
+            self._next or SeekOffset(0), horizon
         ):
-            self._next = OffsetBound(table.column("offset")[-1].as_py() + 1)
+            self._next = SeekOffset(table.column("offset")[-1].as_py() + 1)
             yield table
             now = self._take_snapshot()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
@@ -203,7 +203,7 @@ def _once_without_looking(self: Database, change: Callable[[Connection], Any], h
 
 def _from_the_start(self: CompactedReader, pinned: Any, compacted: Any) -> Any:
     if self._is_another(compacted):
-        self._next = OffsetBound(0)
+        self._next = SeekOffset(0)
     yield from _generation(self, pinned, compacted)
 
 
@@ -254,7 +254,7 @@ def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, 
         try:
             bound = bound or self._first_bound(read)
             for table in read.raw(bound, delivered_to):
-                self.begin(OffsetBound(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
+                self.begin(SeekOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
                 yield table
             return
         except ObjectMissing:

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger import key_index, names
-from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
@@ -88,7 +88,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     policies = asdict(RunPolicies())
     run = metadata.runs.claim(record.id, "test", policies, 1000)
     bitmaps = names.bitmaps(record.uid, run.attempt_id, 0)
-    data, places = encode_deleted(bitmaps, [BitMap([ROWS - 1])] * DELETED_BEFORE)
+    data, places = encode_bitmaps(bitmaps, [BitMap([ROWS - 1])] * DELETED_BEFORE)
     store.put(bitmaps, data)
     step = PARTS // DELETED_BEFORE
     content = bytes(PART_BYTES * 2 // 3)

@@ -66,7 +66,7 @@ def test_in_order_nobody_is_asked_and_nothing_is_held(world: World) -> None:
     cursor = world.open()
     for offset in range(1000):
         cursor.acknowledge(at(offset))
-    assert cursor.held_bytes == 0
+    assert cursor.bitmap_bytes == 0
     seen = world.statements()
     cursor.flush()
     assert [item for item in seen if not item[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursors SET", 1)]
@@ -136,15 +136,15 @@ def test_cumulative(world: World) -> None:
 def test_offsets_that_hold_nothing_for_a_reader_are_no_holes(world: World) -> None:
     """A compacted reader is given 4, 9 and 20, and acknowledges them one by one, in another order."""
     cursor = world.open()
-    cursor.acknowledge(at(9), first=5)
-    cursor.acknowledge(at(20), first=10)
+    cursor.acknowledge(at(9), first_offset=5)
+    cursor.acknowledge(at(20), first_offset=10)
     assert cursor.mark_delete is None
-    cursor.acknowledge(at(4), first=0)
+    cursor.acknowledge(at(4), first_offset=0)
     cursor.flush()
     assert world.stored() == at(20)
     for first, last in ((3, 2), (-1, 2)):
         with pytest.raises(InvalidInput, match="cannot be acknowledged"):
-            cursor.acknowledge(at(last), first=first)
+            cursor.acknowledge(at(last), first_offset=first)
 
 
 def test_known_acknowledgements_are_not_written_again(world: World) -> None:
@@ -245,7 +245,7 @@ def test_a_reset_fences_the_owners_from_before(world: World) -> None:
     for _ in range(2):
         with pytest.raises(Fenced, match=r"'s' of persistent://public/default/orders was reset"):
             old.flush()
-    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.locate_mark):
+    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.find_mark_delete_id):
         with pytest.raises(Fenced):
             call()
     resetting.acknowledge(at(10))
@@ -367,7 +367,7 @@ def test_slots_are_acknowledged_in_one_step_and_masks_say_which(world: World) ->
     assert cursor.acknowledged_mask(base + 2, 4) == 0b0101
     assert [cursor.acknowledged_mask(offset, 1) for offset in (0, base, base + 1, base + 3)] == [0, 1, 1, 0]
     cursor.acknowledge(at(base), 0)
-    assert cursor.acknowledged_end == base + 2
+    assert cursor.acknowledged_to == base + 2
     assert cursor.acknowledged_mask(base - 3, 8) == 0b10111111
     cursor.flush()
     again = world.open()
@@ -404,13 +404,13 @@ def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) ->
     cursor = world.open(name="a")
     for offset in (2, 3, 9, 1, 0):
         cursor.acknowledge(at(offset))
-    assert cursor.lacks_mark_id
+    assert cursor.lacks_mark_delete_id
     assert flush_together(world.metadata, [cursor]) == {}
     assert world.located == []
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(0)
-    assert world.open(name="a").acknowledged_end == 3
-    cursor.locate_mark()
-    assert (world.located, cursor.lacks_mark_id) == ([3], False)
+    assert world.open(name="a").acknowledged_to == 3
+    cursor.find_mark_delete_id()
+    assert (world.located, cursor.lacks_mark_delete_id) == ([3], False)
     flush_together(world.metadata, [cursor])
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
 
@@ -428,12 +428,12 @@ def test_a_mark_that_is_being_located_holds_up_no_flush_and_undoes_no_reset(worl
     for offset in (2, 3, 9, 1, 0):
         cursor.acknowledge(at(offset))
     during.append(lambda: flush_together(world.metadata, [cursor]) == {} or pytest.fail("it waits"))
-    cursor.locate_mark()
+    cursor.find_mark_delete_id()
     assert world.open(name="a").is_acknowledged(9)
     for offset in (6, 7, 5, 4):
         cursor.acknowledge(at(offset))
     during.append(lambda: cursor.reset(at(1)))
-    cursor.locate_mark()
+    cursor.find_mark_delete_id()
     assert cursor.mark_delete == at(1)
 
 

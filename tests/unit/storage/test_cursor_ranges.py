@@ -35,10 +35,10 @@ def test_a_million_holes(world: World) -> None:
     assert len(sizes) == rows
     assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
     assert summary.stored_bytes == sum(sizes)
-    assert cursor.held_bytes == summary.stored_bytes + rows * RANGE_OVERHEAD
-    assert (cursor.dropped, cursor.backlog(last)) == (0, 1_000_000)
+    assert cursor.bitmap_bytes == summary.stored_bytes + rows * RANGE_OVERHEAD
+    assert (cursor.dropped_acknowledgements, cursor.backlog(last)) == (0, 1_000_000)
     again = world.open()
-    assert again.held_bytes == cursor.held_bytes
+    assert again.bitmap_bytes == cursor.bitmap_bytes
     assert sum(1 for _ in again.unacknowledged(last)) == 1_000_000
     seen = world.statements()
     again.acknowledge(at(1_000_000))
@@ -54,14 +54,14 @@ def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None
     cursor = world.open(max_held_bytes=room)
     for number in range(1, 11):
         cursor.acknowledge(at(number * RANGE_OFFSETS))
-    assert cursor.held_bytes <= room
+    assert cursor.bitmap_bytes <= room
     remembered = [number for number in range(1, 11) if cursor.is_acknowledged(number * RANGE_OFFSETS)]
     assert remembered == [1, 2, 3]
-    assert cursor.dropped == 7
+    assert cursor.dropped_acknowledgements == 7
     cursor.acknowledge(at(10 * RANGE_OFFSETS))
-    assert cursor.dropped == 8
+    assert cursor.dropped_acknowledgements == 8
     cursor.acknowledge(at(RANGE_OFFSETS))
-    assert cursor.dropped == 8, "what is known needs no room"
+    assert cursor.dropped_acknowledgements == 8, "what is known needs no room"
     cursor.flush()
     again = world.open()
     assert again.backlog(11 * RANGE_OFFSETS) == 11 * RANGE_OFFSETS - 3
@@ -83,11 +83,11 @@ def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     cursor = world.open(max_held_bytes=room)
     for offset in range(1, 4 * RANGE_OFFSETS, 5):
         cursor.acknowledge(at(offset))
-    assert cursor.dropped > 0
-    estimated = cursor.held_bytes
+    assert cursor.dropped_acknowledgements > 0
+    estimated = cursor.bitmap_bytes
     cursor.flush()
     stored = world.metadata.cursors.summary(world.topic.id, "s")[1].stored_bytes
-    assert stored < cursor.held_bytes <= estimated <= room
+    assert stored < cursor.bitmap_bytes <= estimated <= room
 
 
 def test_rows_beyond_the_room_are_left_out_and_not_lost(world: World) -> None:
@@ -116,8 +116,8 @@ def test_mark_delete_crosses_the_borders_of_ranges(world: World) -> None:
     cursor = world.open()
     for offset in (RANGE_OFFSETS + 1, RANGE_OFFSETS - 1, RANGE_OFFSETS):
         cursor.acknowledge(at(offset))
-    cursor.acknowledge(at(3 * RANGE_OFFSETS - 1), first=RANGE_OFFSETS + 2)
+    cursor.acknowledge(at(3 * RANGE_OFFSETS - 1), first_offset=RANGE_OFFSETS + 2)
     cursor.acknowledge_cumulative(at(RANGE_OFFSETS - 2))
     cursor.flush()
     assert world.stored() == at(3 * RANGE_OFFSETS - 1)
-    assert cursor.held_bytes == 0
+    assert cursor.bitmap_bytes == 0

@@ -31,7 +31,7 @@ from storage.errors import (
 from storage.ledger import rows
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
-from storage.ledger.seek import IdBound
+from storage.ledger.seek import SeekMessageId
 from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
@@ -98,12 +98,12 @@ def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Wo
     compacted = snapshot.compacted
     assert compacted is not None
     reader = SnapshotReader(bench.store, trimmed, NO_LOG)
-    assert all_offsets(reader.compacted(IdBound(EARLIEST), reader.manifest(compacted))) == [1, 2, 3]
-    assert all_offsets(reader.raw(IdBound(EARLIEST), compacted.horizon.offset)) == [4, 5, 6]
-    assert all_offsets(reader.raw(IdBound(EARLIEST))) == [4, 5, 6]
+    assert all_offsets(reader.compacted(SeekMessageId(EARLIEST), reader.manifest(compacted))) == [1, 2, 3]
+    assert all_offsets(reader.raw(SeekMessageId(EARLIEST), compacted.horizon.offset)) == [4, 5, 6]
+    assert all_offsets(reader.raw(SeekMessageId(EARLIEST))) == [4, 5, 6]
     bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()), NO_LOG)
-    assert all_offsets(bare.compacted(IdBound(EARLIEST), bare.manifest(compacted))) == [1, 2, 3]
-    assert all_offsets(bare.raw(IdBound(EARLIEST), compacted.horizon.offset)) == []
+    assert all_offsets(bare.compacted(SeekMessageId(EARLIEST), bare.manifest(compacted))) == [1, 2, 3]
+    assert all_offsets(bare.raw(SeekMessageId(EARLIEST), compacted.horizon.offset)) == []
     hasher = Xxh3KeyHasher(topic.record.hash_seed)
     assert LastMessageFinder(bench.store, bare, hasher).message_id(True) == ids(raw(topic))[3]
 

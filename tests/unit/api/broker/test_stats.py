@@ -9,7 +9,7 @@ from api.broker.stats import stats_snapshot, topic_stats
 from compactor.maintenance.backlog_limits import BacklogLimits
 from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import cause_of
-from storage.log.open_segments import with_open_segments
+from storage.log.open_segments import add_open_segments
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.policy_store import topic_scope
@@ -24,7 +24,7 @@ BYTES = 10 * len(b"key 0")
 
 def counts(bench: Workbench, topic: Topic) -> tuple[int, int, int]:
     """Return the logical bytes of a topic by the list, by its stats and by its backlog."""
-    (listed,) = with_open_segments(bench.metadata, bench.log, bench.metadata.topics.summaries())
+    (listed,) = add_open_segments(bench.metadata, bench.log, bench.metadata.topics.summaries())
     snapshot = stats_snapshot(bench, topic.name)
     assert snapshot is not None
     (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
@@ -55,7 +55,7 @@ def test_of_a_segment_whose_logical_bytes_are_not_known_the_stored_bytes_are_sho
             log.append(entry)
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     segment = LocalSegment.of(bench.log, topic.record, row)
-    write_version_2(segment.files.end, segment.header.checksum, SegmentReader(segment).high_watermark())
+    write_version_2(segment.files.high_watermark, segment.header.checksum, SegmentReader(segment).high_watermark())
     stored = sum(map(len, TOMBSTONES))
     assert counts(bench, topic) == (stored, stored, BYTES)
     with topic.append_log(0):

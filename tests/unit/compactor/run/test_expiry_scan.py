@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from compactor.run.expiry_scan import run_scan
 from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Source
 from storage.ledger import key_index, names, rows
-from storage.ledger.deletion_bitmap import encode_deleted, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.rows_file import RowsReader
@@ -69,7 +69,7 @@ def part_of(store: ObjectStore, content: Sequence[Row], dead: Sequence[int] = ()
     deleted = None
     if dead:
         name = f"bitmaps/{new_id()}"
-        data, (deleted,) = encode_deleted(name, [BitMap(dead)])
+        data, (deleted,) = encode_bitmaps(name, [BitMap(dead)])
         store.put(name, data)
     rows_object = ledger.rows_object
     return Source(rows_object, BASE, BASE + len(drawn) - 1, len(drawn) - len(dead), deleted)

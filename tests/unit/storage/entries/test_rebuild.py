@@ -11,7 +11,7 @@ from hypothesis import given, strategies
 
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
-from storage.entries.entry import inspect, parse
+from storage.entries.entry import inspect, parse_metadata
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.ledger.rows import CompressionType
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -71,7 +71,7 @@ def test_decoding_what_was_rebuilt_gives_the_same_rows(data: strategies.DataObje
     )
     for name in (*CONTENT, "offset", "entry_id", "batch_index", "batch_size", "properties"):
         assert again.column(name).to_pylist() == table.column(name).to_pylist(), name
-    assert all(item.live == (1 << item.messages) - 1 for item in rebuilt_entries)
+    assert all(item.live_mask == (1 << item.messages) - 1 for item in rebuilt_entries)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_dropped_slots_are_stubs(plain: bool, data: strategies.DataObject) -> No
 
     (entry,) = rebuilt(table.take(kept), [])
 
-    assert entry.live == sum(1 << slot for slot in kept)
+    assert entry.live_mask == sum(1 << slot for slot in kept)
     assert (entry.offset, entry.messages) == (0, len(messages))
     again = unpack([StoredEntry(0, 0, entry.data, inspect(entry.data))], 1)
     assert [slot for slot, kind in enumerate(again.column("slot").to_pylist()) if kind == 0] == kept
@@ -120,7 +120,7 @@ def test_a_batch_has_the_keys_of_its_first_message(quick: bool) -> None:
     messages = [(b"k", b"1", None, None), (b"k", b"2", None, None)]
     entries = [batch(messages, 0, CompressionType.NONE)]
     entry = rebuilt(unpack(stored(entries if quick else [*entries, WITH_PROPERTIES]), 1), [])[0]
-    metadata, _ = parse(entry.data)
+    metadata, _ = parse_metadata(entry.data)
     assert metadata.partition_key == b"k"
     assert not metadata.partition_key_b64_encoded
 
@@ -138,8 +138,8 @@ def test_a_rebuilt_batch_has_the_codec_of_its_producer(codec: CompressionType, p
 
     whole, without_first = (rebuilt(rows, [])[0].data for rows in (table, table.slice(1)))
 
-    assert parse(whole)[0].compression == parse(without_first)[0].compression == codec
-    assert parse(whole)[0].uncompressed_size > 100 * LARGE
+    assert parse_metadata(whole)[0].compression == parse_metadata(without_first)[0].compression == codec
+    assert parse_metadata(whole)[0].uncompressed_size > 100 * LARGE
     assert len(whole) <= len(sent) * 6  # the fast level of ZLIB keeps more of zeros
     assert unpack(stored([whole]), 1).column("payload").to_pylist() == [bytes(LARGE)] * 100
 
@@ -149,7 +149,7 @@ def test_a_rebuilt_message_has_the_codec_of_its_producer(codec: CompressionType)
     sent = encode_message(b"k", bytes(20 << 20), producer="q", sequence_id=3, publish_time=7, codec=codec)
     (entry,) = rebuilt(unpack(stored([sent]), 1), [])
 
-    assert parse(entry.data)[0].compression == codec
+    assert parse_metadata(entry.data)[0].compression == codec
     assert len(entry.data) <= len(sent) * 6
     assert unpack(stored([entry.data]), 1).column("payload").to_pylist() == [bytes(20 << 20)]
 
@@ -158,6 +158,6 @@ def test_a_rebuilt_message_has_the_codec_of_its_producer(codec: CompressionType)
 def test_a_rebuilt_tombstone_is_empty_with_every_codec(codec: CompressionType) -> None:
     sent = encode_message(b"k", None, producer="q", sequence_id=3, publish_time=7, codec=codec)
     (entry,) = rebuilt(unpack(stored([sent]), 1), [])
-    metadata, payload_at = parse(entry.data)
+    metadata, payload_at = parse_metadata(entry.data)
 
     assert (metadata.null_value, metadata.uncompressed_size, len(entry.data) - payload_at) == (True, 0, 0)

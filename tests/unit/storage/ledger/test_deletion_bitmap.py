@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
-from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted, read_deleted
 from storage.ledger.manifest import DeletedRows, Part
 from storage.model import LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
@@ -24,7 +24,7 @@ BITMAPS = st.lists(st.sets(RELATIVE, min_size=1, max_size=9).map(BitMap), min_si
 
 def written(store: ObjectStore, bitmaps: list[BitMap]) -> list[DeletedRows]:
     name = names.bitmaps(new_id(), new_id(), 0)
-    data, places = encode_deleted(name, bitmaps)
+    data, places = encode_bitmaps(name, bitmaps)
     store.put(name, data)
     return places
 
@@ -112,11 +112,11 @@ def test_a_bitmap_that_is_gone_or_cut_off_is_never_an_empty_one(object_store: Ob
 def test_alive_is_what_the_bitmap_does_not_name(dead: set[int], rows: set[int], first: int) -> None:
     relative = sorted(dead | rows)
     offsets = np.array(relative, dtype=np.int64) + first
-    assert alive(BitMap(dead), first, offsets).tolist() == [number not in dead for number in relative]
+    assert live_mask(BitMap(dead), first, offsets).tolist() == [number not in dead for number in relative]
 
 
 @given(st.integers(0, 3000), st.integers(1, 200), st.sets(st.integers(0, 3000), min_size=1))
 def test_alive_of_a_narrow_range_in_a_large_bitmap(start: int, length: int, dead: set[int]) -> None:
     """Offsets far fewer than deleted rows: only the range is checked."""
     offsets = np.arange(start, start + length, dtype=np.int64) + 50
-    assert alive(BitMap(dead), 50, offsets).tolist() == [n not in dead for n in range(start, start + length)]
+    assert live_mask(BitMap(dead), 50, offsets).tolist() == [n not in dead for n in range(start, start + length)]

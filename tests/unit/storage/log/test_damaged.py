@@ -12,7 +12,7 @@ from compactor.maintenance.retention import Retention
 from storage.advice import AdviceKind
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger.rows import RowType
-from storage.log.damaged import readable_rows
+from storage.log.damaged import recovered_rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.segment import LocalSegment, SegmentPaths
 from storage.log.segment_dump import SegmentScan
@@ -184,7 +184,7 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
-    table, _ = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
+    table, _ = recovered_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
     assert table.column("offset").to_pylist() == [*range(OFFSETS[10])]
     assert table.column("entry_id").to_pylist()[-1] == 9
 

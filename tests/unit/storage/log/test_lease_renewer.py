@@ -69,7 +69,7 @@ def statements(bench: Workbench) -> list[str]:
 
 def renew(watch: LeaseRenewer) -> list[Future[None]]:
     """Let an interval of renewal pass; return the work that begins for lost leases."""
-    return [work for _ in range(TICKS) for work in watch.tick()]
+    return [work for _ in range(TICKS) for work in watch.renew_due_leases()]
 
 
 def rolled(bench: Workbench, logs: Logs) -> list[int]:
@@ -86,7 +86,7 @@ def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
     with opened(bench, watch, 50) as logs:
         assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "heartbeat"]
         seen = statements(bench)
-        assert watch.poll() == []
+        assert watch.poll_logs() == []
         assert [statement.split()[0] for statement in seen] == ["SELECT"]
         bench.clock.advance(10_000)
         seen.clear()
@@ -102,10 +102,10 @@ def test_many_are_asked_for_in_batches(
     monkeypatch.setattr("storage.metadata.queries.AT_ONCE", 3)
     monkeypatch.setattr(watching, "AT_ONCE", 3)
     seen = statements(bench)
-    watch.poll()
+    watch.poll_logs()
     assert len(seen) == 3
     bench.metadata.segments.request_roll(logs[-1][0].record.id)
-    wait(watch.poll())
+    wait(watch.poll_logs())
     assert rolled(bench, logs) == [7]
     seen.clear()
     assert renew(watch) == []
@@ -135,32 +135,35 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
 
 
 def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    for number, answer, parts in ((3, watch.poll, 1), (4, partial(renew, watch), 2)):  # the lease of the first one, too
+    for number, answer, parts in (
+        (3, watch.poll_logs, 1),
+        (4, partial(renew, watch), 2),
+    ):  # the lease of the first one, too
         topic, log = logs[number]
         bench.metadata.tenancy.delete_topic(topic.record.id)
         wait(begun := answer())
         assert len(begun) == parts
         with pytest.raises(TopicNotFound):
             log.append(single(b"b", b"2"))
-    wait([*watch.poll(), *renew(watch)])
+    wait([*watch.poll_logs(), *renew(watch)])
     logs[5][1].append(single(b"b", b"2"))
 
 
 def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     bench.metadata.segments.request_roll(logs[2][0].record.id)
-    wait(watch.poll())
+    wait(watch.poll_logs())
     assert rolled(bench, logs) == [2]
     for number in (2, 4):  # policies are read when a segment is opened
         topic, log = logs[number]
         bench.metadata.policies.change([topic_scope(topic.record)], {"segment.ms": 60_000})
         log.roll()
         log.append(single(b"b", b"2"))
-    assert watch.poll() == []
+    assert watch.poll_logs() == []
     bench.clock.advance(60_000)
-    wait(begun := watch.poll())
+    wait(begun := watch.poll_logs())
     assert len(begun) == 2
     assert bench.metadata.segments.find_open(logs[4][0].record.id) is None
-    assert watch.poll() == []
+    assert watch.poll_logs() == []
 
 
 def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
@@ -189,14 +192,14 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
         patched.setattr(bench.metadata.segments, "roll", fails)
         for number in (0, 1, 2):
             bench.metadata.segments.request_roll(logs[number][0].record.id)
-        works = watch.poll()
+        works = watch.poll_logs()
         assert begun.wait(30)
         wait(works[1:])
         assert rolled(bench, logs) == [2]
         assert "cannot be rolled now: no database" in caplog.text
     bench.clock.advance(10_000)
     assert renew(watch) == [], "renewals do not wait for rolls"
-    wait(watch.poll())
+    wait(watch.poll_logs())
     assert rolled(bench, logs) == [1, 2], "tried again; what is under way is not begun twice"
     lease = bench.metadata.leases.current(logs[0][0].record.id)
     assert lease is not None
@@ -221,7 +224,7 @@ def test_who_leaves_waits_for_what_was_begun(
 
         monkeypatch.setattr(SegmentLifecycle, "roll", held)
         bench.metadata.segments.request_roll(topic.record.id)
-        (work,) = watch.poll()
+        (work,) = watch.poll_logs()
         assert begun.wait(30)
         leaves = threading.Thread(target=log.__exit__, args=(None, None, None))
         leaves.start()
@@ -229,7 +232,7 @@ def test_who_leaves_waits_for_what_was_begun(
         leaves.join(30)
         assert work.done()
         assert bench.metadata.leases.current(topic.record.id) is None
-        assert watch.poll() == []
+        assert watch.poll_logs() == []
         assert renew(watch) == [], "a lease that was released is not lost"
 
 
@@ -283,7 +286,7 @@ def test_a_lease_whose_row_is_locked_is_tried_again_soon(
 
     monkeypatch.setattr(bench.metadata.leases, "renew_many", renew_many)
     assert renew(watch) == []
-    assert [watch.tick(), watch.tick()] == [[], []]
+    assert [watch.renew_due_leases(), watch.renew_due_leases()] == [[], []]
     assert calls == [[topic.record.id for topic, _ in logs], [locked], [locked]]
     logs[3][1].append(single(b"b", b"2"))
 
@@ -300,13 +303,13 @@ def test_a_process_that_was_paused_renews_its_leases_at_once(
 
     monkeypatch.setattr(bench.metadata.leases, "renew_many", renew_many)
     with LeaseRenewer(bench.metadata, 3600.0, 3600.0, bench.clock) as watch, topic.append_log(0, renewer=watch):
-        assert watch.tick() == []
+        assert watch.renew_due_leases() == []
         assert renewed == []
         bench.clock.advance(LEASE_TTL_MS)
-        assert watch.tick() == []
+        assert watch.renew_due_leases() == []
         assert renewed == [topic.record.id]
         for _ in range(TICKS - 3):
-            watch.tick()
+            watch.renew_due_leases()
         assert renewed == [topic.record.id], "not due again"
-        watch.tick()
+        watch.renew_due_leases()
         assert renewed == [topic.record.id] * 2, "the end of the interval"

@@ -86,7 +86,7 @@ def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkey
         log.append(single(b"a", b"1"))
         log.append(single(b"a", b"2"))
         # its own thread looks as well, but when, this clock does not know
-        monkeypatch.setattr(bench.clock, "wait", lambda _: log.poll())
+        monkeypatch.setattr(bench.clock, "wait", lambda _: log.roll_if_due())
         outcome = bench.compact(topic)
         assert outcome.compacted_ledger_id is not None
         log.append(single(b"b", b"3"))
@@ -121,14 +121,14 @@ def test_a_slow_database_takes_nothing_of_the_time_to_roll(
         if calls == slow_call:
             bench.clock.advance(ROLL_WAIT_MS)
             if slow_call == 2:
-                log.poll()
+                log.roll_if_due()
         return acquire(*arguments)
 
     def wait(_: float) -> None:
         nonlocal waits
         waits += 1
         if waits == 2:
-            log.poll()
+            log.roll_if_due()
 
     with topic.append_log() as log:
         log.append(single(b"a", b"1"))
@@ -253,7 +253,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
     assert bench.segment_states(topic) == ["ROLLED", "SEALED"]
     assert bench.metadata.metrics.counts().given_up == 1
     assert raw(topic) == before
-    (ledger,) = topic.log_manager().seal(topic.record, again=True)
+    (ledger,) = topic.log_manager().seal(topic.record, include_abandoned=True)
     assert (ledger.ledger_id, raw(topic)) == (1, before)
     assert bench.metadata.metrics.counts().given_up == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage.errors import StorageFull, Unavailable
-from storage.log.log_space import DISK_MS, ROLLED_MS, LogSpace
+from storage.log.log_space import DISK_MS, ROLLED_MS, LogSpaceLimit
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import produce, single
@@ -34,9 +34,9 @@ class Disk:
 def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic: Topic) -> None:
     """While the store is away they would fill the disk."""
     uid, metadata = bench.log.uid, bench.metadata
-    room = LogSpace(bench.clock, bench.log.path, lambda: metadata.segments.rolled_bytes(uid), max_rolled_bytes=200)
-    bounded = replace(bench, log=replace(bench.log, room=room)).topic(str(topic.name))
-    other = replace(bench, log=replace(bench.log, room=room)).topic("other")
+    room = LogSpaceLimit(bench.clock, bench.log.path, lambda: metadata.segments.rolled_bytes(uid), max_rolled_bytes=200)
+    bounded = replace(bench, log=replace(bench.log, space_limit=room)).topic(str(topic.name))
+    other = replace(bench, log=replace(bench.log, space_limit=room)).topic("other")
     with bounded.append_log() as log:
         for payload in (b"1", b"2"):
             log.append(single(b"a", payload))
@@ -54,7 +54,7 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
 
 def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, disk = ManualClock(), Disk(monkeypatch, 1000)
-    room = LogSpace(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
+    room = LogSpaceLimit(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
     for _ in range(3):
         room.check()
     assert disk.calls == [tmp_path]
@@ -81,7 +81,7 @@ def test_what_cannot_be_asked_stops_nobody(tmp_path: Path) -> None:
         assert isinstance(answer, int)
         return answer
 
-    room = LogSpace(clock, tmp_path, rolled, max_rolled_bytes=100)
+    room = LogSpaceLimit(clock, tmp_path, rolled, max_rolled_bytes=100)
     rooms = []
     for _ in range(4):
         try:

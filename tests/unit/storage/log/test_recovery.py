@@ -76,15 +76,15 @@ def test_cut_at_any_byte(segment: OneSegment, end_file: str) -> None:
     flushed = HEADER_BYTES + sum(FRAME_BYTES + len(data) for data in ENTRIES[:3])
     for length in range(HEADER_BYTES, len(whole) + 1, 1 if end_file == "flushed" else 3):
         segment.files.log.write_bytes(whole[:length])
-        segment.files.end.unlink(missing_ok=True)
+        segment.files.high_watermark.unlink(missing_ok=True)
         if end_file != "missing":
-            with closing(HighWatermarkWriter(segment.files.end, segment.header.checksum)) as end:
+            with closing(HighWatermarkWriter(segment.files.high_watermark, segment.header.checksum)) as end:
                 if end_file == "flushed":
                     end.publish(HighWatermark(flushed, len(whole), 5, NEXT_OFFSET, 0))
                 elif end_file == "nothing flushed":
                     end.publish(HighWatermark(HEADER_BYTES, len(whole), 5, NEXT_OFFSET, 0))
         if end_file == "torn":
-            os.truncate(segment.files.end, 50)
+            os.truncate(segment.files.high_watermark, 50)
         if end_file == "flushed" and length < flushed:
             with pytest.raises(ObjectDamaged, match=f"{segment.files.log} is damaged at byte .* up to {flushed}, "):
                 segment.recover()
@@ -122,7 +122,7 @@ def test_damage_in_what_was_flushed_is_named_and_nothing_is_cut(segment: OneSegm
 def test_what_a_damaged_segment_held_is_what_can_be_read_where_nothing_says_more(segment: OneSegment) -> None:
     whole = left_open(segment)
     flip(segment.files.log, len(whole) - 1)
-    segment.files.end.unlink()
+    segment.files.high_watermark.unlink()
     content = segment.damaged()
     assert content is not None
     assert content.entries == 4
@@ -147,7 +147,7 @@ def test_the_files_that_help_are_durable_after_a_cut(segment: OneSegment, monkey
     segment.recover().close()
     assert set(durable) >= {".log", ".end", ".index"}
     segment.files.log.write_bytes(durable[".log"])
-    segment.files.end.write_bytes(durable[".end"])
+    segment.files.high_watermark.write_bytes(durable[".end"])
     segment.files.index.write_bytes(durable[".index"])
     with segment.recover() as writer:
         assert writer.entries == 4
@@ -158,15 +158,15 @@ def test_what_an_old_end_does_not_know_is_kept(segment: OneSegment) -> None:
     left_open(segment, flushed=1)
     with segment.recover() as writer:
         assert writer.entries == 5
-        end = read_high_watermark(segment.files.end, segment.header.checksum)
+        end = read_high_watermark(segment.files.high_watermark, segment.header.checksum)
         assert end == HighWatermark(writer.size, writer.size, 5, NEXT_OFFSET, writer.logical_bytes)
 
 
 def test_the_end_of_an_earlier_life_is_not_believed(segment: OneSegment) -> None:
     left_open(OneSegment(segment.folder, ledger_id=6), ENTRIES * 3)
-    old = segment.files.end.read_bytes()
+    old = segment.files.high_watermark.read_bytes()
     left_open(segment)
-    segment.files.end.write_bytes(old)
+    segment.files.high_watermark.write_bytes(old)
     assert segment.visible() == ENTRIES
     with segment.recover() as writer:
         assert writer.entries == 5
@@ -187,11 +187,13 @@ def test_the_index_is_made_anew(segment: OneSegment) -> None:
     assert segment.files.index.read_bytes() == whole
     with segment.files.log.open("r+b") as file:
         file.truncate(5000)
-    segment.files.end.unlink()
+    segment.files.high_watermark.unlink()
     with segment.recover(index_spacing=200) as cut:
         assert whole.startswith(segment.files.index.read_bytes())
         assert segment.files.index.stat().st_size < len(whole)
-        assert segment.reader().last() == LogPosition(cut.next_offset - 1, MessageId(7, cut.entries - 1, PARTITION))
+        assert segment.reader().last_position() == LogPosition(
+            cut.next_offset - 1, MessageId(7, cut.entries - 1, PARTITION)
+        )
 
 
 @pytest.mark.parametrize("position", [0, 9, 20, 30, 40, 45, 60])

@@ -53,7 +53,7 @@ def test_a_read_in_the_middle_reads_little(segment: OneSegment, monkeypatch: pyt
     assert next(reader.entries(2500)).offset == 2500
     assert min(read) > size // 2
     read.clear()
-    assert reader.last() == LogPosition(2999, MessageId(7, 1999, PARTITION))
+    assert reader.last_position() == LogPosition(2999, MessageId(7, 1999, PARTITION))
     assert min(read) > size - (1 << 18)
     read.clear()
     assert reader.offset_of_entry(1500) == 2500
@@ -87,14 +87,14 @@ def test_seeking_by_time_finds_the_first_that_is_not_older(segment: OneSegment, 
 
 def test_the_last_message(segment: OneSegment) -> None:
     with segment.create() as writer:
-        assert segment.reader().last() is None
+        assert segment.reader().last_position() is None
         writer.append(message(0))
-        assert segment.reader().last() == LogPosition(1000, MessageId(7, 0, PARTITION))
+        assert segment.reader().last_position() == LogPosition(1000, MessageId(7, 0, PARTITION))
         writer.append(batch(4))
-        last = segment.reader().last()
+        last = segment.reader().last_position()
         assert last == LogPosition(1004, MessageId(7, 1, PARTITION, 3))
         writer.append(entry(encrypted(num_messages_in_batch=3)))
-        assert segment.reader().last() == LogPosition(1005, MessageId(7, 2, PARTITION))
+        assert segment.reader().last_position() == LogPosition(1005, MessageId(7, 2, PARTITION))
 
 
 @pytest.mark.parametrize("size", [99, 100, 101, 1000, 300_000])
@@ -141,7 +141,7 @@ def test_damage_in_the_end_file_hides_nothing(
         for data in ENTRIES:
             writer.append(data)
         for position in damaged:
-            flip(segment.files.end, position)
+            flip(segment.files.high_watermark, position)
         assert segment.visible() == ENTRIES
         counted = None if len(damaged) == 2 else writer.logical_bytes
         end = HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET, counted)
@@ -157,7 +157,7 @@ def test_damage_in_the_end_file_hides_nothing(
 def test_without_the_end_file_the_frames_say_what_can_be_read(segment: OneSegment) -> None:
     segment.rolled(ENTRIES)
     whole = segment.files.log.read_bytes()
-    segment.files.end.unlink()
+    segment.files.high_watermark.unlink()
     segment.files.log.write_bytes(whole[:-1])
     assert segment.visible() == ENTRIES[:-1]  # what recovery leaves
     segment.files.log.write_bytes(whole[:HEADER_BYTES])
@@ -220,7 +220,7 @@ def test_a_rolled_segment_that_is_too_short(segment: OneSegment, missing: int) -
     with pytest.raises(ObjectDamaged, match=r"is damaged at byte \d+ .*: the file ends within a frame"):
         list(segment.reader(size).entries())
     with pytest.raises(ObjectDamaged):
-        segment.reader(size).last()
+        segment.reader(size).last_position()
 
 
 def test_what_is_before_damage_is_handed_out(segment: OneSegment) -> None:
@@ -294,7 +294,7 @@ def test_a_frame_that_holds_no_entry_is_told(segment: OneSegment) -> None:
 def test_an_end_beyond_the_file_is_damage(segment: OneSegment) -> None:
     segment.rolled(ENTRIES[:2])
     size = segment.files.log.stat().st_size
-    with closing(HighWatermarkWriter(segment.files.end, segment.header.checksum)) as end:
+    with closing(HighWatermarkWriter(segment.files.high_watermark, segment.header.checksum)) as end:
         end.publish(HighWatermark(size + 100, size + 100, 3, 1003, 3))
     with pytest.raises(ObjectDamaged, match=f"at byte {size} "):
         segment.visible()

@@ -124,32 +124,32 @@ def test_flush_after_m_messages(segment: OneSegment, flushes: list[int]) -> None
             writer.append(batch(count))
             assert len(flushes) == expected
             end = segment.end()
-            assert end.visible == segment.files.log.stat().st_size
-            assert end.flushed == (flushes[-1] if flushes else HEADER_BYTES)
+            assert end.visible_bytes == segment.files.log.stat().st_size
+            assert end.flushed_bytes == (flushes[-1] if flushes else HEADER_BYTES)
     assert len(flushes) == 3
-    assert segment.end().flushed == segment.files.log.stat().st_size
+    assert segment.end().flushed_bytes == segment.files.log.stat().st_size
 
 
 def test_flush_after_a_time(segment: OneSegment, flushes: list[int]) -> None:
     clock = segment.clock
     assert isinstance(clock, ManualClock)
     with segment.create(FlushPolicy(messages=None, ms=100_000)) as writer:
-        assert not writer.flush_due()
+        assert not writer.flush_if_due()
         writer.append(message(0))
         clock.advance(60_000)
         writer.append(message(1))  # counts from the first
-        assert not writer.flush_due()
+        assert not writer.flush_if_due()
         clock.advance(39_999)
-        assert not writer.flush_due()
+        assert not writer.flush_if_due()
         clock.advance(1)
-        assert writer.flush_due()
+        assert writer.flush_if_due()
         assert len(flushes) == 1
-        assert not writer.flush_due()
+        assert not writer.flush_if_due()
         clock.advance(100_000)
-        assert not writer.flush_due()
+        assert not writer.flush_if_due()
         writer.append(message(2))
         clock.advance(-1)
-        assert writer.flush_due()  # the clock was set back: the time that passed is unknown
+        assert writer.flush_if_due()  # the clock was set back: the time that passed is unknown
     assert len(flushes) == 2
 
 

@@ -34,7 +34,7 @@ def test_each_record_is_found_by_what_lies_at_it_and_behind(tmp_path: Path) -> N
         for number, place in enumerate(places):
             before = places[number - 1] if number else None
             for offset, expected in [(place.offset - 1, before), (place.offset, place), (place.offset + 3, place)]:
-                assert index.last(lambda candidate, at=offset: candidate.offset <= at) == expected  # type: ignore[misc]
+                assert index.last_where(lambda candidate, at=offset: candidate.offset <= at) == expected  # type: ignore[misc]
 
 
 def test_the_time_is_the_largest_of_all_before(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_the_time_is_the_largest_of_all_before(tmp_path: Path) -> None:
     path = tmp_path / "index"
     path.write_bytes(b"".join(pointers.record(n, FIRST + n, 64 + n, time) for n, time in enumerate(times)))
     with IndexFile(path, FIRST, SEED) as index:
-        assert [place.time_before for place in index] == [5, 9, 9, 9, 12]
-        assert FramePosition.first(FIRST).time_before == NO_TIME
+        assert [place.max_time_before for place in index] == [5, 9, 9, 9, 12]
+        assert FramePosition.first(FIRST).max_time_before == NO_TIME
 
 
 @pytest.mark.parametrize("damaged", range(10))
@@ -57,7 +57,7 @@ def test_a_damaged_record_makes_a_search_end_earlier_at_most(tmp_path: Path, dam
     with IndexFile(path, FIRST, SEED) as index:
         assert list(index) == [place for number, place in enumerate(places) if number != damaged]
         for number, expected in enumerate(places):
-            result = index.last(lambda place, at=expected: place.offset <= at.offset)  # type: ignore[misc]
+            result = index.last_where(lambda place, at=expected: place.offset <= at.offset)  # type: ignore[misc]
             assert result is None or result in places[: number + 1]
             assert number == damaged or damaged < number or result == expected
 
@@ -74,10 +74,10 @@ def test_a_torn_index_has_its_whole_records(tmp_path: Path, length: int) -> None
     places = written(tmp_path / "index")
     (tmp_path / "index").write_bytes((tmp_path / "index").read_bytes()[:length])
     with IndexFile(tmp_path / "index", FIRST, SEED) as index:
-        assert index.last(lambda _: True) == (places[0] if length >= RECORD_BYTES else None)
+        assert index.last_where(lambda _: True) == (places[0] if length >= RECORD_BYTES else None)
 
 
 def test_no_index_is_an_empty_one(tmp_path: Path) -> None:
     with IndexFile(tmp_path / "none", FIRST, SEED) as index:
-        assert index.last(lambda _: True) is None
+        assert index.last_where(lambda _: True) is None
         assert list(index) == []

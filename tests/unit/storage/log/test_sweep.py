@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_removed_holds_up_no_other(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         failing: dict[str, ErrorText] = {}
-        assert topic.log_manager().sweep(failing=failing) == 3
+        assert topic.log_manager().sweep(errors=failing) == 3
         assert failing.keys() == {str(topic.name), deleted.record.uid}
         assert str(failing[str(topic.name)]).endswith(f"{0:020}.log: Operation not permitted")
         assert len(bench.metadata.segments.of_topic(topic.record.id)) == 1

@@ -103,7 +103,7 @@ def lose_lease(bench: Workbench, topic: Topic, renewer: LeaseRenewer) -> list[Fu
     """Let another process hold the lease for a moment; return the work of the topic's writer that then begins."""
     bench.clock.advance(LEASE_TTL_MS + 1)
     bench.metadata.leases.release(bench.metadata.leases.acquire(topic.record.id, "other:1:ab", LEASE_TTL_MS))
-    begun = [work for _ in range(TICKS) for work in renewer.tick()]
+    begun = [work for _ in range(TICKS) for work in renewer.renew_due_leases()]
     assert len(begun) == 1
     return begun
 
@@ -204,12 +204,12 @@ def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: T
     policy(bench, topic, "segment.ms", 60_000)
     with topic.append_log() as log:
         log.append(single(b"a", b"1"))
-        log.poll()
+        log.roll_if_due()
         assert segments(bench, topic) == [(0, "OPEN")]
         bench.clock.advance(60_000)
-        log.poll()
+        log.roll_if_due()
         assert segments(bench, topic) == [(0, "ROLLED")]
-        log.poll()
+        log.roll_if_due()
         log.append(single(b"b", b"2"))
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
@@ -218,11 +218,11 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
     with topic.append_log() as log:
         log.append(single(b"a", b"1"))
         bench.metadata.segments.request_roll(topic.record.id)
-        log.poll()
+        log.roll_if_due()
         assert segments(bench, topic) == [(0, "ROLLED")]
         assert not bench.metadata.segments.roll_requested(topic.record.id)
         bench.metadata.segments.request_roll(topic.record.id)
-        log.poll()
+        log.roll_if_due()
         assert not bench.metadata.segments.roll_requested(topic.record.id), (
             "there was nothing to roll: said all the same"
         )
@@ -318,7 +318,7 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", failing)
             log.submit(single(b"first", b"1"), answered, check)
-            broken.setattr(LogDirectory, "check_room", lambda _: late())
+            broken.setattr(LogDirectory, "check_space", lambda _: late())
             with pytest.raises(Unavailable):
                 log.submit(single(b"second", b"2"), answered, check)
         assert raw(topic) == []

@@ -69,8 +69,8 @@ def test_a_compacted_read_continues_in_its_generation(bench: Workbench, topic: T
     bench.compact(topic)
     undisturbed = first_pages[-1] + [entry for page in pages(readers[-1]) for entry in page]
     for reader, offset in zip(readers, returns, strict=False):
-        following = [(entry.offset, entry.live) for page in pages(reader) for entry in page]
-        assert following == [(entry.offset, entry.live) for entry in undisturbed if entry.offset >= offset]
+        following = [(entry.offset, entry.live_mask) for page in pages(reader) for entry in page]
+        assert following == [(entry.offset, entry.live_mask) for entry in undisturbed if entry.offset >= offset]
     assert len(undisturbed) > 2 * len(KEYS) - 2
     for reader in readers:
         reader.close()

@@ -11,9 +11,9 @@ from pyroaring import BitMap
 
 from storage.errors import ObjectDamaged
 from storage.ledger import names, rows
-from storage.ledger.deletion_bitmap import encode_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps
 from storage.ledger.manifest import Manifest, Part, write_manifest
-from storage.ledger.seek import IdBound
+from storage.ledger.seek import SeekMessageId
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LogPosition, MessageId, TopicName
@@ -37,7 +37,7 @@ def part_without(store: ObjectStore, dead: set[int]) -> Part:
         patch.setattr(rows, "GROUP_ROWS", 4)
         ledger = seal(store, table)
     name = names.bitmaps(new_id(), new_id(), 0)
-    data, places = encode_deleted(name, [BitMap([1, 2]), BitMap(OFFSETS[number] - FIRST for number in dead)])
+    data, places = encode_bitmaps(name, [BitMap([1, 2]), BitMap(OFFSETS[number] - FIRST for number in dead)])
     store.put(name, data)
     first, last = (LogPosition(offset, MessageId(5, offset - FIRST)) for offset in (OFFSETS[0], OFFSETS[-1]))
     rows_object = ledger.rows_object
@@ -58,7 +58,7 @@ def reader_of(store: ObjectStore, part: Part) -> SnapshotReader:
 def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
     compacted = reader.snapshot.compacted
     assert compacted is not None
-    tables = reader.compacted(IdBound(start), reader.manifest(compacted))
+    tables = reader.compacted(SeekMessageId(start), reader.manifest(compacted))
     return [offset for table in tables for offset in table.column("offset").to_pylist()]
 
 

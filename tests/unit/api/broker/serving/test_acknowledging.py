@@ -93,7 +93,7 @@ def test_an_entry_that_is_delivered_before_its_late_acknowledgement_is_looked_up
             assert len(reads) <= 3
             cursor = reader.subscription.position.cursor
             assert cursor is not None
-            assert (cursor.acknowledged_end, reader.consumer.unacked) == (19, 0)
+            assert (cursor.acknowledged_to, reader.consumer.unacked) == (19, 0)
 
     asyncio.run(main())
 

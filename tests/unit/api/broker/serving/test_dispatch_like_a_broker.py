@@ -384,7 +384,7 @@ def test_many_acknowledged_entries_are_settled_in_turns_of_the_loop(
             else:
                 last = AckedEntry(reader.ledger_id, 17)
                 assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)
-            assert cursor.acknowledged_end == 17
+            assert cursor.acknowledged_to == 17
             assert (len(reader.consumer.pending), reader.consumer.unacked) == (16, 16)
             again = [AckedEntry(reader.ledger_id, number) for number in (15, 0, 10)]
             for cumulative in (False, True):

@@ -92,10 +92,10 @@ def test_a_reader_acknowledges_any_number_of_messages_at_once() -> None:
     position.acknowledge(LogPosition(1 << 30, MessageId(1, 7)))
     last = LogPosition(1 << 29, MessageId(1, 5))
     position.acknowledge_cumulative(last)
-    assert (position.mark_delete, position.acknowledged_end) == (last, 1 << 29)
+    assert (position.mark_delete, position.acknowledged_to) == (last, 1 << 29)
     position.acknowledge_cumulative(LogPosition((1 << 30) - 1, MessageId(1, 6)))
     position.acknowledge_cumulative(last)
-    assert position.acknowledged_end == 1 << 30
+    assert position.acknowledged_to == 1 << 30
 
 
 def test_a_cursor_is_moved_and_nothing_counts_as_delivered_then(run: Run) -> None:

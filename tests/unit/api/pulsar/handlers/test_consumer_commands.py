@@ -135,7 +135,7 @@ def test_a_step_acknowledges_a_bounded_number_of_slots(bench: Workbench, topic: 
             messages, count = 1 << 18, 10
             for number in range(count):
                 batch = DeliverableEntry(1, number, number * messages, messages, b"", (1 << messages) - 1, True)
-                subscription.deliver(reading, batch, batch.live, batch.offset, None)
+                subscription.deliver(reading, batch, batch.live_mask, batch.offset, None)
             acknowledged = [0]
 
             def note(*_: object) -> None:
