@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.program import group, program, run
+from api.cli.kit.program import add_group, program, run_program
 from api.cli.kit.shared_arguments import VersionFlag
 from api.cli.kit.stderr import say
 from api.cli.local import (
@@ -92,7 +92,7 @@ app = program(
     "Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
     exit_codes.HELP,
 )
-_groups = {"": app} | {name: group(app, name, about) for name, about in _GROUPS.items()}
+_groups = {"": app} | {name: add_group(app, name, about) for name, about in _GROUPS.items()}
 for _words, _command in _COMMANDS.items():
     _group, _, _name = _words.rpartition(" ")
     _groups[_group].command(_name)(_command)
@@ -137,7 +137,7 @@ def options(
 
 def main() -> None:
     """Run the program. Exits with a code of `exit_codes`."""
-    run(app, "compactor", "the reported steps are complete, and no incomplete result is visible")
+    run_program(app, "compactor", "the reported steps are complete, and no incomplete result is visible")
 
 
 if __name__ == "__main__":

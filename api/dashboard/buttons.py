@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
 from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, form_of, require, topic_path
-from api.http.access import AuthAction, bearer_of_cookie
+from api.http.access import AuthAction, authorization_from_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED, stated_reason
@@ -107,7 +107,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
             request,
             f"/admin/v2/persistent/{path}/{call.path}",
             b"" if call.body is None else json.dumps(call.body).encode(),
-            {"content-type": "application/json", **bearer_of_cookie(request.scope)},
+            {"content-type": "application/json", **authorization_from_cookie(request.scope)},
         )
 
         def answered() -> Response:

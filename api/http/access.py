@@ -85,14 +85,14 @@ _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request: a role by its token; without a role, `refused` is the reason.
+    """The sender of a request: a role by its token; without a role, `refusal_reason` says why.
 
     `proxy`: the role of the proxy that sent the request for `role`, which the proxy has authenticated.
     """
 
     address: str
     role: str | None = None
-    refused: str = ""
+    refusal_reason: str = ""
     proxy: str | None = None
 
     @property
@@ -139,10 +139,10 @@ class AuthorizationService:
         """The verifier of the current keys; None: access control is off."""
         return None if self.keys is None else self.keys.verifier
 
-    def caller(self, scope: Scope) -> Caller:
+    def authenticate(self, scope: Scope) -> Caller:
         """Return the sender of a request by its Authorization header, or by its cookie for pages.
 
-        A missing or invalid token raises nothing: `refused` of the result is the reason.
+        A missing or invalid token raises nothing: it is the `refusal_reason` of the result.
         """
         from api.http.tokens import BadToken
 
@@ -155,13 +155,15 @@ class AuthorizationService:
             scheme, token = "bearer", _cookie(scope)
         if scheme.lower() != "bearer" or not token.strip():
             message = "a token is needed, in the header" if not headers else "the header is not"
-            return Caller(address, refused=f"{message} Authorization: Bearer <token>")  # redaction would hide TOKEN
+            return Caller(
+                address, refusal_reason=f"{message} Authorization: Bearer <token>"
+            )  # redaction would hide TOKEN
         originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
             role = self.verifier.role(token.strip())
             return self.original_caller(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
         except BadToken as error:
-            return Caller(address, refused=str(error))
+            return Caller(address, refusal_reason=str(error))
 
     def original_caller(self, caller: Caller, original: str) -> Caller:
         """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it; `caller` itself if it is
@@ -294,7 +296,7 @@ class AuthorizationService:
         return frozenset(granted_actions)
 
 
-def bearer_of_cookie(scope: Scope) -> dict[str, str]:
+def authorization_from_cookie(scope: Scope) -> dict[str, str]:
     """Return the Authorization header for the token of a browser's cookie; empty: the request has no such cookie, or an
     Authorization header, which decides.
 
@@ -336,7 +338,7 @@ def _lacking(role: str | None, actions: Sequence[AuthAction]) -> str:
 
 def unauthenticated(caller: Caller) -> RestException:
     """Return the refusal of a caller without a role."""
-    return RestException(401, f"not authenticated: {caller.refused}", _CHALLENGE)
+    return RestException(401, f"not authenticated: {caller.refusal_reason}", _CHALLENGE)
 
 
 class Authentication:
@@ -350,7 +352,7 @@ class Authentication:
         if scope["type"] == "http":
             if self._access.keys is not None and scope["path"] not in PROBES:
                 await self._access.keys.reload_if_due()
-            scope.setdefault("state", {})["caller"] = self._access.caller(scope)
+            scope.setdefault("state", {})["caller"] = self._access.authenticate(scope)
         await self._app(scope, receive, send)
 
 

@@ -28,8 +28,8 @@ def http_refusal_bytes(settings: Settings) -> RefusalBytes:
     """Return the answers of a port without TLS on connections that are closed before they have a protocol."""
     seconds = settings.limits_header_timeout_ms / 1000
     return RefusalBytes(
-        full=_answer(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
-        silent=_answer(408, _too_slow("limits.header-timeout", seconds)),
+        when_full=_answer(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
+        when_silent=_answer(408, _too_slow("limits.header-timeout", seconds)),
     )
 
 

@@ -129,7 +129,7 @@ class RequestLimiter:
             return RestException(503, message, {"Retry-After": "1"})
         if refusal := self._rate_refusal(caller):
             return refusal
-        if caller.refused and scope["method"] in CHANGING:
+        if caller.refusal_reason and scope["method"] in CHANGING:
             return unauthenticated(caller)
         return self.too_large(self._body) if _length(scope) > self._body else None
 

@@ -46,10 +46,11 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(frozen=True)
 class RefusalBytes:
-    """The bytes that a client reads before its connection is closed, in its protocol. Empty: nothing."""
+    """The bytes that a client reads before its connection is closed, in its protocol: because the listener is full, or
+    because the client has sent nothing in time. Empty: nothing."""
 
-    full: bytes = b""
-    silent: bytes = b""
+    when_full: bytes = b""
+    when_silent: bytes = b""
 
 
 def warn_of_slow_clients(log_throttle: LogThrottle, setting: str, seconds: float) -> None:
@@ -205,7 +206,7 @@ class Listener:
             self._limit,
             self._setting,
         )
-        _close(connection, self._refusals.full)
+        _close(connection, self._refusals.when_full)
 
     def _make_room(self) -> bool:
         """End the connection that has been idle for longest. Return False if none is idle."""
@@ -280,7 +281,7 @@ class Listener:
                 self._timer = self._loop.call_at(ends, self._end_silent)
                 return
             warn_of_slow_clients(self._log_throttle, "limits.header-timeout", self._silent_seconds)
-            _close(self._take(descriptor), self._refusals.silent)
+            _close(self._take(descriptor), self._refusals.when_silent)
 
 
 def _close(connection: socket.socket, refusal: bytes) -> None:

@@ -74,11 +74,11 @@ class LongPolls:
             yield
 
     async def changes(
-        self, topic_id: int, until_ms: int, is_gone: Callable[[], Awaitable[bool]]
+        self, topic_id: int, until_ms: int, is_disconnected: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[None, None]:
         """Yield each time that the topic may have new messages since the last read; the first time soon, in any case.
 
-        It ends at `until_ms`, when the client has disconnected (`is_gone`), or with the service.
+        It ends at `until_ms`, when the client has disconnected (`is_disconnected`), or with the service.
         """
         waiting = _Waiting(topic_id)
         self._waiting.add(waiting)
@@ -86,7 +86,9 @@ class LongPolls:
             self._task = asyncio.create_task(self._poll_waiting())
         try:
             while (
-                not self._ends and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone()
+                not self._ends
+                and (remaining := (until_ms - self._clock.now_ms()) / 1000) > 0
+                and not await is_disconnected()
             ):
                 try:
                     await asyncio.wait_for(waiting.woken.wait(), min(remaining, _DISCONNECT_SECONDS))

@@ -71,7 +71,7 @@ LOGGED = 16_000
 """Characters of one text that a line of the log has."""
 
 
-def shortened(text: str, limit: int) -> str:
+def shortened_in_middle(text: str, limit: int) -> str:
     """Return the text if it has at most `limit` characters, else its start and its end with `…` between.
 
     The end of an error is its advice, and the end of a traceback is the error.
@@ -85,7 +85,7 @@ def redacted_excerpt(text: str, limit: int = SHOWN) -> str:
 
     The text is shortened twice, before and after the redaction. A part of a secret may not look like one.
     """
-    return shortened(redacted(shortened(text, 3 * limit)), limit)
+    return shortened_in_middle(redacted(shortened_in_middle(text, 3 * limit)), limit)
 
 
 def redacted(text: str) -> str:

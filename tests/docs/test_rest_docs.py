@@ -58,7 +58,7 @@ def line(row: UnsupportedRoute) -> str:
         message = answer.value if isinstance(answer, ValuelessAnswer) else f"`{json.dumps(answer)}`"
         by_answer.setdefault(message, []).append(verb)
     answers = "; ".join(f"{', '.join(verbs)}: {message}" for message, verbs in by_answer.items())
-    return f"| `{row.path}` | {answers} | {row.what} |"
+    return f"| `{row.path}` | {answers} | {row.feature} |"
 
 
 def test_the_page_of_calls_that_are_not_offered_is_their_table() -> None:

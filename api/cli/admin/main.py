@@ -23,7 +23,7 @@ from api.cli.admin import (
 from api.cli.admin.requests import Command
 from api.cli.admin.session import Session
 from api.cli.kit import exit_codes
-from api.cli.kit.program import group, program, run
+from api.cli.kit.program import add_group, program, run_program
 from api.cli.kit.shared_arguments import Output, OutputFormat, VersionFlag
 
 NAME = "compactor-admin"
@@ -48,7 +48,7 @@ _GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {
 app = program(NAME, "Administer a running compactor service, with the verbs of pulsar-admin.", exit_codes.HELP)
 app.command("gc")(maintenance.collect_garbage)
 for _name, (_about, _commands) in _GROUPS.items():
-    _group = group(app, _name, _about)
+    _group = add_group(app, _name, _about)
     for _verb, _command in _commands.items():
         _group.command(_verb, hidden=_verb in subscriptions.HIDDEN)(_command)
 
@@ -86,7 +86,7 @@ def options(
 
 def main() -> None:
     """Run the program. Exits with a code of `exit_codes`."""
-    run(app, NAME, "the service continues what was requested")
+    run_program(app, NAME, "the service continues what was requested")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from api.cli.kit.shared_arguments import (
     ValueEncoding,
 )
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream, print_line
+from api.cli.kit.terminal import json_lines_stdout, print_line
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, NotFound
 
@@ -113,7 +113,7 @@ def read(
     }
     kind = _ARROW if format_ == "arrow" else _JSON_LINES
     with admin.service.stream("GET", topic_path(topic, "messages"), query, Accept=kind) as answer:
-        output = data_stream()
+        output = json_lines_stdout()
         for piece in answer.iter_bytes():
             output.write(piece)
 

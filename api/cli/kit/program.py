@@ -19,7 +19,7 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import report_error
-from api.cli.kit.stderr import abandon_output, say
+from api.cli.kit.stderr import discard_output, say
 from storage.errors import InvalidInput
 
 
@@ -43,14 +43,14 @@ def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
     )
 
 
-def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
+def add_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
     """Add a group of commands to a program, and return it."""
     commands = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(commands, name=name)
     return commands
 
 
-def run(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn:
+def run_program(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn:
     """Run the program `name`. Exits with a code of `exit_codes`.
 
     `interrupt_message`: a text for the user about the state after Ctrl-C or SIGTERM.
@@ -75,7 +75,7 @@ def run(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn:
     except Exception as error:
         closed = isinstance(error, BrokenPipeError) and _output_is_closed()
         if isinstance(error, OSError):
-            abandon_output()
+            discard_output()
         if closed:
             sys.exit(exit_codes.OK)
         refusal = _not_utf8(error) or error

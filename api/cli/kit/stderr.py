@@ -20,7 +20,7 @@ def say_created(topic: object) -> None:
     say(f"The topic {topic} did not exist: it was created")
 
 
-def abandon_output() -> None:
+def discard_output() -> None:
     """Discard the unwritten rest of a failed stdout; otherwise the interpreter's last flush fails again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -46,7 +46,7 @@ def safe_for_stderr(text: str) -> str:
     return _for(sys.stderr, redacted(text))
 
 
-def data_stream() -> IO[bytes]:
+def json_lines_stdout() -> IO[bytes]:
     """Return the binary stream of stdout, for JSON lines; on a terminal it escapes control characters."""
     return cast("IO[bytes]", _JsonOnTerminal(sys.stdout.buffer)) if is_terminal(sys.stdout) else sys.stdout.buffer
 

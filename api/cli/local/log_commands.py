@@ -13,7 +13,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.failures import report_error
 from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream, print_line
+from api.cli.kit.terminal import json_lines_stdout, print_line
 from api.cli.local.opening import open_topic
 from api.components import open_environment, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_text
@@ -238,7 +238,7 @@ def _print_lines(lines: Iterator[Line], document: Callable[[Message], Line]) -> 
     import msgspec
 
     encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
-    good, output = True, data_stream()
+    good, output = True, json_lines_stdout()
     for line in lines:
         good = good and line["frame"] == "ok"
         message = line.pop("message", None)

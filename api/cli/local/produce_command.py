@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
-from api.cli.kit.stderr import abandon_output, counted, say, say_created
+from api.cli.kit.stderr import counted, discard_output, say, say_created
 from api.cli.local.import_command import lease_wait_reporter, open_to_append, with_file_name
 from api.components import open_for_writing
 from api.formats.text_encoding import TextEncoding, parse_key
@@ -111,7 +111,7 @@ class AppendReceipts:
                 self._show(answer)
             except OSError as error:  # the log accepts no errors from its callback, and continues
                 self._show_ids = False
-                abandon_output()
+                discard_output()
                 self._error = self._error or Unavailable(
                     f"the id of an acknowledged message cannot be printed, {error.strerror or error}",
                     "acknowledged messages are kept: see them with `compactor read`, then produce the lines after them",

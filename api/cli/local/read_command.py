@@ -22,7 +22,7 @@ from api.cli.kit.shared_arguments import (
     ValueEncoding,
 )
 from api.cli.kit.stderr import counted, say
-from api.cli.kit.terminal import data_stream, is_terminal
+from api.cli.kit.terminal import is_terminal, json_lines_stdout
 from api.cli.local.opening import open_topic
 from api.components import open_environment
 from api.formats.position_text import parse_start
@@ -121,7 +121,7 @@ def _follow(
     from storage.entries.chunk_assembler import messages
     from storage.reading.page_reader import ReadLimits
 
-    stdout = data_stream()
+    stdout = json_lines_stdout()
 
     def pages() -> Iterator[pa.RecordBatch]:
         while True:
@@ -138,7 +138,7 @@ def _follow(
 def _print_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import JsonLinesWriter
 
-    stdout = data_stream()
+    stdout = json_lines_stdout()
     lines = JsonLinesWriter(stdout, key_encoding, value_encoding)
     for message in messages:
         lines.write(message)

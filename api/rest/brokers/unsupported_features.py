@@ -47,11 +47,11 @@ class ValuelessAnswer(Enum):
 
 @dataclass(frozen=True)
 class UnsupportedRoute:
-    """A path, and the answer to each of its verbs: a JSON value, or an `ValuelessAnswer`. `what`: the feature, and the
-    remedy."""
+    """A path, and the answer to each of its verbs: a JSON value, or an `ValuelessAnswer`. `feature`: the unsupported
+    feature, and the remedy."""
 
     path: str
-    what: str
+    feature: str
     answers: Mapping[str, object]
 
     def answer(self, verb: str) -> Response:
@@ -59,7 +59,7 @@ class UnsupportedRoute:
         match self.answers[verb]:
             case ValuelessAnswer.REFUSED:
                 offered = sorted(name for name, other in self.answers.items() if other is not ValuelessAnswer.REFUSED)
-                raise RestException(405, REFUSAL.format(self.what), {"Allow": ", ".join(offered)})
+                raise RestException(405, REFUSAL.format(self.feature), {"Allow": ", ".join(offered)})
             case ValuelessAnswer.DONE:
                 return no_content()
             case ValuelessAnswer.UNSET:

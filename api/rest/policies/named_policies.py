@@ -76,7 +76,7 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
         response_model=dict[str, PolicyValue],
         response_model_exclude_unset=True,
     )
-    def get_policies(broker: Broker, scope: PolicyScope = kind.of, applied: Applied = True) -> Any:
+    def get_policies(broker: Broker, scope: PolicyScope = kind.dependency, applied: Applied = True) -> Any:
         """Return the policies of the scope."""
         return _document(broker, scope, applied)
 
@@ -88,7 +88,7 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
         response_model=PolicyValue,
         response_model_exclude_unset=True,
     )
-    def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of, applied: Applied = True) -> Any:
+    def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.dependency, applied: Applied = True) -> Any:
         """Return one policy of the scope. 404 if `applied` is false and the scope does not set it."""
         document, known = _document(broker, scope, applied), policy(decoded(name)).name
         if known not in document:
@@ -96,23 +96,23 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
         return document[known]
 
     @router.put(all_of, changes, operation_id=f"set{label}Policies")
-    def set_policies(broker: Broker, values: Values, scope: PolicyScope = kind.of) -> None:
+    def set_policies(broker: Broker, values: Values, scope: PolicyScope = kind.dependency) -> None:
         """Set several policies of the scope, all or none of them; the others stay."""
         policies.change(broker.environment, scope, values)
 
     @router.put(one_of, changes, operation_id=f"set{label}Policy")
-    def set_policy(broker: Broker, name: Name, value: Value, scope: PolicyScope = kind.of) -> None:
+    def set_policy(broker: Broker, name: Name, value: Value, scope: PolicyScope = kind.dependency) -> None:
         """Set one policy of the scope."""
         policies.change(broker.environment, scope, {decoded(name): value})
 
     @router.delete(one_of, changes, operation_id=f"remove{label}Policy")
-    def remove_policy(broker: Broker, name: Name, scope: PolicyScope = kind.of) -> None:
+    def remove_policy(broker: Broker, name: Name, scope: PolicyScope = kind.dependency) -> None:
         """Remove one policy of the scope: the next wider scope counts again."""
         policies.change(broker.environment, scope, {}, [decoded(name)])
 
 
 @router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
-def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.of) -> None:
+def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.dependency) -> None:
     """Remove all policies that are set for the topic, so that those of wider scopes apply."""
     policies.change(broker.environment, scope, {}, None)
 

@@ -163,12 +163,12 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
 
     names_read = Depends(_quota_names if is_quota else all_names)
 
-    def get_set(broker: Broker, scope: PolicyScope = kind.of) -> Any:
+    def get_set(broker: Broker, scope: PolicyScope = kind.dependency) -> Any:
         """Return the value that the scope sets; an empty answer if it sets none."""
         value = policies.get_wire_value(broker.environment, scope, policy)
         return unset_policy_answer() if value is None else value
 
-    def get_applied(broker: Broker, scope: PolicyScope = kind.of, applied: bool = False) -> Any:
+    def get_applied(broker: Broker, scope: PolicyScope = kind.dependency, applied: bool = False) -> Any:
         """Return the value that the topic sets, or an empty answer; `applied`: the value that holds for it."""
         return (
             policy.applied_wire_value(policies.resolved(broker.environment, scope))
@@ -176,11 +176,11 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
             else get_set(broker, scope)
         )
 
-    def set_value(broker: Broker, scope: PolicyScope = kind.of, value: Any = value_read) -> None:
+    def set_value(broker: Broker, scope: PolicyScope = kind.dependency, value: Any = value_read) -> None:
         """Set the policy for the scope; for a partitioned topic, for each of its partitions."""
         policies.set_wire_value(broker.environment, scope, policy, value)
 
-    def remove(broker: Broker, scope: PolicyScope = kind.of, names: Sequence[str] = names_read) -> None:
+    def remove(broker: Broker, scope: PolicyScope = kind.dependency, names: Sequence[str] = names_read) -> None:
         """Remove the policy: the next wider scope counts again. It is no error if the scope does not set it."""
         policies.change(broker.environment, scope, {}, names)
 

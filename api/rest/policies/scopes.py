@@ -1,6 +1,7 @@
 """Scopes of policies as paths name them: a topic, a namespace, the broker.
 
-A route takes its scope as a dependency, `scope: PolicyScope = kind.of`; the scope is looked up when the route runs.
+A route takes its scope as a dependency, `scope: PolicyScope = kind.dependency`; the scope is looked up when the route
+runs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from storage.options.resolution import PolicyOrigin
 
 @dataclass(frozen=True)
 class ScopeKind:
-    """A kind of scope. `label`: in operation ids. `path`: the start of its routes' paths. `of`: the default of a
-    route's parameter that is the scope. `readers`: actions of which a caller needs any for Pulsar's GET."""
+    """A kind of scope.
+
+    `label`: in operation ids. `path`: the start of its routes' paths. `dependency`: the default of a route's parameter
+    that is the scope. `readers`: actions of which a caller needs any for Pulsar's GET.
+    """
 
     label: str
     path: str
-    of: Any
+    dependency: Any
     readers: tuple[AuthAction, ...] = (AuthAction.ADMIN,)
 
 

@@ -31,7 +31,7 @@ router = Routes("stats")
 @router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
     """Return the ledgers and cursors of a topic that is not partitioned."""
-    return internal_stats(topic_snapshot(broker, topic, lines=True))
+    return internal_stats(topic_snapshot(broker, topic, with_ledgers=True))
 
 
 @router.get(
@@ -51,14 +51,14 @@ def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
     """Return the metadata of a topic, or of each partition of a partitioned topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
-        return internal_info(topic_snapshot(broker, topic, lines=True))
+        return internal_info(topic_snapshot(broker, topic, with_ledgers=True))
     return TopicInternalInfo(
         partitions={name: internal_info(snapshot) for name, snapshot in _partitions(broker, whole).items()}
     )
 
 
 def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
-    """Return the internal stats of one topic from its snapshot, which must have been read with `lines`."""
+    """Return the internal stats of one topic from its snapshot, which must have been read `with_ledgers`."""
     stats, extents = snapshot.stats, snapshot.extents
     unrolled = next((extent for extent in extents if extent.open), None)
     compacted = stats.compacted
@@ -84,7 +84,7 @@ def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
 
 
 def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
-    """Return the metadata of one topic from its snapshot, which must have been read with `lines`."""
+    """Return the metadata of one topic from its snapshot, which must have been read `with_ledgers`."""
     topic, extents = snapshot.stats.topic, snapshot.extents
     created = pulsar_time(topic.created_at)
     changed = pulsar_time(max([topic.created_at, *(extent.created_at for extent in extents)]))

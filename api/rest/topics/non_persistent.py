@@ -29,7 +29,7 @@ def list_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str
     return []
 
 
-def refuse(rest: str) -> Response:
+def refuse_non_persistent(rest: str) -> Response:
     """Raise RestException (412)."""
     raise RestException(412, ONLY_PERSISTENT)
 
@@ -37,5 +37,5 @@ def refuse(rest: str) -> Response:
 for _verb in ("GET", "PUT", "POST", "DELETE"):
     _operation = f"nonPersistent{_verb.title()}"
     router.route(_verb, "/non-persistent/{rest:path}", AuthAction.ANYONE, refuses=(412,), operation_id=_operation)(
-        refuse
+        refuse_non_persistent
     )

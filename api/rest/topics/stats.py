@@ -35,11 +35,11 @@ PerPartition = Annotated[bool, Query(alias="perPartition", description="With the
 class StatsOptions:
     """The parts of stats that a caller requests. Counts and rates of excluded clients stay.
 
-    `sizes`: the bytes of backlogs. `earliest`: the oldest publish time of backlogs.
+    `with_backlog_bytes`: the bytes of backlogs. `with_oldest_publish_times`: the oldest publish time of each backlog.
     """
 
-    sizes: bool
-    earliest: bool
+    with_backlog_bytes: bool
+    with_oldest_publish_times: bool
     exclude_publishers: bool
     exclude_consumers: bool
 
@@ -48,17 +48,21 @@ async def stats_options(
     precise: Annotated[
         bool, Query(alias="getPreciseBacklog", description="Single acknowledgements are always counted.")
     ] = False,
-    sizes: Annotated[
+    with_backlog_bytes: Annotated[
         bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")
     ] = True,
-    earliest: Annotated[
+    with_oldest_publish_times: Annotated[
         bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")
     ] = False,
-    publishers: Annotated[bool, Query(alias="excludePublishers", description="Without the list of producers.")] = False,
-    consumers: Annotated[bool, Query(alias="excludeConsumers", description="Without the lists of consumers.")] = False,
+    exclude_publishers: Annotated[
+        bool, Query(alias="excludePublishers", description="Without the list of producers.")
+    ] = False,
+    exclude_consumers: Annotated[
+        bool, Query(alias="excludeConsumers", description="Without the lists of consumers.")
+    ] = False,
 ) -> StatsOptions:
     """Return the options in a request's query."""
-    return StatsOptions(sizes, earliest, publishers, consumers)
+    return StatsOptions(with_backlog_bytes, with_oldest_publish_times, exclude_publishers, exclude_consumers)
 
 
 Options = Annotated[StatsOptions, Depends(stats_options)]
@@ -68,7 +72,7 @@ _STATS: dict[str, Any] = {"waits_for": WaitsFor.LOG, "response_model_exclude_non
 @router.get(TOPIC_PATH + "/stats", *ANY_USE, **_STATS, response_model=PulsarTree[TopicStats])
 def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) -> Any:
     """Return the stats of a topic that is not partitioned."""
-    snapshot = topic_snapshot(broker, topic, times=True)
+    snapshot = topic_snapshot(broker, topic, with_last_publish_time=True)
     broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
     return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
@@ -115,13 +119,16 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
     )
 
 
-def topic_snapshot(broker: Broker, topic: TopicName, *, lines: bool = False, times: bool = False) -> StatsSnapshot:
-    """Return the counts of a topic. `lines`: with a line for each ledger, and the topic's properties. `times`: with the
-    publish time of the newest entry.
+def topic_snapshot(
+    broker: Broker, topic: TopicName, *, with_ledgers: bool = False, with_last_publish_time: bool = False
+) -> StatsSnapshot:
+    """Return the counts of a topic, with the options of `stats_snapshot`.
 
     Raises RestException (404) in a broker's words; for a partitioned topic it names the calls to use instead.
     """
-    snapshot = stats_snapshot(broker.environment, topic, with_ledgers=lines, with_last_publish_time=times)
+    snapshot = stats_snapshot(
+        broker.environment, topic, with_ledgers=with_ledgers, with_last_publish_time=with_last_publish_time
+    )
     if snapshot is None:
         error = names.missing_topic_error(broker.environment, topic)
         if broker.environment.metadata.partitions.find(topic) is not None:
@@ -142,7 +149,12 @@ def partitioned_topic(broker: Broker, topic: TopicName) -> PartitionedTopic:
 def _stats(broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, options: StatsOptions) -> TopicStats:
     """Return the stats of one topic, without excluded clients, and with the quotas of its policies."""
     live = broker.clients.of_topic(snapshot.stats.topic.name)
-    stats = topic_stats(snapshot, live, with_backlog_bytes=options.sizes, with_oldest_publish_times=options.earliest)
+    stats = topic_stats(
+        snapshot,
+        live,
+        with_backlog_bytes=options.with_backlog_bytes,
+        with_oldest_publish_times=options.with_oldest_publish_times,
+    )
     subscriptions = stats.subscriptions
     if options.exclude_consumers:
         subscriptions = {name: replace(item, consumers=()) for name, item in subscriptions.items()}

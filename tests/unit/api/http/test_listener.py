@@ -104,7 +104,7 @@ async def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
             await protocols.arrived(number)
             server.mark_busy(protocols[-1].transport)
         for _ in range(2):
-            assert await (await clients.connect(b"request")).read() == refusals.full
+            assert await (await clients.connect(b"request")).read() == refusals.when_full
         protocols[0].transport.abort()
         await clients.connect(b"request")
         await protocols.arrived(3)

@@ -85,7 +85,7 @@ class Door:
             "method": verb,
             "path": path,
             "headers": [(b"content-length", str(length).encode())],
-            "state": {"caller": Caller(address, refused="no token")},
+            "state": {"caller": Caller(address, refusal_reason="no token")},
         }
         await self._limiter(scope, receiver(*body), send)
         return statuses[0]

@@ -10,7 +10,7 @@ import pytest
 
 from api.cli.admin.run_watch import progress_line
 from api.cli.kit import stderr, tables
-from api.cli.kit.terminal import LiveLine, data_stream, print_json, print_line
+from api.cli.kit.terminal import LiveLine, json_lines_stdout, print_json, print_line
 from api.cli.local.engine import PhaseLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
@@ -48,7 +48,7 @@ def test_json_lines_on_a_terminal_mean_the_same_and_steer_nothing(monkeypatch: p
     out, _ = streams(monkeypatch, terminal=True)
     lines = [json.dumps({"value": HOSTILE}, ensure_ascii=False), json.dumps({"key": "k"})]
     data = "".join(f"{line}\n" for line in lines).encode()
-    stdout = data_stream()
+    stdout = json_lines_stdout()
     for first in range(0, len(data), cut):  # a character may be cut in two
         assert stdout.write(data[first : first + cut]) == len(data[first : first + cut])
     stdout.flush()
@@ -64,13 +64,13 @@ def test_json_lines_on_a_terminal_mean_the_same_and_steer_nothing(monkeypatch: p
 
 def test_what_is_no_text_reaches_no_terminal_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = streams(monkeypatch, terminal=True)
-    data_stream().write(b"ARROW\xff\x9b\x00\x1b[31m")
+    json_lines_stdout().write(b"ARROW\xff\x9b\x00\x1b[31m")
     assert is_harmless(out.text)
 
 
 def test_a_pipe_gets_the_bytes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = streams(monkeypatch, terminal=False)
-    data_stream().write(HOSTILE.encode())
+    json_lines_stdout().write(HOSTILE.encode())
     print_line(HOSTILE)
     print_json(HOSTILE)
     assert out.text == HOSTILE + f"{HOSTILE}\n" * 2
