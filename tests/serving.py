@@ -88,7 +88,7 @@ def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterat
         broker = context.broker
         broker.control.drain(0)
         watched = cast(ObjectStore, WatchedStore(broker.environment.store))
-        broker.environment = broker.patient = replace(broker.environment, store=watched)
+        broker.environment = broker.long_work_environment = replace(broker.environment, store=watched)
         with TestClient(make_app(context), raise_server_exceptions=False) as client:
             yield Served(context, client, engine or InProcessEngine())
 

@@ -7,9 +7,9 @@ the data and not of the schemas. Two deviations: a record matches a branch of an
 any depth, can be read; an alias that is also the name of something else is not followed everywhere. Of 20,000 random
 pairs, Avro 1.12.1 decides 8 differently, all of them with such aliases.
 
-Definitions come from clients. `parse` bounds their bytes and nesting; `misfit` bounds the pairs that it compares and
-remembers each pair, so its time is proportional to that bound. Both recurse: a caller maps RecursionError, or raises
-the limit of its process. Pure.
+Definitions come from clients. `parse` bounds their bytes and nesting; `incompatibility` bounds the pairs that it
+compares and remembers each pair, so its time is proportional to that bound. Both recurse: a caller maps RecursionError,
+or raises the limit of its process. Pure.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def parse(data: bytes) -> avro.schema.Schema:
         raise MalformedDefinition(str(error)[:500] or type(error).__name__) from error
 
 
-def misfit(reader: avro.schema.Schema, writer: avro.schema.Schema, steps: int = STEPS) -> str:
+def incompatibility(reader: avro.schema.Schema, writer: avro.schema.Schema, max_steps: int = STEPS) -> str:
     """Return the reason why `reader` cannot read data of `writer`, with the path of the field; empty: it can.
 
     Raises TooComplex, RecursionError.
     """
-    problem = _Resolution(steps).problem(reader, writer)
+    problem = _Resolution(max_steps).problem(reader, writer)
     return "" if problem is None else str(problem)
 
 
@@ -124,9 +124,9 @@ class _Branches:
 class _Resolution:
     """One comparison. A pair that occurs again while it is compared counts as readable there."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps_left = steps
-        self._steps = steps
+    def __init__(self, max_steps: int) -> None:
+        self._steps_left = max_steps
+        self._max_steps = max_steps
         self._results: dict[tuple[int, int], _Problem | None] = {}
         self._unions: dict[int, _Branches] = {}
 
@@ -136,7 +136,7 @@ class _Resolution:
             return self._results[pair]
         self._steps_left -= 1
         if self._steps_left < 0:
-            raise TooComplex(f"its comparison needs more than {self._steps} pairs of types")
+            raise TooComplex(f"its comparison needs more than {self._max_steps} pairs of types")
         self._results[pair] = None
         result = self._results[pair] = self._compare(reader, writer)
         return result

@@ -34,7 +34,7 @@ class Broker:
     settings: Settings
     environment: Environment
     """For requests: a call to the store times out before the request does."""
-    patient: Environment
+    long_work_environment: Environment
     """For long work: the store's own time-outs apply."""
     pools: Pools
     ownership: TopicOwnership

@@ -174,7 +174,9 @@ def trim(
     if before is not None:
         names.check_not_partitioned(broker.environment, name)
     records = names.local_topics(broker, name)
-    return [trim_topic(broker.patient, record, before, dry_run=dry_run, force=force) for record in records]
+    return [
+        trim_topic(broker.long_work_environment, record, before, dry_run=dry_run, force=force) for record in records
+    ]
 
 
 def trim_topic(
@@ -226,7 +228,7 @@ def verify(broker: Broker, name: TopicName) -> list[Report]:
     if not broker.verify_lock.acquire(blocking=False):
         raise VerificationBusy
     try:
-        verifier = Verifier(broker.patient, InProcessEngine())
+        verifier = Verifier(broker.long_work_environment, InProcessEngine())
         return [verifier.verify(record.name) for record in records]
     finally:
         broker.verify_lock.release()

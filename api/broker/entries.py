@@ -47,17 +47,17 @@ def entry_id_of(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["ledger_id"], row["entry_id"]
 
 
-def check_entry_number_limit(number: int) -> None:
+def check_entry_number_limit(entry_number: int) -> None:
     """Raise EntryTooFar for the number of an entry above `MOST_ENTRIES`: all entries before it would be read."""
-    if number > MOST_ENTRIES:
+    if entry_number > MOST_ENTRIES:
         raise EntryTooFar(MOST_ENTRIES)
 
 
-def nth(source: Iterator[Entry], number: int, topic: Topic) -> Entry:
-    """Return the entry number `number` of `source`, counted from 1. Raise MissingEntry, which names `topic`."""
-    entry = next(islice(source, number - 1, None), None)
+def nth(source: Iterator[Entry], entry_number: int, topic: Topic) -> Entry:
+    """Return the entry number `entry_number` of `source`, counted from 1. Raise MissingEntry, which names `topic`."""
+    entry = next(islice(source, entry_number - 1, None), None)
     if entry is None:
-        raise MissingEntry(topic.name, f"entry {number}")
+        raise MissingEntry(topic.name, f"entry {entry_number}")
     return entry
 
 

@@ -213,24 +213,24 @@ def entry(broker: Broker, name: TopicName, ledger_id: int, entry_id: int) -> Ent
     return with_id(_topic(broker, name), ledger_id, entry_id)
 
 
-def nth_entry(broker: Broker, name: TopicName, number: int) -> Entry:
+def nth_entry(broker: Broker, name: TopicName, entry_number: int) -> Entry:
     """Return a raw entry by its number, counted from 1 at the first one. Raise PartitionedTopicRefused, EntryTooFar,
     TopicNotFound, NotTheOwner, MissingEntry."""
     names.check_not_partitioned(broker.environment, name)
-    check_entry_number_limit(number)
+    check_entry_number_limit(entry_number)
     topic = _topic(broker, name)
-    return nth(entries(topic, StartOffset(0)), number, topic)
+    return nth(entries(topic, StartOffset(0)), entry_number, topic)
 
 
-def entry_of_nth_last_message(broker: Broker, name: TopicName, number: int) -> Entry:
-    """Return the raw entry that holds message number `number`, counted from 1 at the last message backward.
+def entry_of_nth_last_message(broker: Broker, name: TopicName, message_number: int) -> Entry:
+    """Return the raw entry that holds message number `message_number`, counted from 1 at the last message backward.
 
     If the topic has fewer messages, return its first entry. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
     MissingEntry.
     """
     topic = _topic(broker, name)
     reader = topic.snapshot_reader()
-    position = topic.locate(max(reader.end - number, reader.first_offset))
+    position = topic.locate(max(reader.end - message_number, reader.first_offset))
     if position is None:
         raise MissingEntry(name, "message")
     return with_id(topic, position.message_id.ledger_id, position.message_id.entry_id)

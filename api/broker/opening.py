@@ -56,7 +56,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
             yield Broker(
                 settings=settings,
                 environment=replace(environment, store=quick_store),
-                patient=environment,
+                long_work_environment=environment,
                 pools=make_pools(settings, clock, expected_errors),
                 ownership=TopicOwnership(metadata, clock, environment.log, logs.is_open),
                 leases=leases,

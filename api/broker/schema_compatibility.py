@@ -84,8 +84,8 @@ class Comparison:
         return len(self.new.data) + (0 if self.old is None else len(self.old.data))
 
 
-def explain(comparison: Comparison, steps: int = STEPS) -> str:
-    """Return the reason why `new` may not follow `old`; empty: it may. `steps`: pairs of types to compare at most.
+def incompatibility(comparison: Comparison, max_steps: int = STEPS) -> str:
+    """Return the reason why `new` may not follow `old`; empty: it may. `max_steps`: pairs of types to compare at most.
 
     Raises MalformedDefinition if `new` cannot be read, TooComplex, RecursionError.
     """
@@ -94,15 +94,15 @@ def explain(comparison: Comparison, steps: int = STEPS) -> str:
         return f"it is of type {old.type}, the new one of type {new.type}"
     match new.type:
         case "AVRO" | "JSON" | "PROTOBUF":
-            return _explain_avro(comparison, steps)
+            return _explain_avro(comparison, max_steps)
         case "PROTOBUF_NATIVE":
             return _explain_protobuf(new, old)
         case "KEY_VALUE":
-            return _explain_key_value(comparison, steps)
+            return _explain_key_value(comparison, max_steps)
     return ""
 
 
-def _explain_avro(comparison: Comparison, steps: int) -> str:
+def _explain_avro(comparison: Comparison, max_steps: int) -> str:
     new = avro_resolution.parse(comparison.new.data)
     if comparison.old is None:
         return ""
@@ -112,9 +112,9 @@ def _explain_avro(comparison: Comparison, steps: int) -> str:
         return f"the stored definition is not Avro: {error}"
     except TooComplex as error:
         raise TooComplex(f"the stored one cannot be compared: {error}") from error
-    if comparison.new_reads_old and (problem := avro_resolution.misfit(new, old, steps)):
+    if comparison.new_reads_old and (problem := avro_resolution.incompatibility(new, old, max_steps)):
         return f"the new one cannot read what it describes: {problem}"
-    if comparison.old_reads_new and (problem := avro_resolution.misfit(old, new, steps)):
+    if comparison.old_reads_new and (problem := avro_resolution.incompatibility(old, new, max_steps)):
         return f"it cannot read what the new one describes: {problem}"
     return ""
 
@@ -145,7 +145,7 @@ def _root_message(data: bytes) -> str:
     return name
 
 
-def _explain_key_value(comparison: Comparison, steps: int) -> str:
+def _explain_key_value(comparison: Comparison, max_steps: int) -> str:
     new = _parts(comparison.new)
     try:
         old = {} if comparison.old is None else _parts(comparison.old)
@@ -154,7 +154,7 @@ def _explain_key_value(comparison: Comparison, steps: int) -> str:
     for name, part in new.items():
         question = Comparison(part, old.get(name), comparison.new_reads_old, comparison.old_reads_new)
         try:
-            problem = "" if part.type == "KEY_VALUE" else explain(question, steps)
+            problem = "" if part.type == "KEY_VALUE" else incompatibility(question, max_steps)
         except MalformedDefinition as error:
             raise MalformedDefinition(f"its {name}: {error}") from error
         if problem:

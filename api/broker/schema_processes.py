@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from api.broker.avro_resolution import MalformedDefinition, TooComplex
-from api.broker.schema_compatibility import Comparison, explain
+from api.broker.schema_compatibility import Comparison, incompatibility
 from api.broker.shares import Shares
 from storage.errors import Unavailable
 
@@ -43,7 +43,7 @@ _RECURSION = 20_000
 
 
 class ComparisonAnswer(NamedTuple):
-    """The answer of a child. `kind`: result (`text`: as `explain`), malformed or complex (`text`: the reason).
+    """The answer of a child. `kind`: result (`text`: as `incompatibility`), malformed or complex (`text`: the reason).
 
     `seconds`: those of the comparison.
     """
@@ -69,7 +69,7 @@ class ComparisonProcess:
             child_end.close()
         self.is_running = False
 
-    def ask(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
+    def compare(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
         """Return the answer of the child. `seconds`: time limit of the comparison, without the start of the child.
 
         Raises TimeoutError, EOFError, OSError; then the child cannot be used any more.
@@ -86,7 +86,7 @@ class ComparisonProcess:
         kind, text = self._connection.recv()
         return ComparisonAnswer(str(kind), str(text), time.monotonic() - start)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process."""
         self._process.kill()
         self._connection.close()
@@ -101,16 +101,16 @@ class SchemaCheck:
         self._seconds = seconds
         self.seconds_left = seconds
 
-    def explain(self, comparison: Comparison) -> str:
+    def incompatibility(self, comparison: Comparison) -> str:
         """Return the reason why the new schema may not follow the old one; empty: it may.
 
         Raises MalformedDefinition; TooComplex, also if the seconds of the check are used up; Unavailable.
         """
         if comparison.size <= SMALL_BYTES:
             with suppress(TooComplex, RecursionError):
-                return explain(comparison, SMALL_STEPS)
+                return incompatibility(comparison, SMALL_STEPS)
         try:
-            kind, text, seconds = self._processes.ask(comparison, self.seconds_left)
+            kind, text, seconds = self._processes.compare(comparison, self.seconds_left)
         except TimeoutError:
             raise TooComplex(f"comparing it takes longer than {self._seconds:g} s") from None
         except (EOFError, OSError) as error:
@@ -148,8 +148,9 @@ class SchemaProcesses:
             with self._lock:
                 self._checks.add(tenant, -1)
 
-    def ask(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
-        """Return what `ComparisonProcess.ask` returns or raises, for an idle process or a new one. May wait for one.
+    def compare(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
+        """Return what `ComparisonProcess.compare` returns or raises, for an idle process or a new one. May wait for
+        one.
 
         Raises Unavailable if no process can be started.
         """
@@ -158,9 +159,9 @@ class SchemaProcesses:
                 child = self._idle.pop() if self._idle else None
             child = child or ComparisonProcess()
             try:
-                answer = child.ask(comparison, seconds)
+                answer = child.compare(comparison, seconds)
             except BaseException:
-                child.end()
+                child.kill()
                 raise
             with self._lock:
                 self._idle.append(child)
@@ -171,7 +172,7 @@ class SchemaProcesses:
         with self._lock:
             children, self._idle = self._idle, []
         for child in children:
-            child.end()
+            child.kill()
 
 
 def serve(connection: Connection) -> None:
@@ -188,7 +189,7 @@ def serve(connection: Connection) -> None:
 
 def _answer(comparison: Comparison) -> tuple[str, str]:
     try:
-        return "result", explain(comparison)
+        return "result", incompatibility(comparison)
     except MalformedDefinition as error:
         return "malformed", str(error)
     except TooComplex as error:

@@ -207,7 +207,7 @@ def _check_size(schema: SchemaRecord) -> None:
 def _explain(check: SchemaCheck, comparison: Comparison) -> str:
     """Return the reason why a schema may not follow; empty: it may. Raises InvalidSchema, Unavailable."""
     try:
-        return check.explain(comparison)
+        return check.incompatibility(comparison)
     except MalformedDefinition as error:
         raise InvalidSchema(
             f"the definition of the schema cannot be read as {comparison.new.type}: {error}",

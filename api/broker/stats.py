@@ -126,7 +126,7 @@ class StatsSnapshot:
             return EntryPosition(filled[-1].ledger_id, filled[-1].entries - 1)
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
-    def position(self, cursor: CursorStatsRecord) -> EntryPosition:
+    def mark_delete_entry(self, cursor: CursorStatsRecord) -> EntryPosition:
         """Return the mark-delete position as a broker shows it: an entry. Needs a snapshot with ledgers."""
         mark = cursor.record.mark_delete
         if mark is not None:

@@ -37,15 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class BacklogContent:
-    """Counts of a backlog. `first`, `last`: the ledger id and entry id of its first and last entry; None: it is empty.
+    """Counts of a backlog. `first_entry`, `last_entry`: the ledger id and entry id of its first and last entry; None:
+    it is empty.
 
     `is_cut_off`: it has more entries than were counted.
     """
 
     entries: int = 0
     messages: int = 0
-    first: tuple[int, int] | None = None
-    last: tuple[int, int] | None = None
+    first_entry: tuple[int, int] | None = None
+    last_entry: tuple[int, int] | None = None
     is_cut_off: bool = False
 
 
@@ -208,20 +209,20 @@ def expire_before(broker: Broker, name: TopicName, subscription: str, position: 
     _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, position))
 
 
-def peek(broker: Broker, name: TopicName, subscription: str, number: int) -> Entry:
-    """Return the raw entry that a subscription delivers as its `number`th next one, counted from 1.
+def peek(broker: Broker, name: TopicName, subscription: str, entry_number: int) -> Entry:
+    """Return the raw entry that a subscription delivers as its `entry_number`th next one, counted from 1.
 
     As in a broker, a subscription that does not exist is created, at the earliest message. Raise EntryTooFar,
     PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for a missing `__compaction`.
     """
-    check_entry_number_limit(number)
+    check_entry_number_limit(entry_number)
     record = names.local_topic(broker, name)
     if subscription != COMPACTION_CURSOR and not _exists(broker.environment, record, subscription):
         with suppress(CursorExists):  # another caller was first
             create_cursor(broker.environment, record, subscription, EARLIEST, {})
     topic = Topic(broker.environment, record)
     source = _with_unacknowledged_rows(broker, topic, subscription)
-    return nth((entry for entry, rows in source if rows), number, topic)
+    return nth((entry for entry, rows in source if rows), entry_number, topic)
 
 
 def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogContent:
@@ -240,8 +241,8 @@ def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId
             break
         content.entries += 1
         content.messages += len(rows)
-        content.last = entry_id_of(entry[0])
-        content.first = content.first or content.last
+        content.last_entry = entry_id_of(entry[0])
+        content.first_entry = content.first_entry or content.last_entry
     return content
 
 
@@ -327,7 +328,7 @@ def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tu
         yield topic, cursor
         cursor.close()
     else:
-        live.extend(topic.snapshot_reader().end)
+        live.note_log_end(topic.snapshot_reader().end)
         yield topic, live.cursor
         live.flush_acknowledged()
 

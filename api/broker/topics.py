@@ -68,9 +68,9 @@ def truncate(broker: Broker, name: TopicName) -> None:
     """
     records = names.local_topics(broker, name)
     broker.ownership.check_not_owned_elsewhere(*records)
-    truncate_all(broker.patient, records)
+    truncate_all(broker.long_work_environment, records)
     for record in records:
-        broker.clients.truncated(record)
+        broker.clients.note_truncated(record)
     # A lease may have moved meanwhile: its new owner truncates again, and drops the entries that it has read.
     broker.ownership.check_not_owned_elsewhere(*records)
 

@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
 
     # Ending
 
-    def is_connect_overdue(self) -> bool:
+    def is_connect_time_over(self) -> bool:
         """Return whether the time in which a client must send CONNECT is over, also if CONNECT was sent."""
         return self._clock.now_ms() - self._opened_at >= self.session.settings.limits_header_timeout_ms
 

@@ -153,7 +153,7 @@ class PulsarServer:
     async def _end_slow(self) -> None:
         """End connections that do not send CONNECT, and those whose large frame stalls."""
         for connection in list(self._unconnected):
-            if not connection.is_connect_overdue():
+            if not connection.is_connect_time_over():
                 break
             connection.close()
         self.context.receive_buffers.end_stalled()

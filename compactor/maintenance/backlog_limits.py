@@ -139,7 +139,7 @@ class ServedCursor(Protocol):
     def cursor(self) -> Cursor:
         """The cursor itself."""
 
-    def extend(self, end: int) -> None:
+    def note_log_end(self, end: int) -> None:
         """Note that all offsets before `end` exist, so the caller may acknowledge them."""
 
     def flush_acknowledged(self) -> None:
@@ -257,7 +257,7 @@ class BacklogLimits:
         for record in moving:
             with suppress(Fenced, NotFound):  # another owner moved or deleted the cursor: the next task checks again
                 if served := self.served(opened.record, record.name):
-                    served.extend(opened.snapshot_reader().end)
+                    served.note_log_end(opened.snapshot_reader().end)
                     served.cursor.acknowledge_below(offset)
                     served.flush_acknowledged()
                     continue

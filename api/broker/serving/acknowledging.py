@@ -57,10 +57,10 @@ AcksToLookUp = list[AckedEntry]
 
 
 class AckedMessages(NamedTuple):
-    """Messages of one entry that are acknowledged: the offsets `first` + i for each set bit i of `mask`. `last`: the
-    position of the last one."""
+    """Messages of one entry that are acknowledged: the offsets `first_offset` + i for each set bit i of `mask`. `last`:
+    the position of the last one."""
 
-    first: int
+    first_offset: int
     mask: int
     last: LogPosition
 
@@ -215,7 +215,7 @@ class Acknowledgements:
             self._move_through(consumer, LogPosition(pending.offset - 1, MessageId(ledger_id, entry_id - 1)))
 
     def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
-        self._position.extend(position.offset + 1)
+        self._position.note_log_end(position.offset + 1)
         self._position.current.acknowledge_cumulative(position)
         self.settle_acknowledged(consumer)
 
@@ -242,11 +242,11 @@ class Acknowledgements:
         self._on_progress()
 
     def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:
-        self._position.extend(acked.last.offset + 1)
+        self._position.note_log_end(acked.last.offset + 1)
         if cumulative:
             self._move_through(consumer, acked.last)
         else:
-            self._position.current.acknowledge_slots(acked.first, acked.mask, acked.last)
+            self._position.current.acknowledge_slots(acked.first_offset, acked.mask, acked.last)
 
     def _is_acknowledged(self, key: EntryKey) -> bool:
         """Return whether an entry is known to be wholly acknowledged. It reads nothing."""

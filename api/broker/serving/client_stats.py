@@ -14,7 +14,7 @@ from api.broker.stats_tree import NO_CONSUMER, ConsumerStats, ProducerStats, Sub
 from storage.model import TopicName
 
 
-def live_topic(topic: PersistentTopic) -> LiveTopicState:
+def live_topic_state(topic: PersistentTopic) -> LiveTopicState:
     """Return the live stats of one topic, with its producers, subscriptions and consumers."""
     delivered = [item.dispatched for item in list(topic.subscriptions.values())]
     received = topic.published
@@ -45,7 +45,7 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
         msg_rate_redeliver=sum(item.redelivered.per_second for item in consumers),
         message_ack_rate=sum(item.acknowledged.per_second for item in consumers),
         unacked_messages=sum(max(0, item.unacked) for item in consumers),
-        msg_delayed=dispatcher.delayed if dispatcher is not None else 0,
+        msg_delayed=dispatcher.delayed_count if dispatcher is not None else 0,
         type=type_name,
         active_consumer_name=active.name if active is not None else None,
         last_consumed_timestamp=max((item.last_consumed_at for item in consumers), default=0),
@@ -58,7 +58,7 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
     return LiveSubscriptionState(stats, subscription.position.delivered_end, subscription.position.backlog)
 
 
-def counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, ClientCounts]]:
+def client_counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName, ClientCounts]]:
     """Yield the name and the client counts of each topic, for metrics."""
     for topic in topics:
         consumers = [item for subscription in list(topic.subscriptions.values()) for item in subscription.consumers]

@@ -80,7 +80,7 @@ class ConnectedClientsView:
 
     subscription: Callable[[TopicRecord, str], LiveSubscription | None] = lambda _topic, _name: None
     """The subscription of a topic, if its state is in this service."""
-    truncated: Callable[[TopicRecord], None] = lambda _: None
+    note_truncated: Callable[[TopicRecord], None] = lambda _: None
     """Drops the entries of a truncated topic from memory. The caller need not wait."""
 
     of_topic: Callable[[TopicName], LiveTopicState] = lambda _: LiveTopicState()

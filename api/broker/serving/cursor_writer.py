@@ -29,7 +29,7 @@ GROUP_CURSORS = 500
 class CursorOwner(Protocol):
     """The subscription of a cursor."""
 
-    def write_failed(self, cursor: Cursor, error: CompactorError) -> None:
+    def on_write_failed(self, cursor: Cursor, error: CompactorError) -> None:
         """Handle a cursor that cannot be written any more: Fenced, NotFound."""
 
     def locate_mark(self, cursor: Cursor) -> None:
@@ -123,7 +123,7 @@ class CursorWriter:
         if isinstance(error, Unavailable):
             self._dirty.setdefault(cursor, owner)
         elif error is not None:
-            owner.write_failed(cursor, error)
+            owner.on_write_failed(cursor, error)
         elif cursor.lacks_mark_delete_id:
             owner.locate_mark(cursor)
 

@@ -113,7 +113,7 @@ class Dispatcher:
         return self._assignment.active
 
     @property
-    def delayed(self) -> int:
+    def delayed_count(self) -> int:
         """The number of entries that wait for their delivery time."""
         return len(self._waiting.delayed)
 

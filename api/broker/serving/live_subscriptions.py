@@ -28,8 +28,8 @@ class ServedSubscription:
         self._subscription = subscription
         self.cursor = cursor
 
-    def extend(self, end: int) -> None:
-        self._call(self._extend(end))
+    def note_log_end(self, end: int) -> None:
+        self._call(self._note_log_end(end))
 
     def flush_acknowledged(self) -> None:
         try:
@@ -45,8 +45,8 @@ class ServedSubscription:
     def prepare_deletion(self, force: bool) -> None:
         self._call(self._topic.prepare_subscription_deletion(self._subscription, force))
 
-    async def _extend(self, end: int) -> None:
-        self._subscription.position.extend(end)
+    async def _note_log_end(self, end: int) -> None:
+        self._subscription.position.note_log_end(end)
 
     async def _acknowledged(self) -> None:
         self._subscription.settle_acknowledged()

@@ -136,7 +136,7 @@ class SubscriptionPosition:
         cursors, topic_id = self._topic.metadata.cursors, self._topic.record.id
         await self._topic.database.run(cursors.set_properties, topic_id, self._name, _READS_COMPACTED)
 
-    async def mark_before(self, start: StartPosition) -> LogPosition | None:
+    async def mark_delete_before(self, start: StartPosition) -> LogPosition | None:
         """Return the mark-delete position of a cursor that begins at `start`; None: it begins at the topic's first
         message.
 
@@ -144,15 +144,15 @@ class SubscriptionPosition:
         """
         return await self._topic.store.run(self._mark_before, start)
 
-    async def move(self, mark: LogPosition | None, start: StartPosition) -> None:
-        """Reset the cursor to `mark`, or begin the reader at `start`. For the holder of `moving`. Raises
+    async def move(self, mark_delete: LogPosition | None, reader_start: StartPosition) -> None:
+        """Reset the cursor to `mark_delete`, or begin the reader at `reader_start`. For the holder of `moving`. Raises
         CompactorError."""
         if isinstance(self.current, Cursor):
             # To its end: a reset that continues beside later work would undo that work.
-            self.current = await self._topic.database.run_without_deadline(self._reset, self.current, mark)
+            self.current = await self._topic.database.run_without_deadline(self._reset, self.current, mark_delete)
             self.delivered_end = 0
         else:
-            await self._begin_reader(start)
+            await self._begin_reader(reader_start)
 
     async def reopen(self) -> None:
         """Load a fenced cursor again. For the holder of `moving`. Raises NotFound if it was deleted, CompactorError."""
@@ -210,7 +210,7 @@ class SubscriptionPosition:
             if isinstance(self.current, ReaderPosition):
                 self.current.acknowledge_before(offset)
 
-    def extend(self, end: int) -> None:
+    def note_log_end(self, end: int) -> None:
         """Note that all offsets before `end` exist, so they may be acknowledged."""
         self._known_end = max(self._known_end, end)
 

@@ -150,13 +150,13 @@ class Subscription:
         if self.dispatcher is not None:
             self.dispatcher.redeliver(consumer, keys or None)
 
-    def count_idle_tick(self, ticks: int) -> bool:
-        """Count a tick. Return whether this reader's subscription has had no consumer for more than `ticks` ticks.
+    def count_idle_tick(self, max_ticks: int) -> bool:
+        """Count a tick. Return whether this reader's subscription has had no consumer for more than `max_ticks` ticks.
 
         False for a durable subscription.
         """
         self._ticks_alone = 0 if self.durable or self.consumers else self._ticks_alone + 1
-        return self._ticks_alone > ticks
+        return self._ticks_alone > max_ticks
 
     # Delivering, for the dispatcher
 
@@ -202,7 +202,7 @@ class Subscription:
         except Fenced as error:
             cursor = self.position.cursor
             if cursor is not None:
-                self.write_failed(cursor, error)
+                self.on_write_failed(cursor, error)
             raise
 
     def settle_acknowledged(self) -> None:
@@ -228,7 +228,7 @@ class Subscription:
         if cursor is not None:
             await self.topic.cursor_writer.flush(cursor)
 
-    def write_failed(self, cursor: Cursor, error: CompactorError) -> None:
+    def on_write_failed(self, cursor: Cursor, error: CompactorError) -> None:
         """Reopen a cursor that another process has moved or deleted; consumers begin again at its position."""
         if cursor is self.position.current:
             self.topic.spawn(self.reopen(cursor))
@@ -283,7 +283,7 @@ class Subscription:
         Raises CompactorError; then the consumers begin again where they were.
         """
         # Before the move, and not during it: threads of the store wait for `reset`, which waits for other moves.
-        mark = await self.position.mark_before(start) if self.durable else None
+        mark = await self.position.mark_delete_before(start) if self.durable else None
         await self._move(mark, start)
 
     async def reset(self, mark: LogPosition | None) -> None:

@@ -37,7 +37,8 @@ class TailBudget:
         self._all += size
         while self._all > self._limit:
             oldest = next(iter(self._held))
-            size = oldest.drop_oldest(self._all - self._limit)
+            oldest.drop_oldest(self._all - self._limit)
+            size = oldest.bytes
             self._all -= self._held[oldest] - size
             self._held[oldest] = size
             if not size:
@@ -55,7 +56,8 @@ class Tail:
         self._budget = budget
         self._entries: list[DeliverableEntry] = []
         self._offsets: list[int] = []
-        self._bytes = 0
+        self.bytes = 0
+        """The memory of all entries."""
         self.end = -1
         """The offset after the last entry that was added; -1: the tail is empty and has no position."""
 
@@ -78,9 +80,9 @@ class Tail:
             )
             self._entries.append(entry)
             self._offsets.append(first.offset)
-            self._bytes += entry_bytes(entry)
+            self.bytes += entry_bytes(entry)
             self.end = entry.end
-        self._budget.set_held_bytes(self, self._bytes)
+        self._budget.set_held_bytes(self, self.bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
         """Return entries from an offset on, about `READ_BYTES` at most; empty: the offset is the end.
@@ -104,14 +106,13 @@ class Tail:
     def clear(self) -> None:
         """Remove all entries and the end."""
         self._budget.release(self)
-        self._entries, self._offsets, self._bytes, self.end = [], [], 0, -1
+        self._entries, self._offsets, self.bytes, self.end = [], [], 0, -1
 
-    def drop_oldest(self, min_bytes: int) -> int:
-        """Remove the oldest entries, of at least `min_bytes` bytes. Return the bytes of the others."""
-        count, rest = 0, self._bytes
-        while count < len(self._entries) and self._bytes - rest < min_bytes:
+    def drop_oldest(self, min_bytes: int) -> None:
+        """Remove the oldest entries, of at least `min_bytes` bytes."""
+        count, rest = 0, self.bytes
+        while count < len(self._entries) and self.bytes - rest < min_bytes:
             rest -= entry_bytes(self._entries[count])
             count += 1
         del self._entries[:count], self._offsets[:count]
-        self._bytes = rest
-        return rest
+        self.bytes = rest

@@ -217,7 +217,7 @@ class PersistentTopic:
                     is_public=True,
                 )  # fmt: skip
             if subscription is None:
-                subscription = Subscription(self, request, self.remove_subscription)
+                subscription = Subscription(self, request, self.close_subscription)
                 await subscription.open(request)
                 self.subscriptions[name] = subscription
             else:
@@ -231,7 +231,7 @@ class PersistentTopic:
         """Create a durable subscription at the topic's beginning, unless it exists. Raises CompactorError."""
         if name not in self.subscriptions:
             request = SubscribeRequest(name, start=EARLIEST)
-            await Subscription(self, request, self.remove_subscription).open(request)
+            await Subscription(self, request, self.close_subscription).open(request)
 
     async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
         """Remove a consumer. The position of a reader ends with its last consumer."""
@@ -247,13 +247,13 @@ class PersistentTopic:
         if subscription.dispatcher is None:
             return
         if not subscription.consumers and not subscription.durable:
-            await self.remove_subscription(subscription)
+            await self.close_subscription(subscription)
         elif not subscription.consumers:
             async with self._opening.setdefault(subscription.name, asyncio.Lock()):
                 if not subscription.consumers:
                     await subscription.close()
 
-    async def remove_subscription(self, subscription: Subscription) -> None:
+    async def close_subscription(self, subscription: Subscription) -> None:
         """Close a subscription and disconnect its consumers. Its cursor stays."""
         self._detach(subscription)
         await subscription.close()
@@ -349,7 +349,7 @@ class PersistentTopic:
                 consumer.redelivered.tick(seconds)
                 consumer.acknowledged.tick(seconds)
             if subscription.count_idle_tick(_READER_TICKS):
-                self.spawn(self.remove_subscription(subscription))
+                self.spawn(self.close_subscription(subscription))
         if self.idle_since is None:
             self._note_idle()
 

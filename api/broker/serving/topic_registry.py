@@ -79,9 +79,9 @@ class TopicRegistry:
         self._broker.logs.on_appended = partial(self._appended, loop)
         clients = self._broker.clients
         clients.of_topic = self._clients_of
-        clients.counts = lambda: client_stats.counts(iter(self))
+        clients.counts = lambda: client_stats.client_counts(iter(self))
         clients.subscription = partial(self._live_subscription, loop)
-        clients.truncated = partial(self._truncated, loop)
+        clients.note_truncated = partial(self._truncated, loop)
 
     def refuse_new_topics(self) -> None:
         """Open no more topics."""
@@ -248,7 +248,7 @@ class TopicRegistry:
 
     def _clients_of(self, name: TopicName) -> LiveTopicState:
         topic = self._by_name.get(name)
-        return LiveTopicState() if topic is None else client_stats.live_topic(topic)
+        return LiveTopicState() if topic is None else client_stats.live_topic_state(topic)
 
     def _live_subscription(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, name: str

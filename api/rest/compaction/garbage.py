@@ -78,7 +78,7 @@ def collect_garbage(
         raise RestException(400, "topics and unknownTopics do not go together: leave one of them out")
     results = list(
         compaction.collect_garbage(
-            broker.patient,
+            broker.long_work_environment,
             broker.settings.gc_grace_ms if options.grace_ms is None else options.grace_ms,
             None if options.topics is None else [TopicName.parse(name) for name in dict.fromkeys(options.topics)],
             unknown_topics=options.unknown_topics,

@@ -95,8 +95,8 @@ def analyze_subscription_backlog(
         filter_accepted_entries=content.entries,
         filter_accepted_messages=content.messages,
         aborted=content.is_cut_off,
-        first_message_id=_entry_id(content.first),
-        last_message_id=_entry_id(content.last),
+        first_message_id=_entry_id(content.first_entry),
+        last_message_id=_entry_id(content.last_entry),
     )
 
 

@@ -105,7 +105,7 @@ def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
             cursor.record.name: StoredCursorInfo(
                 creation_date=created,
                 modification_date=changed,
-                mark_delete=PositionInfo(**snapshot.position(cursor)._asdict()),
+                mark_delete=PositionInfo(**snapshot.mark_delete_entry(cursor)._asdict()),
                 properties=_numbers(cursor.record) or None,
             )
             for cursor in snapshot.stats.cursors
@@ -114,7 +114,7 @@ def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
 
 
 def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
-    mark = snapshot.position(cursor)
+    mark = snapshot.mark_delete_entry(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),

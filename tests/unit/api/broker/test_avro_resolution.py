@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.broker.avro_resolution import DEFINITION_BYTES, DEPTH, MalformedDefinition, TooComplex, misfit, parse
+from api.broker.avro_resolution import DEFINITION_BYTES, DEPTH, MalformedDefinition, TooComplex, incompatibility, parse
 
 
 def record(*fields: dict[str, Any], name: str = "R", **more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def enum(*symbols: str, name: str = "E", **more: Any) -> dict[str, Any]:
 
 
 def reads(reader: Any, writer: Any) -> bool:
-    return not misfit(parse(json.dumps(reader).encode()), parse(json.dumps(writer).encode()))
+    return not incompatibility(parse(json.dumps(reader).encode()), parse(json.dumps(writer).encode()))
 
 
 RECURSIVE = record(of_type(["null", "R"], default=None))
@@ -65,7 +65,7 @@ def test_a_misfit_names_the_field() -> None:
     inner = {"name": "inner", "type": record(of_type({"type": "array", "items": "int"}), name="Inner")}
     other = {"name": "inner", "type": record(of_type({"type": "array", "items": "string"}), name="Inner")}
     reader, writer = parse(json.dumps(record(inner)).encode()), parse(json.dumps(record(other)).encode())
-    assert misfit(reader, writer) == "inner.f.items: string cannot be read as int"
+    assert incompatibility(reader, writer) == "inner.f.items: string cannot be read as int"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def union_of(prefix: str, records: int) -> list[dict[str, Any]]:
 
 def test_a_comparison_has_a_bound_of_pairs() -> None:
     same, other = (parse(json.dumps(union_of(prefix, 30)).encode()) for prefix in "uv")
-    assert not misfit(same, same, steps=200)
-    assert not misfit(same, other, steps=2_000)
+    assert not incompatibility(same, same, max_steps=200)
+    assert not incompatibility(same, other, max_steps=2_000)
     with pytest.raises(TooComplex, match="more than 200 pairs"):
-        misfit(same, other, steps=200)
+        incompatibility(same, other, max_steps=200)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.broker.avro_resolution import MalformedDefinition
-from api.broker.schema_compatibility import Comparison, Definition, SchemaType, explain, join_parts, split_parts
+from api.broker.schema_compatibility import Comparison, Definition, SchemaType, incompatibility, join_parts, split_parts
 from api.pulsar.pulsar_api_pb2 import Schema
 
 
@@ -30,7 +30,7 @@ def pair(key: bytes, value: bytes, kinds: tuple[str, str] = ("AVRO", "AVRO")) ->
 
 
 def follows(new: Definition, old: Definition) -> bool:
-    return not explain(Comparison(new, old, old_reads_new=True))
+    return not incompatibility(Comparison(new, old, old_reads_new=True))
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
@@ -45,7 +45,7 @@ def test_key_and_value_follow_by_the_rules_of_their_types() -> None:
     assert follows(pair(avro("a"), avro("x", "y")), old)
     assert follows(pair(avro("a", "b"), avro("x")), old)
     assert not follows(pair(avro("a"), avro("x", "y", required=True)), old)
-    assert "its key: it is of type AVRO" in explain(Comparison(pair(b"", avro("x"), ("STRING", "AVRO")), old))
+    assert "its key: it is of type AVRO" in incompatibility(Comparison(pair(b"", avro("x"), ("STRING", "AVRO")), old))
     assert follows(pair(b"", avro("x", "y"), ("STRING", "JSON")), pair(b"", avro("x"), ("STRING", "JSON")))
 
 
@@ -74,10 +74,10 @@ def test_other_types_keep_their_type() -> None:
 )
 def test_a_malformed_definition(schema: Definition) -> None:
     with pytest.raises(MalformedDefinition):
-        explain(Comparison(schema))
+        incompatibility(Comparison(schema))
     valid = pair(avro("a"), b"", ("AVRO", "STRING")) if schema.type == "KEY_VALUE" else Definition(schema.type, avro())
     if schema.type in ("AVRO", "PROTOBUF", "KEY_VALUE"):
-        assert "the stored definition is not" in explain(Comparison(valid, schema)) or schema.properties
+        assert "the stored definition is not" in incompatibility(Comparison(valid, schema)) or schema.properties
 
 
 def test_parts_are_joined_and_split() -> None:

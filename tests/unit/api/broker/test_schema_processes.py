@@ -31,20 +31,20 @@ def processes() -> Iterator[SchemaProcesses]:
 
 def test_a_child_compares_what_is_large(processes: SchemaProcesses) -> None:
     with processes.check("t") as check:
-        assert check.explain(Comparison(large(), large())) == ""
-        reason = check.explain(Comparison(large(), large("int")))
+        assert check.incompatibility(Comparison(large(), large())) == ""
+        reason = check.incompatibility(Comparison(large(), large("int")))
         assert reason == "the new one cannot read what it describes: f: int cannot be read as string"
         with pytest.raises(MalformedDefinition):
-            check.explain(Comparison(Definition("AVRO", b"{" + b" " * SMALL_BYTES)))
+            check.incompatibility(Comparison(Definition("AVRO", b"{" + b" " * SMALL_BYTES)))
         nested = b'{"type":"array","items":' * 2_000 + b'"int"' + b"}" * 2_000
         with pytest.raises(TooComplex, match=f"deeper than {DEPTH}"):
-            check.explain(Comparison(Definition("AVRO", nested)))
+            check.incompatibility(Comparison(Definition("AVRO", nested)))
         records = [{"type": "record", "name": "r0", "fields": []}]
         for number in range(1, 5_000):
             field = {"name": "f", "type": f"r{number - 1}"}
             records.append({"type": "record", "name": f"r{number}", "fields": [field]})
         chain = Definition("AVRO", json.dumps(records).encode())
-        assert check.explain(Comparison(chain, Definition("AVRO", chain.data + b" "))) == ""
+        assert check.incompatibility(Comparison(chain, Definition("AVRO", chain.data + b" "))) == ""
 
 
 def children() -> set[BaseProcess]:
@@ -57,7 +57,7 @@ def test_a_check_that_takes_too_long_ends_its_process() -> None:
     pool = SchemaProcesses(seconds=0)
     for _ in range(2):
         with pool.check("t") as check, pytest.raises(TooComplex, match="takes longer than 0 s"):
-            check.explain(Comparison(large(), large()))
+            check.incompatibility(Comparison(large(), large()))
         assert children() <= before
 
 
@@ -67,8 +67,8 @@ def test_waiting_for_a_process_takes_no_seconds_of_a_check(monkeypatch: pytest.M
     monkeypatch.setattr(schema_processes, "ComparisonProcess", SlowStart)
     pool = SchemaProcesses(seconds=10)
     with pool.check("t") as check:
-        assert check.explain(Comparison(large(), large())) == ""
-        assert check.explain(Comparison(large(), large())) == ""
+        assert check.incompatibility(Comparison(large(), large())) == ""
+        assert check.incompatibility(Comparison(large(), large())) == ""
         assert check.seconds_left == 8
 
 
@@ -102,19 +102,19 @@ class SlowStart(schema_processes.ComparisonProcess):
 def test_the_death_of_a_process_is_a_refusal(processes: SchemaProcesses) -> None:
     before = children()
     with processes.check("t") as check:
-        check.explain(Comparison(large()))
+        check.incompatibility(Comparison(large()))
         (child,) = children() - before
         child.kill()
         child.join()
         with pytest.raises(Unavailable, match="has ended"):
-            check.explain(Comparison(large()))
-        assert check.explain(Comparison(large())) == ""
+            check.incompatibility(Comparison(large()))
+        assert check.incompatibility(Comparison(large())) == ""
 
 
 def test_small_definitions_need_no_process(processes: SchemaProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_processes, "ComparisonProcess", None)
     with processes.check("t") as check:
-        assert check.explain(Comparison(Definition("AVRO", b'"int"'), Definition("AVRO", b'"int"'))) == ""
+        assert check.incompatibility(Comparison(Definition("AVRO", b'"int"'), Definition("AVRO", b'"int"'))) == ""
 
 
 def test_a_tenant_has_a_bound_of_checks(processes: SchemaProcesses) -> None:

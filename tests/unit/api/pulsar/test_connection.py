@@ -121,9 +121,9 @@ def test_before_connect_frames_are_small() -> None:
 def test_a_client_that_never_connects_is_given_its_time_and_not_more() -> None:
     peer = Peer()
     peer.clock.advance(CONNECT_TIMEOUT_MS - 1)
-    assert not peer.connection.is_connect_overdue()
+    assert not peer.connection.is_connect_time_over()
     peer.clock.advance(1)
-    assert peer.connection.is_connect_overdue()
+    assert peer.connection.is_connect_time_over()
 
 
 def test_a_client_that_asks_and_never_reads_is_cut_off() -> None:

@@ -53,7 +53,7 @@ def test_a_late_acknowledgement_of_a_large_batch_is_looked_up_by_a_thread(
     async def main() -> None:
         async with opened(bench, topic, ["k"]) as served:
             request = SubscribeRequest("s", start=EARLIEST)
-            subscription = Subscription(served, request, served.remove_subscription)
+            subscription = Subscription(served, request, served.close_subscription)
             await subscription.open(request)
             monkeypatch.setattr(acknowledging, "acked_messages", looked_up)
             await subscription.acks.acknowledge_by_lookup(consumer("a"), [every_other], cumulative=False)

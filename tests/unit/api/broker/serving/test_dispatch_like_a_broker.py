@@ -135,7 +135,7 @@ def test_delayed_entries_are_delivered_when_they_are_due(
             reader = await Reader(served, "a", type_).join()
             subscription = reader.subscription
             assert subscription.dispatcher is not None
-            assert (reader.received, subscription.dispatcher.delayed) == ([2, 3], 2)
+            assert (reader.received, subscription.dispatcher.delayed_count) == ([2, 3], 2)
             await reader.acknowledge(2, 3)
             await reader.leave()  # what waits is not acknowledged, so it is read again
             again = await Reader(served, "a", type_).join()
@@ -173,7 +173,7 @@ def test_delayed_entries_that_are_due_together_are_delivered_in_order(
             reader.channel.is_writable = True
             reader.subscription.wake()
             await quiet()
-            assert (reader.received, reader.subscription.dispatcher.delayed) == (list(range(7)), 0)
+            assert (reader.received, reader.subscription.dispatcher.delayed_count) == (list(range(7)), 0)
 
     run(main())
 
@@ -199,15 +199,15 @@ def test_delayed_entries_that_are_due_and_have_no_consumer_take_bounded_memory(
             append(served, *(message(partition_key=b"k", deliver_at_time=due) for _ in range(20)))
             await quiet()
             assert stuck.subscription.dispatcher is not None
-            assert stuck.subscription.dispatcher.delayed == 20
+            assert stuck.subscription.dispatcher.delayed_count == 20
             bench.clock.advance(3_000)
             other.subscription.wake()
             await quiet()
-            assert stuck.subscription.dispatcher.delayed == 15
+            assert stuck.subscription.dispatcher.delayed_count == 15
             stuck.channel.is_writable = True
             stuck.subscription.wake()
             await quiet()
-            assert (stuck.received, stuck.subscription.dispatcher.delayed) == (list(range(21)), 0)
+            assert (stuck.received, stuck.subscription.dispatcher.delayed_count) == (list(range(21)), 0)
 
     run(main())
 
@@ -447,7 +447,7 @@ def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench,
             reader = await Reader(served, "a", SHARED).join(permits=3)
             subscription = reader.subscription
             assert isinstance(subscription.position.current, Cursor)
-            subscription.position.extend(10)
+            subscription.position.note_log_end(10)
             assert subscription.position.current.skip(6, 10) == 6
             subscription.settle_acknowledged()
             assert reader.consumer.unacked == 0
@@ -491,7 +491,7 @@ def test_a_cursor_that_another_process_moved_is_open_again_after_one_refusal(ben
                 cursor = subscription.position.cursor
                 assert cursor is not None
                 live = ServedSubscription(loop, served, subscription, cursor)
-                live.extend(10)
+                live.note_log_end(10)
                 live.cursor.skip(count, 10)
                 live.flush_acknowledged()
 

@@ -104,13 +104,13 @@ def test_a_cursor_is_moved_and_nothing_counts_as_delivered_then(run: Run) -> Non
         position.delivered_end = 5
         position.current.acknowledge(position_at(topic, 4), 0)
         assert position.backlog(5, 0) == 0
-        mark = await position.mark_before(StartOffset(2))
+        mark = await position.mark_delete_before(StartOffset(2))
         assert mark == position_at(topic, 1)
         await position.move(mark, StartOffset(2))
         position.restart()
         assert position.next_position == StartOffset(2)
         assert (position.delivered_end, position.backlog(5, 0), position.moves) == (2, 3, 1)
-        assert await position.mark_before(EARLIEST) is None
+        assert await position.mark_delete_before(EARLIEST) is None
 
     run(test)
 
