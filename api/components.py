@@ -32,7 +32,7 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
             metadata.upgrade()
         else:
             metadata.check_schema()
-        metadata.keep_reserve()
+        metadata.ensure_reserve()
         with closing(open_object_store(settings)) as store:
             from storage.clock import SystemClock
             from storage.environment import Environment

@@ -98,7 +98,7 @@ def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWordi
 
 def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
-    left = run.tail_left
+    left = run.tail_error
     others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
     return others | ({TAIL_LEFT: redacted_error_text(left, wording=wording)} if left else {})
 
@@ -173,7 +173,7 @@ def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERAT
         dry_run=not trimmed.trimmed,
         ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
-        tail_left=redacted_error_text(trimmed.tail_left, wording=wording),
+        tail_left=redacted_error_text(trimmed.tail_error, wording=wording),
     )
 
 

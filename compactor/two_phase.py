@@ -204,7 +204,7 @@ class TwoPhaseCompactor:
             return None
         token = None if self.leader is None else self.leader()
         run = self.environment.metadata.runs.claim(
-            topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token
+            topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader_token=token
         )
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
@@ -236,7 +236,7 @@ class TwoPhaseCompactor:
         horizon = run_input.end_position(snapshot, policies, run.started_at)
         failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
-            return self.environment.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
+            return self.environment.metadata.runs.succeed_unchanged(run, {"messages_in": 0, "messages_out": 0})
         run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=statistics)
         with self._not_lost(snapshot, run):
             phase_one = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
@@ -407,7 +407,7 @@ def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunP
 
 def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies) -> int | None:
     """Return the offset above which tombstones wait for a compacted reader (T1); None: none waits."""
-    return metadata.cursors.compacted_floor(topic_id) if policies.tombstones_wait_for_cursors else None
+    return metadata.cursors.compacted_cursor_floor(topic_id) if policies.tombstones_wait_for_cursors else None
 
 
 def _shown_engines(engines: Mapping[str, str]) -> str:

@@ -5,10 +5,10 @@ relative to its first, at most 64 KiB however many holes it has (8 Roaring conta
 or below the mark are acknowledged. `end` may be above the mark: all offsets between the two are acknowledged, too, but
 the id of the last message is not known yet.
 
-Invariants: every offset in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps
-together, with an overhead per object, stay below the bound; offsets that would exceed it are dropped, and counted
-(`dropped`). Offsets that move the mark always fit. A bitmap is measured when it is taken for writing; between two
-measurements each offset counts with its greatest possible cost.
+Invariants: every offset in here was acknowledged; `mark` and `acknowledged_to` never go back. Memory: the sizes of the
+bitmaps together, with an overhead per object, stay below the bound; offsets that would exceed it are dropped, and
+counted (`dropped`). Offsets that move the mark always fit. A bitmap is measured when it is taken for writing; between
+two measurements each offset counts with its greatest possible cost.
 
 Must not know: SQL, clocks, threads.
 """

@@ -270,6 +270,6 @@ class LedgerRecord:
         return RowsObject(self.rows, self.footer_size)
 
     @property
-    def newest(self) -> int:
+    def newest_publish_time(self) -> int:
         """The largest publish time (ms) for policies: no message counts as published after its ledger was created."""
         return min(self.max_publish_time, self.created_at)

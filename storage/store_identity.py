@@ -69,7 +69,7 @@ class StoreIdentity:
         ObjectDamaged: its uid is unreadable.
         """
         binding = self.metadata.store_binding
-        if repr(self.store.location) in binding.verified:
+        if repr(self.store.location) in binding.verified_locations:
             return
         # A process that binds the two writes the database's uid, then the store's, then confirms. This reads in the
         # opposite order, or two processes that start at once would refuse each other's store.
@@ -77,7 +77,7 @@ class StoreIdentity:
         if uid is None and record is not None and record.confirmed:
             uid = self._uid()
         if self._checked(record, uid) and record is not None and record.confirmed:
-            binding.verified.add(repr(self.store.location))
+            binding.verified_locations.add(repr(self.store.location))
 
     def require(self) -> None:
         """Raise WrongStore unless the store is the database's; bind the two if neither was used before.
@@ -86,7 +86,7 @@ class StoreIdentity:
         """
         self.check()
         binding = self.metadata.store_binding
-        if repr(self.store.location) in binding.verified:
+        if repr(self.store.location) in binding.verified_locations:
             return
         known_object = binding.expected_object()
         if known_object is not None and not self._has(known_object):
@@ -103,7 +103,7 @@ class StoreIdentity:
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
         binding.confirm(record.uid, self.store.url)
-        binding.verified.add(repr(self.store.location))
+        binding.verified_locations.add(repr(self.store.location))
 
     def binding_state(self) -> BindingState:
         """Return what `adopt` would find: the state of database and store. Creates nothing."""

@@ -108,7 +108,7 @@ class MaintenanceLoop:
             self.run_store_trial_if_due()
             self._check_log_directory()
             if self.maintenance.run_due():
-                self._environment.metadata.keep_reserve()
+                self._environment.metadata.ensure_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
@@ -165,5 +165,5 @@ class MaintenanceLoop:
         if not is_due(self._checked_at, self._seal_ms, now):
             return
         self._checked_at = now
-        if self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid):
+        if self._environment.metadata.segments.topics_with_segments([SegmentState.ROLLED], log_uid):
             self.ensure_sealer_running()

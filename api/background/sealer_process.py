@@ -175,7 +175,7 @@ class Sealing:
         log_uid = self._environment.log.known_uid
         if log_uid is None:
             return False
-        topics = self._environment.metadata.segments.topics_with([SegmentState.ROLLED], log_uid)
+        topics = self._environment.metadata.segments.topics_with_segments([SegmentState.ROLLED], log_uid)
         sealed = False
         for topic in topics:
             wait = self._again_at.get(topic.id, 0) - self._environment.clock.now_ms()

@@ -159,7 +159,7 @@ def copy_policies_to_partitions(environment: Environment, partitioned: Partition
     a creation that was interrupted.
     """
     store = environment.metadata.policies
-    settings = store.readable([topic_scope(partition) for partition in partitions(environment, partitioned)])
+    settings = store.readable_of_scopes([topic_scope(partition) for partition in partitions(environment, partitioned)])
     shared = next((values for values in settings.values() if values), {})
     store.change(
         [scope for scope, values in settings.items() if not values],
@@ -176,7 +176,7 @@ def check_not_partitioned(environment: Environment, name: TopicName) -> None:
 def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRecord]:
     """Return the existing partitions, in order; empty: none exists. Single partitions can be deleted."""
     names = partition_names(partitioned)
-    records = environment.metadata.topics.named(names)
+    records = environment.metadata.topics.by_names(names)
     return [records[name] for name in names if name in records]
 
 

@@ -121,7 +121,7 @@ class TopicOwnership:
         with unsealed messages."""
         uids = [self._log.known_uid, *(item.log_uid for item in self._metadata.services.live())]
         served = {uid for uid in uids if uid is not None}
-        topics = self._metadata.segments.unsealed_outside(served)
+        topics = self._metadata.segments.topics_unsealed_outside(served)
         lost = {
             item.log_uid or item.name: item for item in self._metadata.services.lost() if item.log_uid not in served
         }

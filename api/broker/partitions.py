@@ -48,7 +48,9 @@ def grow(environment: Environment, name: TopicName, partitions: int) -> None:
     current = get(environment, name).partitions
     if partitions < current:
         raise FewerPartitions(name, current, partitions)
-    names.copy_policies_to_partitions(environment, environment.metadata.partitions.update(name, partitions))
+    names.copy_policies_to_partitions(
+        environment, environment.metadata.partitions.increase_partitions_to(name, partitions)
+    )
 
 
 def restore(environment: Environment, name: TopicName) -> None:
@@ -57,7 +59,9 @@ def restore(environment: Environment, name: TopicName) -> None:
     Raise TopicNotFound, NotPartitioned.
     """
     current = get(environment, name).partitions
-    names.copy_policies_to_partitions(environment, environment.metadata.partitions.update(name, current))
+    names.copy_policies_to_partitions(
+        environment, environment.metadata.partitions.increase_partitions_to(name, current)
+    )
 
 
 def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:

@@ -61,7 +61,7 @@ def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
 
     Raise as `policy_store_keys`.
     """
-    return environment.metadata.policies.settings(policy_store_keys(environment, scope)[0])
+    return environment.metadata.policies.stored_of_scope(policy_store_keys(environment, scope)[0])
 
 
 def change(
@@ -80,7 +80,7 @@ def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarP
 
     Raise as `policy_store_keys`.
     """
-    value = policy.wire_value(environment.metadata.policies.of_scope(policy_store_keys(environment, scope)[0]))
+    value = policy.wire_value(environment.metadata.policies.readable_of_scope(policy_store_keys(environment, scope)[0]))
     return policy.calls[scope.origin].unset if value is None else value
 
 

@@ -76,7 +76,7 @@ class SchemaRegistry:
         Raises InvalidSchema.
         """
         kind = _known_type(schema)
-        if stored := self._metadata.schemas.with_data(topic, schema.type, schema.data):
+        if stored := self._metadata.schemas.find_by_data(topic, schema.type, schema.data):
             return stored
         _check_size(schema)
         if kind not in AVRO_DEFINED:
@@ -93,7 +93,7 @@ class SchemaRegistry:
     def strategy(self, topic: TopicName) -> str:
         """Return the compatibility strategy of a topic, also of one that does not exist yet."""
         names = (topic, topic.of_partition(0))
-        records = self._metadata.topics.named(names)
+        records = self._metadata.topics.by_names(names)
         for name in names:
             if name in records:
                 return self._metadata.policies.effective(records[name]).schema_compatibility_strategy

@@ -90,26 +90,26 @@ class StatsSnapshot:
     def backlog(self, cursor: CursorStatsRecord) -> int:
         """Return the number of messages after a cursor's mark-delete position, without those that are acknowledged one
         by one, if the record counts them."""
-        return max(self.end - max(cursor.record.mark + 1, self.first) - cursor.acknowledged, 0)
+        return max(self.end - max(cursor.record.mark_delete_offset + 1, self.first) - cursor.acknowledged, 0)
 
     def since_mark_delete(self, cursor: CursorStatsRecord) -> int:
         """Return the distance from the mark-delete position to the end, as a broker counts it: 1 if nothing is between.
 
         Messages that are acknowledged one by one count.
         """
-        return self.end - max(cursor.record.mark + 1, self.first) + 1
+        return self.end - max(cursor.record.mark_delete_offset + 1, self.first) + 1
 
     def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
         """Return the approximate logical bytes of the messages after a cursor's mark-delete position, as quotas do."""
         sizes = (extent_bytes(segment, self.active) for segment in self.stats.segments)
-        return cursor.sealed_bytes + bytes_from([size for size in sizes if size], cursor.record.mark + 1)
+        return cursor.sealed_bytes + bytes_from([size for size in sizes if size], cursor.record.mark_delete_offset + 1)
 
     @property
     def extents(self) -> list[LedgerCounts]:
         """The ledgers and segments, in order. A snapshot without ledgers has only the segments."""
         sealed = [
             LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
-            for line in self.stats.lines
+            for line in self.stats.ledgers
         ]
         unsealed = [
             LedgerCounts(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
@@ -149,7 +149,7 @@ def stats_snapshot(
     `with_ledgers`: with a line for each ledger, and properties. `with_last_publish_time`: that of the newest entry.
     """
     try:
-        stats = environment.metadata.stats.of(name, lines=with_ledgers)
+        stats = environment.metadata.stats.of(name, with_ledgers=with_ledgers)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)

@@ -257,7 +257,7 @@ def _client_marks(clients: TopicClients) -> list[Mark]:
     marks = []
     for name, cursor in clients.cursors.items():
         if name != COMPACTION_CURSOR:
-            end = cursor.record.mark + 1
+            end = cursor.record.mark_delete_offset + 1
             title = f"subscription {name}: all before offset {end:,} is acknowledged"
             marks.append(Mark(CURSOR, end, title, f"{shortened(name)} at {end:,}"))
     for name, end in clients.sent_ends.items():

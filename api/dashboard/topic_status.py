@@ -67,7 +67,7 @@ def topic_status(
 def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
     """Return the states of a topic; none for a partitioned topic. Reads the database."""
     metadata = environment.metadata
-    topic_ids = [record.id for record in metadata.topics.named([name]).values()]
+    topic_ids = [record.id for record in metadata.topics.by_names([name]).values()]
     backlogs = BacklogReader(metadata, environment.log).of(topic_ids)
     rows = CompactionStates.read(environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
@@ -98,7 +98,7 @@ def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: 
     if not triggers.any:
         return f"on request; {left}, no threshold is set", None
     if triggers.min_lag_ms and cause_of(backlog, now) is None:
-        begins = (backlog.soonest or now) + triggers.min_lag_ms
+        begins = (backlog.first_extent_newest_time or now) + triggers.min_lag_ms
         if begins > now:
             return f"not yet; {left}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
     if triggers.max_lag_ms and backlog.oldest is not None:

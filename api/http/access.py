@@ -267,10 +267,10 @@ class AuthorizationService:
         Reads SQL."""
         if self.verifier is not None and caller.role is None:
             return []
-        names = set(self.tenancy.administered(None))
+        names = set(self.tenancy.administered_namespaces(None))
         for role in caller.roles if self.verifier is not None else ():
             if role not in self.superusers:
-                names.intersection_update(self.tenancy.administered(role))
+                names.intersection_update(self.tenancy.administered_namespaces(role))
         return sorted(names)
 
     def needs_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:

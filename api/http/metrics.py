@@ -232,7 +232,7 @@ class Metrics(Collector):
         yield _plain("compactor_failing_topics", counts.failing)
         yield _labelled("compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS})
         yield _plain("compactor_log_rolled_bytes", counts.rolled_bytes)
-        yield _plain("compactor_log_segments_given_up", counts.given_up)
+        yield _plain("compactor_log_segments_given_up", counts.abandoned_segments)
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]

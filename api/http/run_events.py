@@ -38,7 +38,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
-        topic: TopicName = metadata.runs.named(int(number))[0]
+        topic: TopicName = metadata.runs.get_with_topic_name(int(number))[0]
     except NotFound:
         return None
     return topic

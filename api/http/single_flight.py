@@ -83,5 +83,5 @@ class RunReportCache:
             return report.document
 
     def _read(self, run_id: int) -> dict[str, Any]:
-        name, run = self._metadata.runs.named(run_id)
+        name, run = self._metadata.runs.get_with_topic_name(run_id)
         return run_document(name, run, self._clock.now_ms(), wording=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from storage.metadata.liveness import live_heartbeats
+from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.metrics_queries import PAGE_RUNS, RunSummary
 from storage.metadata.records import RunState
 from storage.metadata.stores import MetricsQueries
@@ -72,8 +72,8 @@ class RunTotals:
 
     def count_live_runs(self, now: int) -> int:
         """Return the number of active runs whose heartbeat has not expired at `now` (milliseconds)."""
-        alive = live_heartbeats(self.store.run_dead_ms, now)
-        return sum(alive.has(run.heartbeat_at) for run in self.running.values())
+        alive = live_heartbeat_bounds(self.store.run_dead_ms, now)
+        return sum(alive.contains(run.heartbeat_at) for run in self.running.values())
 
     def _take(self, run: RunSummary) -> None:
         self._late.pop(run.run_id, None)

@@ -179,7 +179,7 @@ class BacklogLimits:
 
     def exceeded_quotas(self, topic: TopicRecord, policies: TopicPolicies) -> list[ExceededQuota]:
         """Return the exceeded quotas of the topic, by the backlog of its slowest subscription. Changes nothing."""
-        slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark, default=None)
+        slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark_delete_offset, default=None)
         if slowest is None:
             return []
         over = []
@@ -191,10 +191,11 @@ class BacklogLimits:
                 continue
             if unit == "bytes":
                 backlog = bytes_from(
-                    extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log), slowest.mark + 1
+                    extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log),
+                    slowest.mark_delete_offset + 1,
                 )
             else:
-                backlog = self._age_seconds(topic, slowest.mark + 1, limit)
+                backlog = self._age_seconds(topic, slowest.mark_delete_offset + 1, limit)
             if backlog > limit:
                 over.append(ExceededQuota(topic.name, slowest.name, backlog, limit, unit, action))
         return over
@@ -218,7 +219,7 @@ class BacklogLimits:
         opened = Topic(self.environment, topic)
         reader = opened.snapshot_reader()
         try:
-            offset = self._first_since(reader, min(record.mark for record in waiting) + 1, publish_time)
+            offset = self._first_since(reader, min(record.mark_delete_offset for record in waiting) + 1, publish_time)
         except (ObjectMissing, ObjectDamaged):
             if opened.snapshot().extents == reader.extents:
                 raise
@@ -245,7 +246,7 @@ class BacklogLimits:
 
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Acknowledge, for these subscriptions, all messages below an offset."""
-        moving = [record for record in waiting if record.mark + 1 < offset]
+        moving = [record for record in waiting if record.mark_delete_offset + 1 < offset]
         lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 
         def locate(target: int) -> LogPosition | None:

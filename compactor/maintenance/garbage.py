@@ -42,7 +42,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
-from storage.metadata.liveness import live_heartbeats
+from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.model import LedgerRecord, TopicName
@@ -155,7 +155,8 @@ class GarbageCollector:
         kept = list(snapshot.compacted)
         if dry_run:
             expired = sum(
-                attempt.finished_at is None and not live_heartbeats(self.grace_ms, now).has(attempt.heartbeat_at)
+                attempt.finished_at is None
+                and not live_heartbeat_bounds(self.grace_ms, now).contains(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
             kept = [item for item in kept if not self._may_go(snapshot, item, now)]

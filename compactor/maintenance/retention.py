@@ -47,14 +47,14 @@ _TRIES = 5
 class TrimResult:
     """Result of a trim, or of a dry run unless `trimmed`.
 
-    `topic`: as before the trim. `tail_left`: the reason why unsealed messages were left alone; empty: they were not.
+    `topic`: as before the trim. `tail_error`: the reason why unsealed messages were left alone; empty: they were not.
     `tail_damaged`: the open segment is damaged or lost.
     """
 
     topic: TopicRecord
     plan: TrimPlan
     trimmed: bool
-    tail_left: ErrorText = NO_ERROR
+    tail_error: ErrorText = NO_ERROR
     tail_damaged: bool = False
 
 
@@ -166,7 +166,7 @@ class Retention:
             record.content.last_offset,
             record.content.messages,
             record.content.logical_bytes,
-            record.newest,
+            record.newest_publish_time,
             sealed=isinstance(record, LedgerRecord),
         )
 

@@ -39,8 +39,8 @@ class TrimReason(StrEnum):
 class RetentionExtent:
     """A ledger or an unsealed segment, as retention needs it. Offsets are inclusive.
 
-    `newest`: largest publish time in milliseconds, or the time of the close if that is earlier; None: unknown, so the
-    extent does not expire. `logical_bytes` of an open segment is 0. `sealed`: it is a ledger.
+    `newest_publish_time`: largest publish time in milliseconds, or the time of the close if that is earlier; None:
+    unknown, so the extent does not expire. `logical_bytes` of an open segment is 0. `sealed`: it is a ledger.
     """
 
     ledger_id: int
@@ -48,7 +48,7 @@ class RetentionExtent:
     last_offset: int
     messages: int
     logical_bytes: int
-    newest: int | None
+    newest_publish_time: int | None
     sealed: bool = True
 
 
@@ -146,7 +146,7 @@ def _due(
     for extent in extents:
         if extent.last_offset < start:
             reasons.append(TrimReason.START_OFFSET)
-        elif delete and is_expired(extent.newest, policies, now):
+        elif delete and is_expired(extent.newest_publish_time, policies, now):
             reasons.append(TrimReason.TIME)
         else:
             break
@@ -171,14 +171,14 @@ def _start_after(candidates: Sequence[TrimCandidate], start: int) -> int:
 
 def _slowest(cursors: Sequence[CursorRecord]) -> CursorRecord | None:
     """Return the cursor that needs the oldest message."""
-    return min(cursors, key=lambda cursor: cursor.mark, default=None)
+    return min(cursors, key=lambda cursor: cursor.mark_delete_offset, default=None)
 
 
 def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest: CursorRecord | None) -> TrimPlan:
     """Return the plan for the extents of `due` before the slowest cursor. It needs nothing below the topic's start."""
     if slowest is None:
         return TrimPlan(requested, tuple(due), requested)
-    limit = max(start, slowest.mark + 1)
+    limit = max(start, slowest.mark_delete_offset + 1)
     candidates = tuple(takewhile(lambda candidate: candidate.extent.last_offset < limit, due))
     held = tuple(due[len(candidates) :])
     if not held and requested <= limit:

@@ -166,7 +166,7 @@ class Maintenance:
                 with _logging_errors(MaintenanceTask.RETENTION, topic):
                     trimmed = retention.trim(topic)
                     if trimmed.tail_damaged:
-                        _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, trimmed.tail_left)
+                        _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, trimmed.tail_error)
 
     def _collect(self) -> None:
         collector = GarbageCollector(self.environment, self.grace_ms)

@@ -38,7 +38,7 @@ def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> t
         if ledger.last_offset > horizon and (unsealed is None or ledger.last_offset < unsealed)
     )
     old_enough = now - policies.min_lag_ms
-    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest <= old_enough, after))
+    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest_publish_time <= old_enough, after))
 
 
 def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> LogPosition | None:

@@ -30,10 +30,10 @@ class Backlog:
     """Backlog of a topic after its horizon. `bytes`, `messages`, `dirty`, `clean`: see the module.
 
     `oldest`: earliest publish time in milliseconds; None: the backlog is empty, or is in the open segment alone and the
-    triggers have no lag. `soonest`: latest publish time of its first ledger or segment. Runs take whole ledgers in
-    order. So while `soonest` is younger than the minimum lag (S3), a run would compact nothing and only roll the tail.
-    `open_messages`: those of the open segment, whose times count only if the triggers have a lag: entries are read for
-    them.
+    triggers have no lag. `first_extent_newest_time`: latest publish time of its first ledger or segment. Runs take
+    whole ledgers in order. So while `first_extent_newest_time` is younger than the minimum lag (S3), a run would
+    compact nothing and only roll the tail. `open_messages`: those of the open segment, whose times count only if the
+    triggers have a lag: entries are read for them.
     """
 
     topic: TopicRecord
@@ -43,7 +43,7 @@ class Backlog:
     dirty: int = 0
     clean: int = 0
     oldest: int | None = None
-    soonest: int | None = None
+    first_extent_newest_time: int | None = None
     open_messages: int = 0
 
     @property
@@ -130,7 +130,7 @@ class BacklogReader:
 
     def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
-        oldest, soonest, open_messages = record.oldest, record.soonest, 0
+        oldest, soonest, open_messages = record.oldest, record.first_extent_newest_time, 0
         if record.open_segment is not None:
             has_lag = triggers.min_lag_ms or triggers.max_lag_ms  # only these need times, which entries have
             counted = (self._open.content_with_times if has_lag else self._open.content)(

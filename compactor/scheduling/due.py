@@ -105,7 +105,9 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     triggers = backlog.triggers
     if not backlog.messages:
         return None
-    if triggers.min_lag_ms and (backlog.soonest is None or backlog.soonest > now - triggers.min_lag_ms):
+    if triggers.min_lag_ms and (
+        backlog.first_extent_newest_time is None or backlog.first_extent_newest_time > now - triggers.min_lag_ms
+    ):
         return None
     if triggers.threshold_bytes and backlog.bytes > triggers.threshold_bytes:
         return "threshold.bytes"

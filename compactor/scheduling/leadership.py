@@ -74,7 +74,7 @@ class Leadership:
                 if not self._resigned:
                     _log.warning("leadership lost: %s", error)
         else:
-            acquired = self._services.lead(self._name, self._ttl_ms)
+            acquired = self._services.acquire_leadership(self._name, self._ttl_ms)
         with self._lock:
             late, acquired = (acquired, None) if self._resigned else (None, acquired)
             if acquired is not None and acquired != self._token:

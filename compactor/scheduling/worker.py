@@ -253,15 +253,15 @@ class Worker:
                 _log.info("compaction stopped: %s", error, extra=names)
             else:  # `_log_failure` has logged a failure
                 _log.info("compaction %s", "succeeded" if error is None else "stopped", extra=names)
-            if error is None and run.tail_left:
+            if error is None and run.tail_error:
                 text = "the compaction of %s did not include unsealed messages: %s"
-                _log.warning(text, topic.name, run.tail_left, extra=names)
+                _log.warning(text, topic.name, run.tail_error, extra=names)
         requested_at = job.requested_at.get(topic.id)
         try:
             if error is None and run is None:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
-                    self._control.withdraw(topic.id, leader=leader, requested_at=requested_at)
+                    self._control.withdraw(topic.id, leader_token=leader, requested_at=requested_at)
                 self._control.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
@@ -276,7 +276,9 @@ class Worker:
         failures = self._control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         retry_at = self._retry_at(failures)
-        self._control.record_failure(topic.id, ErrorText.of(error), retry_at, leader=leader, requested_at=requested_at)
+        self._control.record_failure(
+            topic.id, ErrorText.of(error), retry_at, leader_token=leader, requested_at=requested_at
+        )
         _log_failure(topic, None, failures, error)
 
     def _run_failed(self, job: JobTopics, run: RunRecord, error: BaseException) -> None:

@@ -183,8 +183,8 @@ class LogManager:
         if uid is None:
             return 0
         now = self.environment.clock.now_ms()
-        idle = self.environment.metadata.segments.open_without_writer(
-            uid, now - self.environment.metadata.policies.least("segment.ms")
+        idle = self.environment.metadata.segments.open_segments_without_writer(
+            uid, now - self.environment.metadata.policies.smallest_value("segment.ms")
         )
         resolver = self.environment.metadata.policies.resolver() if idle else None
         rolled = 0
@@ -294,7 +294,7 @@ class LogManager:
         assert uid is not None, "a segment is in it"
         StoreIdentity(self.environment.metadata, self.environment.store).require()
         claimed = self.environment.metadata.sealing.claim(
-            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again
+            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, include_abandoned=again
         )
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)

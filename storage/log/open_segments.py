@@ -190,7 +190,9 @@ def add_open_segments(
     if uid is None:
         return list(summaries)  # nothing was ever appended here
     listed = {summary.topic_id for summary in summaries}
-    opened = {topic.id: (topic, segment) for topic, segment in metadata.segments.open_in(uid) if topic.id in listed}
+    opened = {
+        topic.id: (topic, segment) for topic, segment in metadata.segments.open_segments_in(uid) if topic.id in listed
+    }
     return [
         _counted(log, summary, *opened[summary.topic_id]) if summary.topic_id in opened else summary
         for summary in summaries

@@ -133,7 +133,7 @@ class SegmentLifecycle:
         segment = LocalSegment.of(self._log, self._topic, row)
         with ActiveSegmentFile.locked_damaged_content(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
-                self._metadata.segments.drop(self._lease, row.ledger_id)
+                self._metadata.segments.drop_empty(self._lease, row.ledger_id)
             else:
                 self._metadata.segments.roll(self._lease, row.ledger_id, content)
 
@@ -184,7 +184,7 @@ class SegmentLifecycle:
             failpoint(Failpoint.ROLL_FLUSHED)
             content = writer.content()
             if content is None:
-                self._metadata.segments.drop(self._lease, writer.ledger_id)
+                self._metadata.segments.drop_empty(self._lease, writer.ledger_id)
                 return None
             rolled = self._metadata.segments.roll(self._lease, writer.ledger_id, content)
             failpoint(Failpoint.SEGMENT_ROLLED)
@@ -241,7 +241,7 @@ def roll_open_segment(environment: Environment, topic: TopicRecord, lease: Lease
         lost = environment.metadata.segments.find_open(topic.id)
         if not accept_loss or lost is None:
             raise
-        environment.metadata.segments.drop(lease, lost.ledger_id)
+        environment.metadata.segments.drop_empty(lease, lost.ledger_id)
     last = segments.adopt_lost_segments(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

@@ -45,7 +45,9 @@ class LogSweep:
         removed = 0
         now = self.environment.clock.now_ms()
         resolver = self.environment.metadata.policies.resolver()
-        for owner, segment in self.environment.metadata.sealing.files(uid, now, topic.id if topic else None):
+        for owner, segment in self.environment.metadata.sealing.removable_segments(
+            uid, now, topic.id if topic else None
+        ):
             delay = resolver.resolve(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), errors):

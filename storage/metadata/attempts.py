@@ -1,6 +1,6 @@
 """Attempts: pieces of work that may write objects, known before the first object and until the end.
 
-Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_open`). So
+Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_unfinished`). So
 the garbage collector finishes them first (`expire`), and no late commit can name an object that is gone. The row of a
 finished attempt may be purged: an attempt without a row counts as finished.
 
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, sel
 
 from storage.errors import Fenced
 from storage.metadata import queries, row_mapping, topics
-from storage.metadata.liveness import live_heartbeats
+from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.records import Attempt, AttemptKind, RunRecord
 from storage.metadata.tables import attempts
 from storage.metadata.transactions import Context
@@ -38,7 +38,7 @@ def begin(connection: Connection, context: Context, topic_id: int, kind: Attempt
 
 def heartbeat(connection: Connection, context: Context, attempt: Attempt | RunRecord) -> None:
     """Store that the attempt, or the attempt of a run, is alive. Raises Fenced if it is finished."""
-    check_open(connection, [attempt.attempt_id])
+    check_unfinished(connection, [attempt.attempt_id])
     queries.change(connection, attempts, attempt.attempt_id, heartbeat_at=context.now)
 
 
@@ -72,7 +72,7 @@ def purge(connection: Connection, topic_id: int, finished_before: int, keep: Set
     return len(purged)
 
 
-def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
+def lock_unfinished(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
     """Lock those of the attempts that are not finished; return their ids, in order.
 
     They stay unfinished until this transaction ends.
@@ -80,12 +80,12 @@ def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]
     return _lock_open(connection, attempts.c.attempt_id.in_(attempt_ids))
 
 
-def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
+def check_unfinished(connection: Connection, attempt_ids: Collection[str]) -> None:
     """Raise Fenced unless all these attempts exist and are not finished.
 
     They are locked, so that they stay unfinished until this transaction ends.
     """
-    closed = set(attempt_ids) - set(lock_open(connection, attempt_ids))
+    closed = set(attempt_ids) - set(lock_unfinished(connection, attempt_ids))
     if closed:
         raise Fenced(
             f"attempt {min(closed)} is finished or expired, and its objects may have been deleted",
@@ -107,7 +107,7 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
     TopicNotFound.
     """
     topics.lock(connection, topic_id)
-    silent = ~live_heartbeats(older_than_ms, now).where(attempts.c.heartbeat_at)
+    silent = ~live_heartbeat_bounds(older_than_ms, now).condition(attempts.c.heartbeat_at)
     expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & silent)
     finish_all(connection, expired, now)
     return expired

@@ -93,13 +93,13 @@ def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement
 def _summed(extents: Any) -> Select[Any]:
     """Return a statement: per topic, the sums over its extents. `extents`: columns of extents."""
     of_first = func.first_value(extents.newest).over(partition_by=extents.topic_id, order_by=extents.first_offset)
-    extent = select(*extents, of_first.label("soonest")).subquery().c
+    extent = select(*extents, of_first.label("first_extent_newest_time")).subquery().c
     return select(
         extent.topic_id,
         queries.total(extent.bytes).label("closed_bytes"),
         queries.total(extent.messages).label("closed_messages"),
         func.min(extent.oldest).label("oldest"),
-        func.min(extent.soonest).label("soonest"),  # equal in all rows of a topic
+        func.min(extent.first_extent_newest_time).label("first_extent_newest_time"),  # equal in all rows of a topic
     ).group_by(extent.topic_id)
 
 
@@ -118,7 +118,7 @@ def _statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> 
     ).where(compacted_ledgers.c.retired_at.is_(None), chosen(compacted_ledgers.c.topic_id))
     is_open = segments.c.state == SegmentState.OPEN.value
     return _Statements(
-        select(*(topics.c[name] for name in row_mapping.names(TopicRecord)))
+        select(*(topics.c[name] for name in row_mapping.field_names(TopicRecord)))
         .where(chosen(topics.c.id))
         .order_by(topics.c.id),
         serving,

@@ -64,15 +64,15 @@ def requests(connection: Connection, context: Context) -> list[tuple[TopicRecord
     return [(records[topic_id], control) for topic_id, control in controls.items()]
 
 
-def topics_to_retry(connection: Connection, context: Context, most_ms: int) -> list[TopicRecord]:
+def topics_to_retry(connection: Connection, context: Context, max_delay_ms: int) -> list[TopicRecord]:
     """Return the failing topics that are due for another try, the longest due first; not those requested or paused.
 
-    `most_ms`: the longest wait between two tries; a later time was written before the clock was set back, and counts as
-    due.
+    `max_delay_ms`: the longest wait between two tries; a later time was written before the clock was set back, and
+    counts as due.
     """
     retry_at = controls_table.c.retry_at
     waiting = controls_table.c.requested_at.is_(None) & (controls_table.c.paused == 0)
-    due = (retry_at <= context.now) | (retry_at > context.now + most_ms)
+    due = (retry_at <= context.now) | (retry_at > context.now + max_delay_ms)
     statement = select(controls_table.c.topic_id).where(controls_table.c.failures > 0, due, waiting)
     topic_ids = list(connection.execute(statement.order_by(retry_at, controls_table.c.topic_id)).scalars())
     records = topics.by_ids(connection, topic_ids)
@@ -119,22 +119,22 @@ def withdraw(
     context: Context,
     topic_id: int,
     *,
-    leader: int | None = None,
+    leader_token: int | None = None,
     requested_at: int | None = None,
 ) -> bool:
     """Withdraw a request that is useless, for example because nothing is new (P11). Returns False if there is none.
 
-    `requested_at`: withdraw only the request of that time; a later one stays, since something may be new. `leader`: the
-    token of the leadership that decided this. Raises Fenced if it was lost: the process may have slept, and the request
-    be another one.
+    `requested_at`: withdraw only the request of that time; a later one stays, since something may be new.
+    `leader_token`: the token of the leadership that decided this. Raises Fenced if it was lost: the process may have
+    slept, and the request be another one.
     """
     topics.lock(connection, topic_id)
     control = get(connection, context, topic_id)
     withdrawn = control.requested_at is not None and requested_at in (None, control.requested_at)
     if withdrawn:
         compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
-    if leader is not None:
-        services.check_leader(connection, leader)
+    if leader_token is not None:
+        services.check_leader(connection, leader_token)
     return withdrawn
 
 
@@ -207,7 +207,7 @@ def has_paused(connection: Connection, paused: Sequence[CompactionControl], topi
     """Return whether the `pause` that returned `paused` was committed."""
     topics.lock_all(connection, topic_ids)
     return all(
-        compaction_control_rows.pauses(connection, topic_id) == (control.paused, None)
+        compaction_control_rows.pause_state(connection, topic_id) == (control.paused, None)
         for topic_id, control in zip(topic_ids, paused, strict=True)
     )
 
@@ -277,21 +277,21 @@ def record_failure(
     error: ErrorText,
     retry_at: int,
     *,
-    leader: int | None = None,
+    leader_token: int | None = None,
     requested_at: int | None = None,
 ) -> CompactionControl:
     """Store that the topic's compaction failed once more, with this error and without a run. Returns the control.
 
-    `retry_at`: the time of the next try (ms). `leader`: the token of the leadership that executed a request, which ends
-    with this; see `withdraw`, also for `requested_at` and Fenced.
+    `retry_at`: the time of the next try (ms). `leader_token`: the token of the leadership that executed a request,
+    which ends with this; see `withdraw`, also for `requested_at` and Fenced.
     """
     topics.lock(connection, topic_id)
     before = get(connection, context, topic_id)
     compaction_control_rows.store_failures(connection, topic_id, before.failures + 1, retry_at, error)
-    if leader is not None:
+    if leader_token is not None:
         if requested_at in (None, before.requested_at):
             compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
-        services.check_leader(connection, leader)
+        services.check_leader(connection, leader_token)
     return get(connection, context, topic_id)
 
 

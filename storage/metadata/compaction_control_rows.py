@@ -7,6 +7,8 @@ was never requested has no row; that is the same as a row of zeros. compaction_c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from storage.advice import Advice, AdviceKind
@@ -45,10 +47,17 @@ def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, Compa
     return {row["topic_id"]: _record(row, now, dead_ms) for row in rows}
 
 
-def pauses(connection: Connection, topic_id: int) -> tuple[int, int | None]:
-    """Return the topic's number of pauses, and the time (ms) of its request; None: it is not requested."""
+class PauseState(NamedTuple):
+    """The number of a topic's pauses, and the time (ms) of its request; None: it is not requested."""
+
+    pauses: int
+    requested_at: int | None
+
+
+def pause_state(connection: Connection, topic_id: int) -> PauseState:
+    """Return the topic's pauses and request."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
-    return (0, None) if row is None else (row.paused, row.requested_at)
+    return PauseState(0, None) if row is None else PauseState(row.paused, row.requested_at)
 
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
@@ -58,7 +67,7 @@ def put(connection: Connection, topic_id: int, **values: object) -> None:
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
     """Request an interrupted run again, unless it is requested or paused. The topic must be locked."""
-    if pauses(connection, topic_id) == (0, None):
+    if pause_state(connection, topic_id) == (0, None):
         put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
 
 

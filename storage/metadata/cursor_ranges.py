@@ -104,11 +104,11 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
     record, incarnation = _cursor(connection, topic, name, select(cursors))
     loaded: dict[int, BitMap] = {}
     remaining = max_bytes
-    for number, stored in _pages(connection, topic.id, name, record.mark):
+    for number, stored in _pages(connection, topic.id, name, record.mark_delete_offset):
         remaining -= len(stored) + RANGE_OVERHEAD
         if remaining < 0:
             break
-        loaded[number] = remove_up_to_mark(number, _decoded(topic, name, number, stored), record.mark)
+        loaded[number] = remove_up_to_mark(number, _decoded(topic, name, number, stored), record.mark_delete_offset)
     return CursorState(record, incarnation, loaded)
 
 
@@ -124,14 +124,14 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
             f"the cursor {name!r} of {topic.name} was reset, or deleted and created again, by another caller",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",
         )
-    if mark_delete is None or mark_delete.offset <= stored.mark:
+    if mark_delete is None or mark_delete.offset <= stored.mark_delete_offset:
         mark_delete = stored.mark_delete
     else:
         cursor = (cursors.c.topic_id == topic.id) & (cursors.c.name == name)
         queries.change_where(connection, cursors, cursor, **row_mapping.position_values("mark_delete", mark_delete))
     mark = mark_delete.offset if mark_delete else -1
     first = range_number(mark + 1)
-    if first > range_number(stored.mark + 1):
+    if first > range_number(stored.mark_delete_offset + 1):
         below = cursor_ranges.c.number < first
         connection.execute(delete(cursor_ranges).where(*_of_cursor(topic.id, name), below))
     # The range that mark-delete has reached is merged too: another owner may have acknowledged offsets in it.
@@ -146,7 +146,7 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     return MergeResult(mark_delete, merged)
 
 
-def clear(connection: Connection, topic_id: int, name: str) -> None:
+def delete_ranges(connection: Connection, topic_id: int, name: str) -> None:
     """Delete all rows of a cursor, whose row in `cursors` this transaction has changed or deleted before."""
     connection.execute(delete(cursor_ranges).where(*_of_cursor(topic_id, name)))
 
@@ -163,7 +163,7 @@ def summaries(connection: Connection, topic: TopicRecord, records: Sequence[Curs
         .order_by(table.name, table.number)
         .execution_options(yield_per=_PAGE)
     )
-    marks = {record.name: record.mark for record in records}
+    marks = {record.name: record.mark_delete_offset for record in records}
     with closing(rows):  # a damaged row leaves the rest unread
         counted = {
             name: _summary(topic, name, marks[name], ((row.number, bytes(row.acknowledged)) for row in of_cursor))

@@ -135,7 +135,7 @@ def reset(connection: Connection, topic_id: int, name: str, position: LogPositio
     cursor = _get(connection, topic, name)
     values = row_mapping.position_values("mark_delete", position)
     _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
-    cursor_ranges.clear(connection, topic_id, name)
+    cursor_ranges.delete_ranges(connection, topic_id, name)
     return CursorRecord(name, position, cursor.properties)
 
 
@@ -182,7 +182,7 @@ def delete_cursor(connection: Connection, context: Context, topic_id: int, name:
     remove(connection, topic_id, name, context.now)
 
 
-def compacted_floor(connection: Connection, topic_id: int) -> int | None:
+def compacted_cursor_floor(connection: Connection, topic_id: int) -> int | None:
     """Return the offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is none.
 
     -1: that cursor has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`,
@@ -193,7 +193,7 @@ def compacted_floor(connection: Connection, topic_id: int) -> int | None:
         for cursor in of_topic(connection, topic_id)
         if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
     ]
-    return min((cursor.mark for cursor in readers), default=None)
+    return min((cursor.mark_delete_offset for cursor in readers), default=None)
 
 
 # Acknowledgements (cursor_ranges.py)
@@ -249,7 +249,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     topic = topics.lock(connection, topic_id)
     _get(connection, topic, name)
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
-    cursor_ranges.clear(connection, topic_id, name)
+    cursor_ranges.delete_ranges(connection, topic_id, name)
     if name == COMPACTION_CURSOR:
         queries.change(connection, topics_table, topic_id, epoch=topics_table.c.epoch + 1)
         retire_compacted(connection, topic_id, now)

@@ -31,7 +31,7 @@ class DiskReserve:
         self._database = database
         self.path = Path(f"{database}.reserve")
 
-    def keep(self) -> None:
+    def ensure(self) -> None:
         """Create the file if it is missing or too small by half, and there is plenty of space. Raises nothing."""
         with contextlib.suppress(OSError):
             size = min(max(self._database.stat().st_size, LEAST_BYTES), MOST_BYTES)
@@ -43,7 +43,7 @@ class DiskReserve:
                 finally:
                     os.close(descriptor)
 
-    def release(self) -> int:
+    def release_if_full(self) -> int:
         """Remove the file if the disk is full. Returns the number of bytes that this frees; 0: none. Raises nothing."""
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size

@@ -74,7 +74,7 @@ class Database:
             self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @property
-    def shown_url(self) -> str:
+    def redacted_url(self) -> str:
         """The URL without its password."""
         return redacted(self.url)
 
@@ -103,14 +103,14 @@ class Database:
             yield connection
 
     def write_once(
-        self, change: Callable[[Connection], Answer], happened: Callable[[Connection, Answer], bool], what: str
+        self, change: Callable[[Connection], Answer], happened: Callable[[Connection, Answer], bool], question: str
     ) -> Answer:
         """Execute `change` in a write that must not count as failed when only the answer to its COMMIT was lost.
 
         If the COMMIT fails as Unavailable, `happened(connection, answer)` checks once, in a transaction of its own,
         whether the change was committed. It must first lock a row that `change` has locked: the lost transaction may
         still be about to end. Returns the answer of `change`. Raises the errors of `write`; if the check fails too,
-        Unavailable, which says that `what` ("whether ...") is not known.
+        Unavailable, which says that `question` ("whether ...") is not known.
         """
         committing = False
         try:
@@ -128,7 +128,7 @@ class Database:
                     return answer
         except CompactorError as second:
             raise Unavailable(
-                f"{what} is not known: {lost.message}; and when checked: {second.message}",
+                f"{question} is not known: {lost.message}; and when checked: {second.message}",
                 "check when the database answers again, before doing it again",
             ) from lost
         raise lost
@@ -140,7 +140,7 @@ class Database:
             with translated(self.url):
                 yield
         except Unavailable as error:
-            freed = self.reserve.release() if self.reserve is not None and lacks_space(error.__cause__) else 0
+            freed = self.reserve.release_if_full() if self.reserve is not None and lacks_space(error.__cause__) else 0
             if not freed:
                 raise
             raise StorageFull(

@@ -128,17 +128,19 @@ def revoke(
 
 
 def held_error(
-    connection: Connection, context: Context, row: RowMapping, remedy: str, of_service: str | Advice
+    connection: Connection, context: Context, row: RowMapping, remedy: str, service_remedy: str | Advice
 ) -> LeaseHeld:
     """Return the error that names the present owner in a row of `leases`.
 
-    `remedy`: of the error; `of_service`: the remedy instead, if the owner is a live service.
+    `remedy`: of the error; `service_remedy`: the remedy instead, if the owner is a live service.
     """
     topic, owner = topics.by_id(connection, row["topic_id"]).name, str(row["holder"])
     message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
     for service in services.live(connection, context):
         if same_process(service.name, owner):
-            return LeaseHeld(f"{message}; it is the service at {service.url}, which writes for its clients", of_service)
+            return LeaseHeld(
+                f"{message}; it is the service at {service.url}, which writes for its clients", service_remedy
+            )
     return LeaseHeld(message, remedy)
 
 

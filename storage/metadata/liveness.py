@@ -28,21 +28,21 @@ class LivenessBounds(NamedTuple):
     after: int
     until: int
 
-    def has(self, at: int) -> bool:
+    def contains(self, at: int) -> bool:
         """Return whether a time is in the range."""
         return self.after < at <= self.until
 
-    def where(self, column: ColumnElement[int]) -> ColumnElement[bool]:
+    def condition(self, column: ColumnElement[int]) -> ColumnElement[bool]:
         """Return the condition, in SQL, that a column's time is in the range."""
         return (column > self.after) & (column <= self.until)
 
 
-def live_ttl_ends(longest_ttl_ms: int, now: int) -> LivenessBounds:
+def live_expiry_bounds(longest_ttl_ms: int, now: int) -> LivenessBounds:
     """Return the range of the ends of TTLs that are not over. `longest_ttl_ms`: the longest TTL of such rows."""
     return LivenessBounds(now, now + LONGEST_TERMS * longest_ttl_ms)
 
 
-def live_heartbeats(dead_ms: int, now: int) -> LivenessBounds:
+def live_heartbeat_bounds(dead_ms: int, now: int) -> LivenessBounds:
     """Return the range of heartbeats of live owners; `dead_ms`: an owner whose heartbeat is that old is dead."""
     return LivenessBounds(now - dead_ms, now + LONGEST_TERMS * dead_ms)
 
@@ -52,9 +52,9 @@ def is_held(owner: str | None, expires_at: int, longest_ttl_ms: int, now: int) -
 
     `owner` None: the row is free. `expires_at`: the end of its TTL.
     """
-    return owner is not None and live_ttl_ends(longest_ttl_ms, now).has(expires_at) and not is_dead(owner)
+    return owner is not None and live_expiry_bounds(longest_ttl_ms, now).contains(expires_at) and not is_dead(owner)
 
 
 def is_alive(owner: str, heartbeat_at: int, dead_ms: int, now: int) -> bool:
     """Return whether `owner` is alive now: its last heartbeat is young enough, and it is not known to be dead."""
-    return live_heartbeats(dead_ms, now).has(heartbeat_at) and not is_dead(owner)
+    return live_heartbeat_bounds(dead_ms, now).contains(heartbeat_at) and not is_dead(owner)

@@ -37,7 +37,7 @@ class TopicCounts:
     """The numbers of topics: all of them, and those that wait for a run, are paused, or fail. Times in ms.
 
     `oldest_request_at` None: no topic waits. `segments`: the number of segments by state. `rolled_bytes`: of files that
-    wait to be sealed; `given_up`: the number of segments that are sealed only by hand.
+    wait to be sealed; `abandoned_segments`: the number of segments that are sealed only by hand.
     """
 
     topics: int
@@ -47,7 +47,7 @@ class TopicCounts:
     failing: int
     segments: Mapping[str, int]
     rolled_bytes: int
-    given_up: int
+    abandoned_segments: int
 
 
 def ping(connection: Connection) -> None:
@@ -81,11 +81,12 @@ def topic_names(connection: Connection) -> dict[int, TopicName]:
     return {topic_id: TopicName.parse(name) for topic_id, name in rows}
 
 
-def page_of_runs(connection: Connection, after: int, again: Collection[int] = ()) -> list[RunSummary]:
-    """Return the runs whose ids are in `again`, and at most `PAGE_RUNS` of those with an id above `after`; by id."""
-    columns = [runs.c[name] for name in row_mapping.names(RunSummary)]
-    selected = or_(runs.c.run_id > after, runs.c.run_id.in_(again)) if again else runs.c.run_id > after
-    statement = select(*columns).where(selected).order_by(runs.c.run_id).limit(PAGE_RUNS + len(again))
+def page_of_runs(connection: Connection, after_id: int, also_ids: Collection[int] = ()) -> list[RunSummary]:
+    """Return the runs whose ids are in `also_ids`, and at most `PAGE_RUNS` of those with an id above `after_id`; by
+    id."""
+    columns = [runs.c[name] for name in row_mapping.field_names(RunSummary)]
+    selected = or_(runs.c.run_id > after_id, runs.c.run_id.in_(also_ids)) if also_ids else runs.c.run_id > after_id
+    statement = select(*columns).where(selected).order_by(runs.c.run_id).limit(PAGE_RUNS + len(also_ids))
     return queries.fetch(connection, statement, _run_summary)
 
 

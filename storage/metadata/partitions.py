@@ -62,7 +62,9 @@ def create(
     return new
 
 
-def add_partitions(connection: Connection, context: Context, name: TopicName, partitions: int) -> PartitionedTopic:
+def increase_partitions_to(
+    connection: Connection, context: Context, name: TopicName, partitions: int
+) -> PartitionedTopic:
     """Raise the number of partitions to `partitions`; partitions that were deleted by themselves come back, empty.
 
     Raises NotFound, InvalidInput, Conflict for a smaller number, or if a topic of a new partition's name exists.
@@ -95,7 +97,7 @@ def delete_topic(connection: Connection, context: Context, name: TopicName, forc
     Raises NotFound; LeaseHeld, unless forced, if one of them has a writer.
     """
     record = _locked(connection, name)
-    partitions = topics.named(connection, [name.of_partition(index) for index in range(record.partitions)])
+    partitions = topics.by_names(connection, [name.of_partition(index) for index in range(record.partitions)])
     topic_ids = [topic.id for topic in partitions.values()]
     deleted = topic_deletion.delete_topics(connection, context, topic_ids, force=force)
     connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
@@ -110,14 +112,14 @@ def _create_partitions(connection: Connection, context: Context, name: TopicName
     Raises Conflict if a topic has the name of one that is new, which are those from number `present` on.
     """
     partitions = [name.of_partition(index) for index in range(count)]
-    taken = topics.named(connection, partitions[present:])
+    taken = topics.by_names(connection, partitions[present:])
     if taken:
         first = min(taken, key=lambda topic: topic.partition)
         raise Conflict(
             f"the topic {first} exists already, and is no partition of {name}",
             "nothing was changed; delete that topic, or choose another name",
         )
-    tenancy.create_topics(connection, context, partitions)
+    tenancy.ensure_topics(connection, context, partitions)
 
 
 def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, sel
 
 from storage.errors import Fenced
 from storage.metadata import attempts, cursors, ledgers, queries, row_mapping, snapshots, topics
-from storage.metadata.liveness import PIN_TTL_MS, live_ttl_ends
+from storage.metadata.liveness import PIN_TTL_MS, live_expiry_bounds
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.tables import compacted_ledgers, pins
 from storage.metadata.transactions import Context
@@ -134,7 +134,7 @@ def _check_ttl(ttl_ms: int) -> None:
 
 
 def _alive(now: int) -> ColumnElement[bool]:
-    return live_ttl_ends(PIN_TTL_MS, now).where(pins.c.expires_at)
+    return live_expiry_bounds(PIN_TTL_MS, now).condition(pins.c.expires_at)
 
 
 def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:

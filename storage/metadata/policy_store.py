@@ -90,7 +90,7 @@ def change(
     ensure_compaction_cursors(connection, context, topics_by_scope.values())
 
 
-def settings(connection: Connection, scope: str) -> dict[str, object]:
+def stored_of_scope(connection: Connection, scope: str) -> dict[str, object]:
     """Return the policies that are set in a scope, by name.
 
     A value that this version cannot read is an UnreadableStoredValue.
@@ -98,12 +98,12 @@ def settings(connection: Connection, scope: str) -> dict[str, object]:
     return of_scopes(connection, [scope])[scope]
 
 
-def of_scope(connection: Connection, scope: str) -> dict[str, object]:
+def readable_of_scope(connection: Connection, scope: str) -> dict[str, object]:
     """Return the policies that are set in a scope, by name, without those that this version cannot read."""
-    return readable(connection, [scope])[scope]
+    return readable_of_scopes(connection, [scope])[scope]
 
 
-def readable(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
+def readable_of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
     """Return the policies that are set in each of the scopes and that this version can read, by scope and name."""
     return {
         scope: {name: value for name, value in values.items() if not isinstance(value, UnreadableStoredValue)}
@@ -132,7 +132,7 @@ def inherited_policies(connection: Connection, context: Context, scope: str) -> 
     return resolve(by_scope[BROKER], around, _NOTHING, context.broker_defaults)
 
 
-def least(connection: Connection, context: Context, name: str) -> int:
+def smallest_value(connection: Connection, context: Context, name: str) -> int:
     """Return the smallest value, a number, that a policy has in any scope or by default.
 
     Raises InvalidInput for an unknown name.

@@ -105,8 +105,8 @@ def total(values: ColumnElement[int]) -> ColumnElement[int]:
     return cast(func.coalesce(func.sum(values), 0), BigInteger)
 
 
-def batches(ids: Collection[Id], count: int | None = None) -> Iterator[list[Id]]:
-    """Yield `ids` in lists, in their order, `count` at a time; None: AT_ONCE, as many as a statement may have."""
-    ordered, count = list(ids), count or AT_ONCE
-    for first in range(0, len(ordered), count):
-        yield ordered[first : first + count]
+def batches(ids: Collection[Id], size: int | None = None) -> Iterator[list[Id]]:
+    """Yield `ids` in lists, in their order, `size` at a time; None: AT_ONCE, as many as a statement may have."""
+    ordered, size = list(ids), size or AT_ONCE
+    for first in range(0, len(ordered), size):
+        yield ordered[first : first + size]

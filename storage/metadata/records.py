@@ -126,7 +126,7 @@ class SegmentRecord:
     sealing_tries: int = 0
 
     @property
-    def newest(self) -> int | None:
+    def newest_publish_time(self) -> int | None:
         """The largest publish time for policies: no message counts as published after the roll. None: it is open."""
         if self.content is None or self.rolled_at is None:
             return None
@@ -147,7 +147,7 @@ class CursorRecord:
     properties: Mapping[str, str]
 
     @property
-    def mark(self) -> int:
+    def mark_delete_offset(self) -> int:
         """The offset of mark-delete; -1: nothing is acknowledged."""
         return self.mark_delete.offset if self.mark_delete else -1
 
@@ -182,7 +182,7 @@ class RunState(StrEnum):
 
 
 TAIL_LEFT = "tail_left"
-"""The name of `RunRecord.tail_left` in the statistics of a run."""
+"""The name of `RunRecord.tail_error` in the statistics of a run."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class RunRecord:
     cause: str = ""
 
     @property
-    def tail_left(self) -> ErrorText:
+    def tail_error(self) -> ErrorText:
         """The error because of which the run left unsealed messages to a later run."""
         return ErrorText.from_fields(TAIL_LEFT, self.statistics)
 
@@ -368,8 +368,8 @@ class CompactionBacklogRecord:
     """The messages after a topic's horizon (offset `horizon`; -1: never compacted), by the rows in SQL.
 
     `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments after the
-    horizon; `oldest`: the earliest publish time in them, `soonest`: the latest publish time of the first of them.
-    The messages of `open_segment` are counted by the process that has its file.
+    horizon; `oldest`: the earliest publish time in them, `first_extent_newest_time`: the latest publish time of the
+    first of them. The messages of `open_segment` are counted by the process that has its file.
     """
 
     topic: TopicRecord
@@ -378,7 +378,7 @@ class CompactionBacklogRecord:
     closed_bytes: int = 0
     closed_messages: int = 0
     oldest: int | None = None
-    soonest: int | None = None
+    first_extent_newest_time: int | None = None
     open_segment: SegmentRecord | None = None
 
 

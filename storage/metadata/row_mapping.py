@@ -165,24 +165,24 @@ def _message_id(row: RowMapping, prefix: str) -> MessageId | None:
 
 def record(kind: type[Value], row: RowMapping, /, **others: object) -> Value:
     """Return a record of a row; `others`: the fields that are no column of their name."""
-    return kind(**others, **{name: row[name] for name in names(kind) if name not in others})
+    return kind(**others, **{name: row[name] for name in field_names(kind) if name not in others})
 
 
 def _values(value: object, *others: str) -> dict[str, Any]:
     """Return the columns of a record, but for the fields `others`."""
-    return {name: getattr(value, name) for name in names(type(value)) if name not in others}
+    return {name: getattr(value, name) for name in field_names(type(value)) if name not in others}
 
 
 def _part(kind: type[Value], row: RowMapping, prefix: str) -> Value:
     """Return a value that several columns hold."""
-    return kind(*(row[f"{prefix}_{name}"] for name in names(kind)))
+    return kind(*(row[f"{prefix}_{name}"] for name in field_names(kind)))
 
 
 def _part_values(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:
     """Return the columns of a value; all null for None."""
-    return {f"{prefix}_{name}": getattr(value, name, None) for name in names(kind)}
+    return {f"{prefix}_{name}": getattr(value, name, None) for name in field_names(kind)}
 
 
-def names(kind: Any) -> tuple[str, ...]:
+def field_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a dataclass's fields, in order. `dataclasses.fields` takes ten times as long."""
     return tuple(kind.__dataclass_fields__)

@@ -43,18 +43,18 @@ def claim(
     policies: Mapping[str, object],
     heartbeat_ttl_ms: int,
     *,
-    leader: int | None = None,
+    leader_token: int | None = None,
 ) -> RunRecord:
     """Begin a run in a new epoch, and end the topic's request; return the run.
 
     A run whose heartbeat is older than `heartbeat_ttl_ms` is taken over: it ends as ERROR. `policies`: those of the
-    run, stored with it. `leader`: the token of the leadership that begins it; None: another process begins it, with or
-    without a request. Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5),
-    TopicNotFound; with `leader`, Fenced if the leadership was lost, or the request no longer exists.
+    run, stored with it. `leader_token`: the token of the leadership that begins it; None: another process begins it,
+    with or without a request. Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5),
+    TopicNotFound; with `leader_token`, Fenced if the leadership was lost, or the request no longer exists.
     """
     topic = topics.lock(connection, topic_id)
     now = context.now
-    cause = compaction_control_rows.take_request(connection, topic, leader is not None, now, heartbeat_ttl_ms)
+    cause = compaction_control_rows.take_request(connection, topic, leader_token is not None, now, heartbeat_ttl_ms)
     under_way = select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value)
     running = queries.find(connection, under_way, row_mapping.run)
     if running is not None:
@@ -85,8 +85,8 @@ def claim(
         error = ErrorText(f"its worker {running.owner} stopped answering; taken over by run {run_id}")
         queries.change(connection, runs, running.run_id, **error.fields("error"))
     claimed = get(connection, run_id)
-    if leader is not None:
-        services.check_leader(connection, leader)
+    if leader_token is not None:
+        services.check_leader(connection, leader_token)
     return claimed
 
 
@@ -137,7 +137,7 @@ def heartbeat(
     by_attempt = {run.attempt_id: run for run in running}
     alive: dict[int, RowMapping] = {}
     for attempt_ids in queries.batches(sorted(by_attempt)):
-        open_ids = attempts.lock_open(connection, attempt_ids)
+        open_ids = attempts.lock_unfinished(connection, attempt_ids)
         alive |= _lock_current(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
     if alive:
         values = [_with_progress(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
@@ -145,14 +145,18 @@ def heartbeat(
     return [run.run_id for run in running if run.run_id not in alive]
 
 
-def finish(connection: Connection, context: Context, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
+def succeed_unchanged(
+    connection: Connection, context: Context, run: RunRecord, statistics: Mapping[str, object]
+) -> RunRecord:
     """End a run as SUCCESS that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
     _end(connection, _current(connection, run), RunState.SUCCESS, context.now, statistics=dict(statistics))
     return get(connection, run.run_id)
 
 
-def has_finished(connection: Connection, _: RunRecord, run: RunRecord, statistics: Mapping[str, object]) -> bool:
-    """Return whether a `finish` was committed."""
+def has_succeeded_unchanged(
+    connection: Connection, _: RunRecord, run: RunRecord, statistics: Mapping[str, object]
+) -> bool:
+    """Return whether a `succeed_unchanged` was committed."""
     topics.lock(connection, run.topic_id)
     record = get(connection, run.run_id)
     return record.state is RunState.SUCCESS and record.compacted_ledger_id is None
@@ -215,7 +219,7 @@ def get(connection: Connection, run_id: int) -> RunRecord:
     return run
 
 
-def named(connection: Connection, run_id: int) -> tuple[TopicName, RunRecord]:
+def get_with_topic_name(connection: Connection, run_id: int) -> tuple[TopicName, RunRecord]:
     """Return a run, with its topic's name. Raises NotFound."""
     named_run = queries.find(connection, _NAMED.where(runs.c.run_id == run_id), _named_run)
     if named_run is None:
@@ -268,7 +272,7 @@ def succeed(
 def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
     """Lock the RUNNING runs of topics, after their attempts, before several are ended. The topics are locked."""
     running = runs.c.topic_id.in_(topic_ids), runs.c.state == RunState.RUNNING.value
-    attempts.lock_open(connection, connection.execute(select(runs.c.attempt_id).where(*running)).scalars().all())
+    attempts.lock_unfinished(connection, connection.execute(select(runs.c.attempt_id).where(*running)).scalars().all())
     connection.execute(select(runs.c.run_id).where(*running).order_by(runs.c.run_id).with_for_update()).all()
 
 

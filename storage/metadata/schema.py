@@ -43,7 +43,7 @@ def upgrade(database: Database, clock: Clock) -> None:
     if file is not None:
         if file.exists():
             with database.read() as connection:
-                if _revisions(connection) == {newest()}:
+                if _revisions(connection) == {newest_revision()}:
                     return
         _make_folder(file, database)
     from alembic import command
@@ -55,7 +55,7 @@ def upgrade(database: Database, clock: Clock) -> None:
         config = alembic_config()
         if not _known(revisions, config):
             raise _newer(database, revisions)
-        if revisions != {newest()}:
+        if revisions != {newest_revision()}:
             _refuse_running_services(connection, database, clock)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
@@ -65,23 +65,23 @@ def check(database: Database) -> None:
     """Raise Misconfigured unless the database has exactly the schema of this version. Raises Unavailable."""
     file = _sqlite_file(database)
     if file is not None and not file.exists():
-        raise Misconfigured(f"the database {database.shown_url} does not exist", UPGRADE_REMEDY)
+        raise Misconfigured(f"the database {database.redacted_url} does not exist", UPGRADE_REMEDY)
     with database.read() as connection:
         revisions = _revisions(connection)
-    if revisions == {newest()}:
+    if revisions == {newest_revision()}:
         return
     if not revisions:
-        raise Misconfigured(f"the database {database.shown_url} has no tables of ours", UPGRADE_REMEDY)
+        raise Misconfigured(f"the database {database.redacted_url} has no tables of ours", UPGRADE_REMEDY)
     if _known(revisions, alembic_config()):
         raise Misconfigured(
-            f"the database {database.shown_url} has the schema of an older compactor ({_listed(revisions)}, not "
-            f"{newest()})",
+            f"the database {database.redacted_url} has the schema of an older compactor ({_listed(revisions)}, not "
+            f"{newest_revision()})",
             UPGRADE_REMEDY,
         )
     raise _newer(database, revisions)
 
 
-def newest() -> str:
+def newest_revision() -> str:
     """Return the revision of the schema of this version, four digits.
 
     Migrations are numbered, and each follows the one before.
@@ -98,7 +98,7 @@ def _refuse_running_services(connection: Connection, database: Database, clock: 
     running = [str(name) for name, beat in rows if is_alive(str(name), int(beat), SERVICE_DEAD_MS, now)]
     if running:
         raise Unavailable(
-            f"the database {database.shown_url} has the schema of an older compactor, and services of it still run: "
+            f"the database {database.redacted_url} has the schema of an older compactor, and services of it still run: "
             f"{', '.join(running)}",
             f"stop all services, then upgrade; one that was killed counts as running for {SERVICE_DEAD_MS // 1000} s",
         )
@@ -130,7 +130,7 @@ def _known(revisions: set[str], config: Config) -> bool:
 
 def _newer(database: Database, revisions: set[str]) -> Misconfigured:
     return Misconfigured(
-        f"the database {database.shown_url} has the schema of a newer compactor ({_listed(revisions)})",
+        f"the database {database.redacted_url} has the schema of a newer compactor ({_listed(revisions)})",
         "use that version, or another database",
     )
 
@@ -149,7 +149,7 @@ def _make_folder(file: Path, database: Database) -> None:
             make_private(file.parent)
     except OSError as error:
         raise Misconfigured(
-            f"the folder of the database {database.shown_url} cannot be created: {error.strerror}",
+            f"the folder of the database {database.redacted_url} cannot be created: {error.strerror}",
             "choose another path, or change the rights of the folder above",
         ) from error
     # SQLite reports the error; its write-ahead log and index get the mode of this file. O_EXCL, because closing an

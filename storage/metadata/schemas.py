@@ -15,6 +15,9 @@ from storage.metadata.tables import schemas
 from storage.metadata.transactions import Context
 from storage.model import TopicName
 
+SchemaVersion = int
+"""The number of a version of a topic's schema, from 0."""
+
 
 @dataclass(frozen=True)
 class SchemaRecord:
@@ -52,7 +55,7 @@ def versions(connection: Connection, topic: TopicName, versions: Collection[int]
     return queries.fetch(connection, query, _record)
 
 
-def with_data(connection: Connection, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
+def find_by_data(connection: Connection, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
     """Return the oldest version of a topic's schema of type `kind` and of exactly these bytes; None: there is none."""
     query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
     return queries.find(connection, query.order_by(schemas.c.version).limit(1), _record)
@@ -76,7 +79,7 @@ def add(connection: Connection, context: Context, topic: TopicName, schema: Sche
     )
 
 
-def delete_all(connection: Connection, topic: TopicName) -> int | None:
+def delete_all(connection: Connection, topic: TopicName) -> SchemaVersion | None:
     """Delete all versions of a topic's schema. Returns the newest of them; None: there was none."""
     newest = connection.execute(select(func.max(schemas.c.version)).where(_of(topic))).scalar_one()
     remove(connection, topic)

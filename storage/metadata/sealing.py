@@ -35,17 +35,17 @@ def claim(
     owner: str,
     log_uid: str,
     stale_ms: int,
-    below: int | None = None,
-    but: Collection[int] = (),
+    below_offset: int | None = None,
+    excluded_ids: Collection[int] = (),
     *,
-    again: bool = False,
+    include_abandoned: bool = False,
 ) -> tuple[SegmentRecord, Attempt] | None:
     """Claim the oldest unclaimed rolled segment of a log directory, by a new attempt; None: there is none.
 
-    `below`: only a segment that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat
-    is `stale_ms` old is finished, and can seal nothing any more. Each claim counts as a try, until `release`, or until
-    the next claim if the process of the claim before lives. `again`: also claim a segment that was tried too often.
-    Raises TopicNotFound.
+    `below_offset`: only a segment that begins below this offset; `excluded_ids`: none of these ledger ids. An attempt
+    whose heartbeat is `stale_ms` old is finished, and can seal nothing any more. Each claim counts as a try, until
+    `release`, or until the next claim if the process of the claim before lives. `include_abandoned`: also claim a
+    segment that was tried too often. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
@@ -59,9 +59,9 @@ def claim(
         segment
         for segment in rolled
         if segment.log_uid == log_uid
-        and segment.ledger_id not in but
-        and (below is None or segment.first_offset < below)
-        and (again or not _tries(segment, claims) >= MAX_SEALING_TRIES)
+        and segment.ledger_id not in excluded_ids
+        and (below_offset is None or segment.first_offset < below_offset)
+        and (include_abandoned or not _tries(segment, claims) >= MAX_SEALING_TRIES)
     )
     free = next((segment for segment in candidates if segment.sealing_attempt_id not in alive), None)
     if free is None:
@@ -82,7 +82,7 @@ def release(connection: Connection, context: Context, attempt: Attempt) -> None:
     Idempotent. Raises TopicNotFound.
     """
     topics.lock(connection, attempt.topic_id)
-    if not attempts.lock_open(connection, [attempt.attempt_id]):
+    if not attempts.lock_unfinished(connection, [attempt.attempt_id]):
         return
     table = segments_table.c
     claimed = (table.topic_id == attempt.topic_id) & (table.sealing_attempt_id == attempt.attempt_id)
@@ -96,7 +96,7 @@ def seal(connection: Connection, context: Context, attempt: Attempt, ledger: Led
     Raises TopicNotFound; Fenced if the attempt was finished as dead, or another has claimed or sealed the segment.
     """
     topic = topics.lock(connection, attempt.topic_id)
-    attempts.check_open(connection, [attempt.attempt_id])
+    attempts.check_unfinished(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
     connection.execute(insert(ledgers).values(**row_mapping.ledger_values(topic.id, ledger)))
     sealed = {"state": SegmentState.SEALED.value, "sealed_at": context.now}
@@ -112,7 +112,7 @@ def has_sealed(connection: Connection, _: None, attempt: Attempt, ledger: Ledger
     return queries.exists(connection, ledgers, (ledgers.c.topic_id == attempt.topic_id) & same)
 
 
-def files(
+def removable_segments(
     connection: Connection, log_uid: str, sealed_until: int, topic_id: int | None = None
 ) -> list[tuple[TopicRecord, SegmentRecord]]:
     """Return the sealed segments of a log directory whose files may be removed, with their topics, the oldest first.
@@ -142,7 +142,7 @@ def purge(connection: Connection, topic_id: int, ledger_id: int) -> None:
 def _open_claims(connection: Connection, rolled: Sequence[SegmentRecord]) -> dict[str, Attempt]:
     """Return the open attempts on those segments, by id, locked, so that none gets a heartbeat meanwhile."""
     claimed = {segment.sealing_attempt_id for segment in rolled if segment.sealing_attempt_id is not None}
-    open_ids = attempts.lock_open(connection, claimed)
+    open_ids = attempts.lock_unfinished(connection, claimed)
     statement = select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ids))
     return {attempt.attempt_id: attempt for attempt in queries.fetch(connection, statement, row_mapping.attempt)}
 

@@ -17,7 +17,7 @@ from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import leases, ledgers, queries, row_mapping, topics
 from storage.metadata.invariants import check_open_segment, check_roll
-from storage.metadata.liveness import LEASE_TTL_MS, live_ttl_ends
+from storage.metadata.liveness import LEASE_TTL_MS, live_expiry_bounds
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
 from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 from storage.metadata.transactions import Context
@@ -96,7 +96,7 @@ def has_rolled(connection: Connection, _: SegmentRecord, lease: Lease, ledger_id
     return segment is not None and segment.state is not SegmentState.OPEN
 
 
-def drop(connection: Connection, lease: Lease, ledger_id: int) -> None:
+def drop_empty(connection: Connection, lease: Lease, ledger_id: int) -> None:
     """Delete the row of an open segment that holds nothing, and end a request to roll the topic.
 
     Idempotent. Raises Fenced.
@@ -197,12 +197,12 @@ def topics_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
     return topics.of_statement(connection, select(topics_table).where(requested, topics_table.c.id.in_(opened)))
 
 
-def open_in(connection: Connection, log_uid: str) -> list[tuple[TopicRecord, SegmentRecord]]:
+def open_segments_in(connection: Connection, log_uid: str) -> list[tuple[TopicRecord, SegmentRecord]]:
     """Return the open segments of a log directory, with their topics."""
     return with_topics(connection, select(segments).where(_IS_OPEN, segments.c.log_uid == log_uid))
 
 
-def topics_with(
+def topics_with_segments(
     connection: Connection, states: Collection[SegmentState], log_uid: str | None = None
 ) -> list[TopicRecord]:
     """Return the topics that have a segment in one of those states, by name; with `log_uid`, in that log directory."""
@@ -212,7 +212,7 @@ def topics_with(
     return topics.of_statement(connection, select(topics_table).where(topics_table.c.id.in_(having)))
 
 
-def unsealed_outside(connection: Connection, log_uids: Collection[str]) -> dict[str, list[TopicName]]:
+def topics_unsealed_outside(connection: Connection, log_uids: Collection[str]) -> dict[str, list[TopicName]]:
     """Return the topics with unsealed segments in log directories other than `log_uids`.
 
     By the uid of the directory, ordered by name.
@@ -243,14 +243,14 @@ def rolled_bytes(connection: Connection, log_uid: str) -> int:
     return connection.execute(select(queries.total(segments.c.size)).where(rolled)).scalar_one()
 
 
-def open_without_writer(
+def open_segments_without_writer(
     connection: Connection, context: Context, log_uid: str, created_until: int
 ) -> list[tuple[TopicRecord, SegmentRecord]]:
     """Return the open segments of a log directory without a live lease, created at `created_until` (ms) or before.
 
     With their topics, the oldest first.
     """
-    alive = live_ttl_ends(LEASE_TTL_MS, context.now).where(leases_table.c.expires_at)
+    alive = live_expiry_bounds(LEASE_TTL_MS, context.now).condition(leases_table.c.expires_at)
     leased = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), alive)
     statement = (
         select(segments)
@@ -268,14 +268,14 @@ def open_without_writer(
 # Parts of other transactions
 
 
-def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: SegmentState, only: str) -> None:
+def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: SegmentState, refusal: str) -> None:
     """Delete the segment's row, if there is one. The topic must be locked.
 
-    Raises AssertionError, with the text `only`, if the segment is not in `state`.
+    Raises AssertionError, with the text `refusal`, if the segment is not in `state`.
     """
     segment = find(connection, topic.id, ledger_id)
     if segment is not None and segment.state is not state:
-        raise AssertionError(f"the segment of ledger {ledger_id} of {topic.name} is {segment.state.value}; {only}")
+        raise AssertionError(f"the segment of ledger {ledger_id} of {topic.name} is {segment.state.value}; {refusal}")
     same = (segments.c.topic_id == topic.id) & (segments.c.ledger_id == ledger_id)
     connection.execute(delete(segments).where(same))
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, delete, select
 
 from storage.errors import Fenced
 from storage.metadata import queries
-from storage.metadata.liveness import is_held, live_heartbeats
+from storage.metadata.liveness import is_held, live_heartbeat_bounds
 from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.tables import leadership, services
 from storage.metadata.transactions import Context
@@ -38,7 +38,7 @@ def heartbeat(connection: Connection, context: Context, record: ServiceRecord) -
 
 def live(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
     """Return the services that are alive, by name. `dead_ms`: the age of a heartbeat from which its service is dead."""
-    alive = live_heartbeats(dead_ms, context.now).where(services.c.heartbeat_at)
+    alive = live_heartbeat_bounds(dead_ms, context.now).condition(services.c.heartbeat_at)
     rows = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
     return [ServiceRecord(**row) for row in rows if not is_dead(row["name"])]
 
@@ -61,14 +61,14 @@ def purge_dead(connection: Connection, context: Context, dead_ms: int = SERVICE_
 
     Returns their number.
     """
-    alive = live_heartbeats(_PURGED_AFTER * dead_ms, context.now).where(services.c.heartbeat_at)
+    alive = live_heartbeat_bounds(_PURGED_AFTER * dead_ms, context.now).condition(services.c.heartbeat_at)
     return connection.execute(delete(services).where(~alive)).rowcount
 
 
 # Their leader
 
 
-def lead(connection: Connection, context: Context, name: str, ttl_ms: int) -> int | None:
+def acquire_leadership(connection: Connection, context: Context, name: str, ttl_ms: int) -> int | None:
     """Take the leadership for a TTL, if it is free, expired or already that of `name`.
 
     Returns its token; None: another service leads.

@@ -75,7 +75,7 @@ class TopicStatsRecord:
     """The statistics of a topic. `segments`: open and rolled ones.
 
     `succeeded`: the last run that ended as SUCCESS; `failed`: the last that ended as ERROR or CANCELLED; None: none
-    among the newest RUNS_SEEN. `lines`, `properties`: empty unless `lines` were requested.
+    among the newest RUNS_SEEN. `ledgers`, `properties`: empty unless they were requested.
     """
 
     topic: TopicRecord
@@ -85,23 +85,23 @@ class TopicStatsRecord:
     compacted: CompactedLedgerRecord | None
     succeeded: RunRecord | None
     failed: RunRecord | None
-    lines: tuple[LedgerSummary, ...] = ()
+    ledgers: tuple[LedgerSummary, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def of(connection: Connection, name: TopicName, *, lines: bool = False) -> TopicStatsRecord:
+def of(connection: Connection, name: TopicName, *, with_ledgers: bool = False) -> TopicStatsRecord:
     """Return the statistics of a topic. Raises TopicNotFound.
 
-    `lines`: with a LedgerSummary of each ledger, and the topic's properties.
+    `with_ledgers`: with a LedgerSummary of each ledger, and the topic's properties.
     """
     topic = topics.by_name(connection, name)
     records = cursors.of_topic(connection, topic.id)
-    sums, backlogs = _sums(connection, topic.id, sorted({record.mark for record in records}))
+    sums, backlogs = _sums(connection, topic.id, sorted({record.mark_delete_offset for record in records}))
     succeeded, failed = _last_runs(connection, topic.id)
     summaries = cursor_ranges.summaries(connection, topic, records)
     stats = []
     for record in records:
-        size, oldest = backlogs[record.mark]
+        size, oldest = backlogs[record.mark_delete_offset]
         above = summaries[record.name]
         stats.append(CursorStatsRecord(record, size, oldest, above.messages, above.ranges))
     return TopicStatsRecord(
@@ -112,8 +112,8 @@ def of(connection: Connection, name: TopicName, *, lines: bool = False) -> Topic
         compacted=cursors.serving_compacted(connection, topic.id),
         succeeded=succeeded,
         failed=failed,
-        lines=_lines(connection, topic.id) if lines else (),
-        properties=topics.properties(connection, topic.id) if lines else {},
+        ledgers=_lines(connection, topic.id) if with_ledgers else (),
+        properties=topics.properties(connection, topic.id) if with_ledgers else {},
     )
 
 

@@ -68,7 +68,7 @@ class MetadataStore:
     @property
     def url(self) -> str:
         """The URL of the database without its password."""
-        return self.database.shown_url
+        return self.database.redacted_url
 
     def upgrade(self) -> None:
         """Bring the database to the schema of this version, from nothing or from an older one. Idempotent.
@@ -81,13 +81,13 @@ class MetadataStore:
         """Raise Misconfigured unless the schema is exactly this version's. Changes nothing."""
         schema.check(self.database)
 
-    def keep_reserve(self) -> None:
+    def ensure_reserve(self) -> None:
         """Create the disk reserve if it is missing or too small, for a database that is a local file (disk_reserve.py).
 
         Quick; raises nothing.
         """
         if self.database.reserve is not None:
-            self.database.reserve.keep()
+            self.database.reserve.ensure()
 
     def close(self) -> None:
         """Close the connections; the store may be used again and then opens new ones."""

@@ -46,7 +46,7 @@ class TopicStore(Store):
     """Topics. TenancyStore creates and deletes them, in their namespaces."""
 
     get = reads(topics.by_name)
-    named = reads(topics.named)
+    by_names = reads(topics.by_names)
     all = reads(topics.all_topics)
     page = reads(topics.page_of)
     in_namespace = reads(topics.in_namespace)
@@ -56,12 +56,12 @@ class TopicStore(Store):
     properties = reads(topics.properties)
     set_properties = writes(topics.set_properties)
 
-    def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
-        """Yield all topics by id, `count` at a time; each page is of its own moment."""
-        page = self.page(-1, count)
+    def in_pages(self, page_size: int) -> Iterator[list[TopicRecord]]:
+        """Yield all topics by id, `page_size` at a time; each page is of its own moment."""
+        page = self.page(-1, page_size)
         while page:
             yield page
-            page = self.page(page[-1].id, count)
+            page = self.page(page[-1].id, page_size)
 
 
 class TenancyStore(Store):
@@ -74,11 +74,11 @@ class TenancyStore(Store):
     delete_tenant = writes(tenancy.delete_tenant)
     namespaces = snapshots(tenancy.namespaces)
     namespace = snapshots(tenancy.namespace)
-    administered = snapshots(tenancy.administered)
+    administered_namespaces = snapshots(tenancy.administered_namespaces)
     create_namespace = writes(tenancy.create_namespace)
     ensure_namespace = writes(tenancy.ensure_namespace)
     delete_namespace = writes(tenancy.delete_namespace)
-    permit = writes(tenancy.permit)
+    set_permissions = writes(tenancy.set_permissions)
     revoke = writes(tenancy.revoke)
     topic_permissions = reads(tenancy.topic_permissions)
     topic_permissions_in = reads(tenancy.topic_permissions_in)
@@ -101,7 +101,7 @@ class PartitionStore(Store):
     find = reads(partitions.find)
     in_namespace = reads(partitions.in_namespace)
     create = writes(partitions.create)
-    update = writes(partitions.add_partitions)
+    increase_partitions_to = writes(partitions.increase_partitions_to)
     set_properties = writes(partitions.set_properties)
     delete = writes(partitions.delete_topic)
 
@@ -110,13 +110,13 @@ class PolicyStore(Store):
     """Policies that users have set, by scope."""
 
     _change = writes(policy_store.change)
-    of_scope = reads(policy_store.of_scope)
-    readable = reads(policy_store.readable)
-    settings = reads(policy_store.settings)
+    readable_of_scope = reads(policy_store.readable_of_scope)
+    readable_of_scopes = reads(policy_store.readable_of_scopes)
+    stored_of_scope = reads(policy_store.stored_of_scope)
     effective = reads(policy_store.effective)
     resolved = reads(policy_store.resolved)
     inherited_policies = reads(policy_store.inherited_policies)
-    least = reads(policy_store.least)
+    smallest_value = reads(policy_store.smallest_value)
     resolver = reads(policy_store.resolver)
     unreadable = snapshots(policy_store.unreadable)
 
@@ -187,7 +187,7 @@ class SegmentStore(Store):
         segments.has_rolled,
         lambda lease, ledger_id, content: f"whether the segment of ledger {ledger_id} was rolled",
     )
-    drop = writes(segments.drop)
+    drop_empty = writes(segments.drop_empty)
     request_roll = writes(segments.request_roll)
     clear_roll_request = writes(segments.clear_roll_request)
     check_open = writes(segments.check_open)
@@ -197,12 +197,12 @@ class SegmentStore(Store):
     roll_requested = reads(segments.roll_requested)
     roll_requests = reads(segments.roll_requests)
     topics_to_roll = reads(segments.topics_to_roll)
-    open_in = snapshots(segments.open_in)
-    topics_with = reads(segments.topics_with)
-    unsealed_outside = reads(segments.unsealed_outside)
+    open_segments_in = snapshots(segments.open_segments_in)
+    topics_with_segments = reads(segments.topics_with_segments)
+    topics_unsealed_outside = reads(segments.topics_unsealed_outside)
     first_offsets = reads(segments.first_offsets)
     rolled_bytes = reads(segments.rolled_bytes)
-    open_without_writer = snapshots(segments.open_without_writer)
+    open_segments_without_writer = snapshots(segments.open_segments_without_writer)
 
 
 class SealingStore(Store):
@@ -213,7 +213,7 @@ class SealingStore(Store):
     seal = writes_once(
         sealing.seal, sealing.has_sealed, lambda attempt, ledger: f"whether ledger {ledger.ledger_id} was sealed"
     )
-    files = snapshots(sealing.files)
+    removable_segments = snapshots(sealing.removable_segments)
     purge = writes(sealing.purge)
 
 
@@ -246,7 +246,7 @@ class CursorStore(Store):
     set_properties = writes(cursors.set_properties)
     replace_properties = writes(cursors.replace_properties)
     delete = writes(cursors.delete_cursor)
-    compacted_floor = reads(cursors.compacted_floor)
+    compacted_cursor_floor = reads(cursors.compacted_cursor_floor)
     load = snapshots(cursors.load)
     merge = writes(cursors.merge)
     summaries = snapshots(cursors.summaries)
@@ -272,12 +272,16 @@ class RunStore(Store):
     )
     update = writes(runs.record_progress)
     heartbeat = writes(runs.heartbeat)
-    finish = writes_once(runs.finish, runs.has_finished, lambda run, statistics: f"whether run {run.run_id} has ended")
+    succeed_unchanged = writes_once(
+        runs.succeed_unchanged,
+        runs.has_succeeded_unchanged,
+        lambda run, statistics: f"whether run {run.run_id} has ended",
+    )
     fail = writes(runs.fail)
     cancel = writes(runs.cancel)
     expire_attempts = writes(runs.expire_attempts)
     get = reads(runs.get)
-    named = reads(runs.named)
+    get_with_topic_name = reads(runs.get_with_topic_name)
     last = reads(runs.last)
     of_topic = reads(runs.of_topic)
     newest = reads(runs.newest)
@@ -333,7 +337,7 @@ class ServiceStore(Store):
     lost = reads(services.lost)
     leave = writes(services.leave)
     purge_dead = writes(services.purge_dead)
-    lead = writes(services.lead)
+    acquire_leadership = writes(services.acquire_leadership)
     renew = writes(services.renew)
     resign = writes(services.resign)
     leader = reads(services.leader)
@@ -348,7 +352,7 @@ class SchemaStore(Store):
 
     outlines = reads(schemas.outlines)
     versions = reads(schemas.versions)
-    with_data = reads(schemas.with_data)
+    find_by_data = reads(schemas.find_by_data)
     add = writes(schemas.add)
     delete = writes(schemas.delete_all)
 
@@ -385,7 +389,7 @@ class StoreBinding(Store):
     """The binding of the object store, and trials of stores."""
 
     @cached_property
-    def verified(self) -> set[str]:
+    def verified_locations(self) -> set[str]:
         """The locations of stores that this process has verified to be the bound one; callers add to it."""
         return set()
 

@@ -118,7 +118,7 @@ def namespace(connection: Connection, name: str) -> NamespaceRecord:
     return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
 
 
-def administered(connection: Connection, role: str | None) -> list[str]:
+def administered_namespaces(connection: Connection, role: str | None) -> list[str]:
     """Return the full names of the namespaces that `role` may administer, in order; None: of all namespaces.
 
     A role administers a namespace by the tenant's `admin_roles`, or by the action `admin` in either scope.
@@ -182,7 +182,7 @@ def delete_namespace(connection: Connection, name: str) -> None:
 # Permissions
 
 
-def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
+def set_permissions(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
     """Let a role do exactly `actions` in `scope`: a tenant, `tenant/namespace`, or a topic's full name.
 
     This replaces its actions there. The permissions of a partitioned topic count for its partitions, too. Raises
@@ -231,7 +231,7 @@ def ensure_topic(connection: Connection, context: Context, name: TopicName) -> T
         return existing
     ensure_namespace(connection, context, name)
     _check_not_partitioned(connection, name)
-    return create_topics(connection, context, [name])[0]
+    return ensure_topics(connection, context, [name])[0]
 
 
 def create_topic(
@@ -246,7 +246,7 @@ def create_topic(
     _check_not_partitioned(connection, name)
     if topics.find(connection, name) is not None:
         raise Conflict(f"the topic {name} exists already", "nothing was changed; choose another name")
-    (topic,) = create_topics(connection, context, [name])
+    (topic,) = ensure_topics(connection, context, [name])
     if properties:
         topics.store_properties(connection, topic.id, properties)
     return topic
@@ -280,13 +280,13 @@ def lock_namespace(connection: Connection, name: str) -> None:
     _row(connection, namespaces_table, "namespace", name, locked=True)
 
 
-def create_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
+def ensure_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
     """Return the topics of these names, created if they do not exist. All are of one namespace, which must be locked.
 
     They get a cursor `__compaction` if compaction is enabled in the namespace (S9). Raises InvalidTopicName.
     """
     around = policy_store.inherited_policies(connection, context, policy_store.enclosing_scope(names[0]))
-    created = topics.create(connection, names, context.now)
+    created = topics.ensure(connection, names, context.now)
     if around.compaction_enabled:
         cursors.ensure_all(connection, [topic.id for topic in created], COMPACTION_CURSOR)
     return created

@@ -37,7 +37,7 @@ _LOCKED = _BY_ID.with_for_update(key_share=True)
 _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 
-def named(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
+def by_names(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
     """Return those of the topics that exist, by name. A name without a topic is left out."""
     return {topic.name: topic for topic in _with_any(connection, topics.c.name, [str(name) for name in names])}
 
@@ -47,9 +47,9 @@ def all_topics(connection: Connection) -> list[TopicRecord]:
     return of_statement(connection, select(topics))
 
 
-def page_of(connection: Connection, after: int, count: int) -> list[TopicRecord]:
-    """Return the next `count` topics whose ids are greater than `after`, by id."""
-    statement = select(topics).where(topics.c.id > after).order_by(topics.c.id).limit(count)
+def page_of(connection: Connection, after_id: int, count: int) -> list[TopicRecord]:
+    """Return the next `count` topics whose ids are greater than `after_id`, by id."""
+    statement = select(topics).where(topics.c.id > after_id).order_by(topics.c.id).limit(count)
     return queries.fetch(connection, statement, row_mapping.topic)
 
 
@@ -155,12 +155,12 @@ def set_properties(
 # Parts of other transactions
 
 
-def create(connection: Connection, names: Sequence[TopicName], now: int) -> list[TopicRecord]:
+def ensure(connection: Connection, names: Sequence[TopicName], now: int) -> list[TopicRecord]:
     """Return the topics of these names, in their order; those that do not exist are inserted with their lease rows.
 
     The caller has locked their namespace, so no other transaction inserts them meanwhile. Raises InvalidTopicName.
     """
-    records = named(connection, names)
+    records = by_names(connection, names)
     new = [name for name in names if name not in records]
     for name in new:
         name.check_new()

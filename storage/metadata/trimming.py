@@ -150,10 +150,10 @@ def _is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
 
 def _check_cursors(connection: Connection, topic: TopicRecord, end: int) -> None:
     """Raise Conflict if a cursor needs messages below the offset `end`; it names the slowest one."""
-    slowest = min(cursors.of_topic(connection, topic.id), key=lambda cursor: cursor.mark, default=None)
-    if slowest is None or max(slowest.mark + 1, topic.start_offset) >= end:
+    slowest = min(cursors.of_topic(connection, topic.id), key=lambda cursor: cursor.mark_delete_offset, default=None)
+    if slowest is None or max(slowest.mark_delete_offset + 1, topic.start_offset) >= end:
         return
-    at = f"at offset {slowest.mark + 1}" if slowest.mark_delete else "with nothing acknowledged"
+    at = f"at offset {slowest.mark_delete_offset + 1}" if slowest.mark_delete else "with nothing acknowledged"
     remedy = (
         "compact the topic first, or force it"
         if slowest.name == COMPACTION_CURSOR

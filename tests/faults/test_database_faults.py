@@ -109,10 +109,10 @@ def test_a_run_that_found_nothing_to_do_is_told_as_it_ended(world: World, cut: C
     world.link.cut(cut)
     if cut is Cut.BEFORE:
         with pytest.raises(Unavailable):
-            world.store.runs.finish(run, {})
+            world.store.runs.succeed_unchanged(run, {})
         assert world.witness.runs.get(run.run_id).state is RunState.RUNNING
     else:
-        ended = world.store.runs.finish(run, {})
+        ended = world.store.runs.succeed_unchanged(run, {})
         assert (ended.state, ended) == (RunState.SUCCESS, world.witness.runs.get(run.run_id))
     assert world.link.cuts == 1
 

@@ -226,7 +226,7 @@ def test_texts_of_errors_come_to_have_parts(empty: list[Database]) -> None:
         runs = store.runs.of_topic(topic.id, 5)
         parts = ErrorText("it failed", "s3://b failed\nand more")
         assert [run.error for run in runs] == [ErrorText(), ErrorText(plain), parts]
-        assert [run.tail_left for run in runs] == [ErrorText(), ErrorText("left", "left in /log"), ErrorText()]
+        assert [run.tail_error for run in runs] == [ErrorText(), ErrorText("left", "left in /log"), ErrorText()]
         assert runs[1].statistics["parts"] == 3
         assert store.compaction_control.get(topic.id).last_error == parts
         store.runs.cancel(store.runs.claim(topic.id, "worker", {}, 1).run_id, "not wanted")

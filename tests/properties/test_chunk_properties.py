@@ -124,7 +124,9 @@ def _replay(
         if step["acknowledged"] is not None:
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
         used = used if uniform else step["policies"] or used
-        floor = bench.metadata.cursors.compacted_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+        floor = (
+            bench.metadata.cursors.compacted_cursor_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+        )
         added = [row for row in everything if row.offset > horizon]
         expected = reference.run(state, added, used, clock.now_ms(), floor)
         for key in {row.key for row in everything if row.key is not None}:

@@ -143,10 +143,10 @@ class Pausing(RuleBasedStateMachine):
         assert self.run is not None
         if self.phase == ABORTED:
             with pytest.raises(Fenced):
-                self.metadata.runs.finish(self.run, {})
+                self.metadata.runs.succeed_unchanged(self.run, {})
             self.metadata.runs.fail(self.run, ErrorText("it was fenced"))
         else:
-            self.metadata.runs.finish(self.run, {})
+            self.metadata.runs.succeed_unchanged(self.run, {})
         self._ended()
 
     @precondition(lambda self: self.run is not None)

@@ -100,7 +100,9 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         if step["acknowledged"] is not None and everything:
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
         used = step["policies"] or used
-        floor = bench.metadata.cursors.compacted_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+        floor = (
+            bench.metadata.cursors.compacted_cursor_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+        )
 
         end = last_old_enough(topic, used, clock.now_ms(), horizon)
         added = [message for message in everything if horizon < message.offset <= end]

@@ -125,7 +125,7 @@ class Tenancy(RuleBasedStateMachine):
         topics = self.tree.get(tenant, {}).get(namespace, {})
         taken = any(f"{topic}-partition-{n}" in topics for n in range(before or 0, partitions))
         refused = partitions < (before or 0) or taken
-        if self.check(lambda: self.store.partitions.update(name, partitions), before is None, refused):
+        if self.check(lambda: self.store.partitions.increase_partitions_to(name, partitions), before is None, refused):
             self.partitioned[name] = partitions
             for number in range(partitions):
                 if f"{topic}-partition-{number}" not in topics:

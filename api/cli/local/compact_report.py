@@ -37,8 +37,8 @@ def report_outcomes(
         if topic_count == 1 and outcome.error is None:
             for line in outcome_lines(outcome):
                 say(line)
-        if outcome.run is not None and outcome.run.tail_left:
-            left = outcome.run.tail_left.worded(OPERATOR_WORDING)
+        if outcome.run is not None and outcome.run.tail_error:
+            left = outcome.run.tail_error.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201

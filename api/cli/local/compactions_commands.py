@@ -42,7 +42,7 @@ def show_compaction(context: typer.Context, run: Run, output: Output = OutputFor
     Its progress, policies, statistics and the time of each phase, and the reason if it failed.
     """
     with open_environment(context.obj) as environment:
-        name, record = environment.metadata.runs.named(run)
+        name, record = environment.metadata.runs.get_with_topic_name(run)
         document = run_document(name, record, environment.clock.now_ms())
     show_run(document, output)
 
@@ -59,5 +59,5 @@ def cancel_compaction(
     """
     with open_for_writing(context.obj) as environment:
         environment.metadata.runs.cancel(run, reason)
-        name, _ = environment.metadata.runs.named(run)
+        name, _ = environment.metadata.runs.get_with_topic_name(run)
     print_line(f"Compaction run {run} of topic {name} cancelled")

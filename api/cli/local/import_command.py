@@ -52,7 +52,7 @@ def open_to_append(environment: Environment, name: TopicName) -> AppendTarget:
     from compactor.maintenance.backlog_limits import BacklogLimits
     from storage.topic import Topic as OpenTopic
 
-    existing = environment.metadata.topics.named([name]).get(name)
+    existing = environment.metadata.topics.by_names([name]).get(name)
     record = existing or names.ensure_with_namespace(environment, name)
     BacklogLimits(environment).check(record)
     return AppendTarget(OpenTopic(environment, record), existing is None)

@@ -85,7 +85,7 @@ def seal_segments(
             say(f"{topic_name} cannot be rolled: {text_if_error(reason)}")
         opened = [open_topic(environment, name) for name in names] or [
             open_topic(environment, record.name)
-            for record in environment.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
+            for record in environment.metadata.segments.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
         ]
         remaining: list[CompactorError] = []
         for topic in opened:

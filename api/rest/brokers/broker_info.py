@@ -93,7 +93,7 @@ def get_dynamic_configurations() -> dict[str, str]:
 def get_runtime_configurations(broker: Broker) -> dict[str, str]:
     """Return the settings of compaction by Pulsar's names. `compactor config show` has all."""
     policies = broker.environment.metadata.policies
-    configured = {**policies.broker_defaults, **policies.of_scope(BROKER)}
+    configured = {**policies.broker_defaults, **policies.readable_of_scope(BROKER)}
     values = {
         "brokerServiceCompactionMonitorIntervalInSeconds": broker.settings.compaction_monitor_interval_ms // 1000,
         "brokerServiceCompactionThresholdInBytes": configured.get("compaction.threshold.bytes", 0),

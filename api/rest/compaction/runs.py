@@ -58,7 +58,7 @@ def get_scheduler(broker: Broker, wording: CallerWording) -> Any:
 )
 def get_compaction(broker: Broker, run: RunId, wording: CallerWording) -> Any:
     """Return one run: its progress, its policies, its statistics, and the reason if it failed."""
-    return _reports(broker, [broker.environment.metadata.runs.named(run)], wording)[0]
+    return _reports(broker, [broker.environment.metadata.runs.get_with_topic_name(run)], wording)[0]
 
 
 @router.delete("/compactions/{run}", permission_check_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))

@@ -59,7 +59,7 @@ def get_policies(broker: Broker, namespace: Namespace) -> dict[str, Any]:
     """Return all policies that Pulsar has for a namespace; those that this service lacks are at their defaults."""
     metadata = broker.environment.metadata
     record = names.namespace(broker.environment, namespace)
-    settings = metadata.policies.of_scope(namespace_scope(namespace))
+    settings = metadata.policies.readable_of_scope(namespace_scope(namespace))
     return policies_document(
         record.permissions,
         metadata.tenancy.topic_permissions_in(namespace),

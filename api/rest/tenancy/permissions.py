@@ -116,4 +116,4 @@ def _grant(broker: Broker, place: str, role: str, actions: Sequence[str]) -> Non
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
         raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")
-    broker.environment.metadata.tenancy.permit(place, parse_role(role), sorted(set(actions)))
+    broker.environment.metadata.tenancy.set_permissions(place, parse_role(role), sorted(set(actions)))

@@ -115,8 +115,8 @@ def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Ser
 
 def test_many_watchers_share_a_read(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = bench.clock
-    read = mock.Mock(wraps=bench.metadata.runs.named)
-    monkeypatch.setattr(bench.metadata.runs, "named", read)
+    read = mock.Mock(wraps=bench.metadata.runs.get_with_topic_name)
+    monkeypatch.setattr(bench.metadata.runs, "get_with_topic_name", read)
     run = bench.metadata.runs.claim(bench.topic().record.id, "h", {}, 60_000)
     reports = RunReportCache(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 

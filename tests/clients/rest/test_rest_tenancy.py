@@ -132,7 +132,7 @@ def test_a_namespace_is_made_with_all_of_its_policies_or_not_at_all(
     other = f"{namespace}-whole"
     assert _reason(served, "PUT", f"/namespaces/{other}", policies)[0] == 503
     assert _reason(served, "GET", f"/namespaces/{other}")[0] == 404
-    assert served.broker.environment.metadata.policies.of_scope(f"namespace:{other}") == {}
+    assert served.broker.environment.metadata.policies.readable_of_scope(f"namespace:{other}") == {}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_retention_set_here_takes_the_place_of_finer_ones(served: Served, namesp
         assert served.ask("GET", path).json()["retentionTimeInMinutes"] == minutes
     assert served.ask("GET", path).json() == {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
     assert served.ask("POST", path, '{"retentionTimeInMinutes": 3, "retentionSizeInMB": 2}').status_code == 204
-    assert policies.of_scope(f"namespace:{namespace}") == {"retention.minutes": 3, "retention.bytes": 2 << 20}
+    assert policies.readable_of_scope(f"namespace:{namespace}") == {"retention.minutes": 3, "retention.bytes": 2 << 20}
 
 
 def test_permissions_of_a_namespace(served: Served, namespace: str) -> None:

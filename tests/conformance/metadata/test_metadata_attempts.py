@@ -82,7 +82,7 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     before = store.topic_snapshot(topic.id)
     for call in (
         lambda: store.runs.update(run),
-        lambda: store.runs.finish(run, {}),
+        lambda: store.runs.succeed_unchanged(run, {}),
         lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; expired by garbage"):

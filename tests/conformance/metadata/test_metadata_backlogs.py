@@ -39,7 +39,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             closed_bytes=700,
             closed_messages=7,
             oldest=created[0].min_publish_time,
-            soonest=created[0].max_publish_time,
+            first_extent_newest_time=created[0].max_publish_time,
         ),
         CompactionBacklogRecord(
             now[behind.name],
@@ -48,7 +48,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
             closed_bytes=700 + holds.logical_bytes,
             closed_messages=9,
             oldest=clock.now_ms(),
-            soonest=created[0].max_publish_time,
+            first_extent_newest_time=created[0].max_publish_time,
             open_segment=opened,
         ),
     ]

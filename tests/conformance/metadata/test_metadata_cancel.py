@@ -40,7 +40,7 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
     assert finished_at(store, run.attempt_id) == clock.now_ms()
     for call in (
         lambda: store.runs.update(run),
-        lambda: store.runs.finish(run, {}),
+        lambda: store.runs.succeed_unchanged(run, {}),
         lambda: store.publishing.publish(run, 1, compacted(store, run, 2, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match=rf"run {run.run_id} of .*orders is CANCELLED already: asked for by"):
@@ -129,7 +129,7 @@ def test_runs_that_must_stop_are_named_and_the_others_beaten(store: MetadataStor
     alive, taken_over, cancelled, failed, ended, old_epoch, given_up, also_alive = claimed
     store.runs.cancel(cancelled.run_id, "why not")
     store.runs.fail(failed, ErrorText("broken"))
-    store.runs.finish(ended, {})
+    store.runs.succeed_unchanged(ended, {})
     store.cursors.ensure(old_epoch.topic_id, "__compaction")
     store.cursors.delete(old_epoch.topic_id, "__compaction")
     store.attempts.finish(given_up.attempt_id)

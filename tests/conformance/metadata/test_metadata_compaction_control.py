@@ -32,7 +32,7 @@ TTL_MS = 10_000
 
 
 def leading(store: MetadataStore, name: str = "host:1:a") -> int:
-    token = store.services.lead(name, TTL_MS)
+    token = store.services.acquire_leadership(name, TTL_MS)
     assert token is not None
     return token
 
@@ -42,19 +42,19 @@ def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
 ) -> None:
     token = leading(store)
     with pytest.raises(Fenced, match="not requested any more"):
-        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
+        store.runs.claim(topic.id, "worker", {}, TTL, leader_token=token)
     store.compaction_control.request(topic.id, "manual", "ann")
     clock.advance(TTL_MS)
     following = leading(store, "host:2:b")
     with pytest.raises(Fenced, match="host:2:b leads now"):
-        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
+        store.runs.claim(topic.id, "worker", {}, TTL, leader_token=token)
     with pytest.raises(Fenced):
-        store.compaction_control.withdraw(topic.id, leader=token)
+        store.compaction_control.withdraw(topic.id, leader_token=token)
     with pytest.raises(Fenced):
-        store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader=token)
+        store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader_token=token)
     assert len(store.compaction_control.requests()) == 1
     assert store.runs.last(topic.id) is None
-    assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
+    assert store.runs.claim(topic.id, "worker", {}, TTL, leader_token=following).state is RunState.RUNNING
 
 
 def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores, clock: ManualClock) -> None:
@@ -68,7 +68,7 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores,
     with ThreadPoolExecutor(1) as pool:
         with other.database.write() as stuck:
             topics.lock(stuck, topic.id)
-            claimed = pool.submit(store.runs.claim, topic.id, "worker", {}, TTL, leader=token)
+            claimed = pool.submit(store.runs.claim, topic.id, "worker", {}, TTL, leader_token=token)
             with other.database.read() as looking:
                 while not looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
                     assert not claimed.done()
@@ -88,12 +88,12 @@ def test_a_request_is_kept_until_its_run_is_claimed(
     assert [item.name for item in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
         store.compaction_control.request(topic.id, "manual", "bob")
-    run = store.runs.claim(topic.id, "worker", {}, TTL, leader=leading(store))
+    run = store.runs.claim(topic.id, "worker", {}, TTL, leader_token=leading(store))
     assert run.cause == "manual"
     assert store.compaction_control.requests() == []
     with pytest.raises(CompactionRunning, match=f"run {run.run_id} by worker"):
         store.compaction_control.request(topic.id, "manual", "bob")
-    store.runs.finish(run, {})
+    store.runs.succeed_unchanged(run, {})
     store.compaction_control.request(topic.id, "threshold.bytes", "bob")
 
 
@@ -111,7 +111,7 @@ def test_of_many_triggers_one_is_taken(open_stores: OpenStores) -> None:
     answers = at_once(*(partial(store.compaction_control.request, topic.id, "manual", "ann") for store in stores))
     assert sorted(type(item).__name__ for item in answers) == ["CompactionControl"] + ["CompactionRunning"] * 3
     token = leading(stores[0])
-    claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores))
+    claimed = at_once(*(partial(store.runs.claim, topic.id, "worker", {}, TTL, leader_token=token) for store in stores))
     assert sorted(type(item).__name__ for item in claimed) == ["Fenced"] * 3 + ["RunRecord"]
 
 
@@ -134,14 +134,14 @@ def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicReco
     clock.advance(1)
     new = store.compaction_control.request(topic.id, "manual", "ann").requested_at
     token = leading(store)
-    assert not store.compaction_control.withdraw(topic.id, leader=token, requested_at=old)
+    assert not store.compaction_control.withdraw(topic.id, leader_token=token, requested_at=old)
     assert (
         store.compaction_control.record_failure(
-            topic.id, ErrorText("no"), 5, leader=token, requested_at=old
+            topic.id, ErrorText("no"), 5, leader_token=token, requested_at=old
         ).requested_at
         == new
     )
-    assert store.compaction_control.withdraw(topic.id, leader=token, requested_at=new)
+    assert store.compaction_control.withdraw(topic.id, leader_token=token, requested_at=new)
     assert store.compaction_control.requests() == []
 
 
@@ -159,13 +159,13 @@ def test_statuses(store: MetadataStore, topic: TopicRecord, clock: ManualClock) 
     store.compaction_control.request_dead_runs_again("leader")
     assert status() == (CompactionStatus.RUNNING, "")
     run = claim(store, topic)
-    store.runs.finish(run, {})
+    store.runs.succeed_unchanged(run, {})
     assert status() == (CompactionStatus.SUCCESS, "")
     store.runs.fail(claim(store, topic), ErrorText("boom"))
     assert status() == (CompactionStatus.ERROR, "boom")
     store.runs.cancel(claim(store, topic).run_id, "ann wanted it")
     assert status() == (CompactionStatus.ERROR, "ann wanted it")
-    store.runs.finish(claim(store, topic), {})
+    store.runs.succeed_unchanged(claim(store, topic), {})
     store.compaction_control.record_failure(topic.id, ErrorText("the tail cannot be sealed"), 5)
     assert status() == (CompactionStatus.ERROR, "the tail cannot be sealed")
 
@@ -178,7 +178,7 @@ def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: Topic
     answers = at_once(*(lambda: store.compaction_control.request_dead_runs_again("leader") for _ in range(3)))
     assert sorted(len(item) for item in answers if isinstance(item, list)) == [0, 0, 1]
     assert store.compaction_control.get(topic.id).cause == "interrupted"
-    run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
+    run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader_token=leading(store))
     assert store.runs.get(dead.run_id).state is RunState.ERROR
     assert store.compaction_control.request_dead_runs_again("leader") == []
     assert run.cause == "interrupted"
@@ -208,7 +208,7 @@ def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
     assert store.compaction_control.get(topic.id).cause == "interrupted"
     assert store.runs.heartbeat([run]) == [run.run_id]
     assert not store.compaction_control.cancel_and_request_again(run, "ending", "me")
-    assert store.runs.claim(topic.id, "next", {}, TTL, leader=leading(store)).cause == "interrupted"
+    assert store.runs.claim(topic.id, "next", {}, TTL, leader_token=leading(store)).cause == "interrupted"
 
 
 def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
@@ -338,7 +338,7 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     run = claim(store, topic)
     store.runs.fail(run, ErrorText("three"))
     assert store.compaction_control.get(topic.id).failures == 2
-    store.runs.finish(claim(store, topic), {})
+    store.runs.succeed_unchanged(claim(store, topic), {})
     assert store.compaction_control.get(topic.id) == CompactionControl()
 
 
@@ -370,7 +370,7 @@ def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore
     store.compaction_control.request(topic.id, "manual", "ann")
     store.compaction_control.record_failure(topic.id, ErrorText("no"), 5)
     assert len(store.compaction_control.requests()) == 1
-    store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader=token)
+    store.compaction_control.record_failure(topic.id, ErrorText("no"), 5, leader_token=token)
     assert store.compaction_control.requests() == []
 
 

@@ -131,7 +131,7 @@ def test_a_name_that_the_database_cannot_hold_is_invalid_input_or_not_there(
     store = open_store(database_url)
     tenant = topic.name.tenant
     with suppress(InvalidInput):
-        store.tenancy.permit(tenant, name, ["consume"])
+        store.tenancy.set_permissions(tenant, name, ["consume"])
     for check in (lambda: store.cursors.get(topic.id, name), lambda: store.tenancy.tenant(name)):
         with pytest.raises((InvalidInput, NotFound)):
             check()

@@ -58,6 +58,6 @@ def test_a_dead_process_holds_no_run_segment_service_or_leadership(store: Metada
     assert store.sealing.claim(topic.id, "next", LOG_UID, TTL) is None
     store.services.heartbeat(ServiceRecord(str(DEAD), "http://dead", LOG_UID, 0, 0))
     assert store.services.live() == []
-    assert store.services.lead(str(DEAD), TTL) == 1
-    assert store.services.lead(owner_name(), TTL) == 2
-    assert store.services.lead("next", TTL) is None
+    assert store.services.acquire_leadership(str(DEAD), TTL) == 1
+    assert store.services.acquire_leadership(owner_name(), TTL) == 2
+    assert store.services.acquire_leadership("next", TTL) is None

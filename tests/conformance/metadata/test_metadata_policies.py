@@ -62,9 +62,9 @@ def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: Topi
     assert set(EXAMPLES) == set(POLICIES)
     for name, (setting, value) in EXAMPLES.items():
         store.policies.change([topic_scope(topic)], {name: setting})
-        assert store.policies.of_scope(topic_scope(topic))[name] == value
+        assert store.policies.readable_of_scope(topic_scope(topic))[name] == value
     values = {name: value for name, (_, value) in EXAMPLES.items()}
-    assert store.policies.of_scope(topic_scope(topic)) == values
+    assert store.policies.readable_of_scope(topic_scope(topic)) == values
     resolved = store.policies.resolved(topic)
     assert {name: getattr(resolved.policies, POLICIES[name].attribute) for name in POLICIES} == values
     assert set(resolved.origins.values()) == {PolicyOrigin.TOPIC}
@@ -73,13 +73,13 @@ def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: Topi
 
 def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
     store.policies.change([BROKER], {"log.retention.ms": "1d"})
-    assert store.policies.of_scope(BROKER) == {"retention.ms": 86_400_000}
+    assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 86_400_000}
     store.policies.change([BROKER], {"retention.ms": "2d"})
-    assert store.policies.of_scope(BROKER) == {"retention.ms": 172_800_000}
+    assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 172_800_000}
     for name in ("Log.Retention.MS", "retention.ms"):
         store.policies.change([BROKER], {}, [name])
-        assert store.policies.settings(BROKER) == {}
-    assert store.policies.of_scope(BROKER) == {}
+        assert store.policies.stored_of_scope(BROKER) == {}
+    assert store.policies.readable_of_scope(BROKER) == {}
 
 
 def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> None:
@@ -144,7 +144,7 @@ def test_what_is_not_allowed_is_not_kept(store: MetadataStore, topic: TopicRecor
             store.policies.change([scope], {name: value})
     with pytest.raises(InvalidInput):
         store.policies.change([scope], {}, ["no.such.policy"])
-    assert store.policies.of_scope(scope) == {"min.compaction.lag.ms": 7_200_000}
+    assert store.policies.readable_of_scope(scope) == {"min.compaction.lag.ms": 7_200_000}
 
 
 def test_scopes(store: MetadataStore, topic: TopicRecord) -> None:
@@ -167,7 +167,7 @@ def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: 
             text("INSERT INTO policies (scope, name, value) VALUES ('broker', 'from.the.future', :value)"),
             {"value": json.dumps({"a": 1})},
         )
-    assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
+    assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 5}
     assert store.policies.effective(topic).retention_ms == 5
 
 
@@ -187,8 +187,8 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     }
     assert store.policies.resolver().resolve(other) == resolved
     assert store.policies.inherited_policies(NAMESPACE) == resolved
-    assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
-    assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], UnreadableStoredValue)
+    assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 5}
+    assert isinstance(store.policies.stored_of_scope(BROKER)["cleanup.policy"], UnreadableStoredValue)
     assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [
         ("the broker", "cleanup.policy", ["tier"]),
         ("the namespace public/default", "segment.bytes", 1 << 40),
@@ -269,7 +269,7 @@ def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord)
             store.policies.change([scope], {name: setting})
         for name in EXAMPLES:
             store.policies.change([scope], {}, [name])
-        assert store.policies.settings(scope) == {}
+        assert store.policies.stored_of_scope(scope) == {}
     assert (state(store, topic), store.cursors.of_topic(topic.id)) == before
 
 
@@ -284,7 +284,7 @@ def test_several_set_the_same_policy_at_once(open_stores: OpenStores, topic: Top
             )
         )
         assert results == [None] * len(stores)
-        assert stores[0].policies.of_scope(topic_scope(topic))[name] in values
+        assert stores[0].policies.readable_of_scope(topic_scope(topic))[name] in values
 
 
 def test_a_change_of_many_topics_takes_as_many_statements_as_one(store: MetadataStore) -> None:
@@ -297,7 +297,7 @@ def test_a_change_of_many_topics_takes_as_many_statements_as_one(store: Metadata
         created = [store.tenancy.ensure_topic(TopicName.parse(f"{count}-{number}")) for number in range(count)]
         scopes = [topic_scope(topic) for topic in created]
         counts.append([len(statements(store, partial(store.policies.change, scopes, *change))) for change in changes])
-        assert set(map(str, store.policies.readable(scopes).values())) == {"{'segment.ms': 7200000}"}
+        assert set(map(str, store.policies.readable_of_scopes(scopes).values())) == {"{'segment.ms': 7200000}"}
         assert all(compacted(store, topic) for topic in created)
     assert counts[0] == counts[1]
 
@@ -306,12 +306,12 @@ def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topi
     first, second = topic_scope(topic), topic_scope(store.tenancy.ensure_topic(TopicName.parse("second")))
     store.policies.change([first, second], {"segment.ms": "1h", "min.compaction.lag.ms": "1m"})
     store.policies.change([second], {"max.compaction.lag.ms": "2m"})
-    before = [store.policies.of_scope(scope) for scope in (first, second)]
+    before = [store.policies.readable_of_scope(scope) for scope in (first, second)]
     with pytest.raises(InvalidInput, match="lag"):  # only the second one's contradicts
         store.policies.change([first, second], {"segment.ms": "2h", "min.compaction.lag.ms": "3m"})
     with pytest.raises(TopicNotFound):
         store.policies.change([first, "topic:gone"], {"segment.ms": "2h"})
-    assert [store.policies.of_scope(scope) for scope in (first, second)] == before
+    assert [store.policies.readable_of_scope(scope) for scope in (first, second)] == before
     store.policies.change([second], {"min.compaction.lag.ms": "3m", "max.compaction.lag.ms": "4m"})
     store.policies.change([first, second], {}, None)
-    assert [store.policies.of_scope(scope) for scope in (first, second)] == [{}, {}]
+    assert [store.policies.readable_of_scope(scope) for scope in (first, second)] == [{}, {}]

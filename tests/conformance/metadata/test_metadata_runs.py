@@ -83,7 +83,7 @@ def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, cloc
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
         store.runs.update(dead)
     with pytest.raises(Fenced):
-        store.runs.finish(dead, {})
+        store.runs.succeed_unchanged(dead, {})
     assert store.runs.fail(dead, ErrorText("I was asleep")) == ended
     assert store.runs.last(topic.id) == successor
 
@@ -107,14 +107,14 @@ def test_nothing_to_do_changes_nothing_else(store: MetadataStore, topic: TopicRe
     before = store.topic_snapshot(topic.id)
     run = claim(store, topic)
     clock.advance(7)
-    run = store.runs.finish(run, {"messages": 0})
+    run = store.runs.succeed_unchanged(run, {"messages": 0})
     assert (run.state, run.finished_at, run.statistics) == (RunState.SUCCESS, clock.now_ms(), {"messages": 0})
     assert run.compacted_ledger_id is None
     after = store.topic_snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
     assert after.topic.generation == before.topic.generation
     with pytest.raises(Fenced, match="SUCCESS already"):
-        store.runs.finish(run, {})
+        store.runs.succeed_unchanged(run, {})
 
 
 def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -150,7 +150,7 @@ def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore,
     store.cursors.delete(topic.id, "__compaction")
     for call in (
         lambda: store.runs.update(run),
-        lambda: store.runs.finish(run, {}),
+        lambda: store.runs.succeed_unchanged(run, {}),
         lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(created[0])), {}),
     ):
         with pytest.raises(Fenced, match="epoch 1, but the topic has gone on to 2"):

@@ -83,7 +83,7 @@ def test_a_sealer_that_lets_go_has_not_tried(store: MetadataStore, topic: TopicR
         store.attempts.finish(attempt.attempt_id)
         assert tries() == number + 1
     assert store.sealing.claim(topic.id, "next", LOG_UID, TTL) is None
-    assert store.sealing.claim(topic.id, "by hand", LOG_UID, TTL, again=True) is not None
+    assert store.sealing.claim(topic.id, "by hand", LOG_UID, TTL, include_abandoned=True) is not None
 
 
 def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
@@ -196,7 +196,7 @@ def test_files_of_sealed_segments(store: MetadataStore, topic: TopicRecord, cloc
         elsewhere = new_segment(store, topic, log_uid="cd" * 16)
         store.segments.open(lease, elsewhere)
         store.segments.roll(lease, elsewhere.ledger_id, content(elsewhere, 1))
-    assert store.sealing.files(LOG_UID, clock.now_ms()) == []
+    assert store.sealing.removable_segments(LOG_UID, clock.now_ms()) == []
     for log_uid in (LOG_UID, LOG_UID, "cd" * 16):
         clock.advance(10)
         segment, attempt = claimed(store, topic, log_uid=log_uid)
@@ -205,7 +205,7 @@ def test_files_of_sealed_segments(store: MetadataStore, topic: TopicRecord, cloc
     assert store.sealing.claim(topic.id, "sealer", LOG_UID, TTL) is None
 
     def ids(log_uid: str, until: int) -> list[int]:
-        return [segment.ledger_id for _, segment in store.sealing.files(log_uid, until)]
+        return [segment.ledger_id for _, segment in store.sealing.removable_segments(log_uid, until)]
 
     now = clock.now_ms()
     assert ids(LOG_UID, now) == [first.ledger_id, second.ledger_id]

@@ -49,7 +49,7 @@ def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: T
             Failpoint.ROLL_INSIDE_COMMIT,
         )
         empty = opened(store, lease, topic)
-        check_all_or_nothing(store, topic, lambda: store.segments.drop(lease, empty.ledger_id))
+        check_all_or_nothing(store, topic, lambda: store.segments.drop_empty(lease, empty.ledger_id))
     check_all_or_nothing(store, topic, lambda: store.sealing.claim(topic.id, "sealer", LOG_UID, TTL))
     store.runs.expire_attempts(topic.id, 0)
     waiting, attempt = claimed(store, topic)

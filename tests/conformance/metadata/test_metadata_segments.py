@@ -55,7 +55,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     assert store.segments.of_topic(topic.id) == [sealed]
     assert finished_at(store, attempt.attempt_id) == clock.now_ms()
 
-    assert store.sealing.files(LOG_UID, clock.now_ms()) == [(store.topics.get(topic.name), sealed)]
+    assert store.sealing.removable_segments(LOG_UID, clock.now_ms()) == [(store.topics.get(topic.name), sealed)]
     store.sealing.purge(topic.id, sealed.ledger_id)
     store.sealing.purge(topic.id, sealed.ledger_id)
     assert store.segments.of_topic(topic.id) == []
@@ -81,7 +81,7 @@ def test_who_lost_the_lease_opens_rolls_and_drops_nothing(
         for call in (
             lambda: store.segments.open(zombie, new_segment(store, topic)),
             lambda: store.segments.roll(zombie, segment.ledger_id, content(segment, 1)),
-            lambda: store.segments.drop(zombie, segment.ledger_id),
+            lambda: store.segments.drop_empty(zombie, segment.ledger_id),
             lambda: store.segments.clear_roll_request(zombie),
         ):
             with pytest.raises(Fenced, match="zombie no longer holds the lease"):
@@ -175,7 +175,7 @@ def test_a_segment_is_rolled_with_what_it_can_hold(store: MetadataStore, topic: 
 def test_a_segment_that_is_gone_is_not_rolled(store: MetadataStore, topic: TopicRecord) -> None:
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
-        store.segments.drop(lease, segment.ledger_id)
+        store.segments.drop_empty(lease, segment.ledger_id)
         with pytest.raises(Fenced, match="does not exist"):
             store.segments.roll(lease, segment.ledger_id, content(segment, 1))
 
@@ -185,12 +185,12 @@ def test_an_open_segment_that_holds_nothing_is_dropped(store: MetadataStore, top
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
         store.segments.request_roll(topic.id)
-        store.segments.drop(lease, segment.ledger_id)
-        store.segments.drop(lease, segment.ledger_id)
+        store.segments.drop_empty(lease, segment.ledger_id)
+        store.segments.drop_empty(lease, segment.ledger_id)
         assert store.segments.of_topic(topic.id) == [before]
         assert not store.segments.roll_requested(topic.id)
         with pytest.raises(AssertionError, match="is ROLLED; only an open segment"):
-            store.segments.drop(lease, before.ledger_id)
+            store.segments.drop_empty(lease, before.ledger_id)
         assert opened(store, lease, topic).first_offset == 1
 
 
@@ -248,14 +248,14 @@ def test_topics_by_the_states_of_their_segments(store: MetadataStore, topic: Top
         opened(store, lease, third)
 
     def names(*states: SegmentState) -> list[str]:
-        return [topic.name.topic for topic in store.segments.topics_with(states)]
+        return [topic.name.topic for topic in store.segments.topics_with_segments(states)]
 
     assert names(SegmentState.OPEN) == ["a"]
     assert names(SegmentState.ROLLED) == ["b", "orders"]
     assert names(SegmentState.SEALED) == ["b"]
     assert names(SegmentState.OPEN, SegmentState.ROLLED) == ["a", "b", "orders"]
-    assert store.segments.unsealed_outside([]) == {LOG_UID: [third.name, second.name, topic.name]}
-    assert store.segments.unsealed_outside([LOG_UID]) == {}
+    assert store.segments.topics_unsealed_outside([]) == {LOG_UID: [third.name, second.name, topic.name]}
+    assert store.segments.topics_unsealed_outside([LOG_UID]) == {}
 
 
 def test_an_import_needs_the_tail_rolled(store: MetadataStore, topic: TopicRecord) -> None:

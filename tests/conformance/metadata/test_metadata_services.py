@@ -59,7 +59,9 @@ def test_a_service_that_ends_without_leaving_is_lost_until_it_is_purged(
 def test_of_many_candidates_one_leads(open_stores: OpenStores, clock: ManualClock) -> None:
     stores = open_stores(4)
     names = [f"host:{number}:x" for number in range(4)]
-    tokens = at_once(*(partial(store.services.lead, name, TTL_MS) for store, name in zip(stores, names, strict=True)))
+    tokens = at_once(
+        *(partial(store.services.acquire_leadership, name, TTL_MS) for store, name in zip(stores, names, strict=True))
+    )
     (token,) = [item for item in tokens if item is not None]
     assert token == 1
     leader = names[tokens.index(token)]

@@ -16,8 +16,8 @@ from tests.cursors import merge
 
 
 def test_a_topic_without_messages(store: MetadataStore, topic: TopicRecord) -> None:
-    stats = store.stats.of(topic.name, lines=True)
-    assert (stats.topic, stats.segments, stats.cursors, stats.lines) == (topic, (), (), ())
+    stats = store.stats.of(topic.name, with_ledgers=True)
+    assert (stats.topic, stats.segments, stats.cursors, stats.ledgers) == (topic, (), (), ())
     assert (stats.sums.entries, stats.sums.logical_bytes, stats.sums.first_offset) == (0, 0, None)
     assert (stats.compacted, stats.succeeded, stats.failed) == (None, None, None)
 
@@ -32,13 +32,13 @@ def test_sums_and_lines_are_those_of_the_topic_alone(
 ) -> None:
     append(store, other, 1000)
     created = append(store, topic, 5, 7)
-    stats = store.stats.of(topic.name, lines=True)
+    stats = store.stats.of(topic.name, with_ledgers=True)
     assert (stats.sums.entries, stats.sums.logical_bytes, stats.sums.first_offset) == (12, 1200, 0)
     assert stats.sums.max_publish_time == BIG + 1
-    assert [(line.ledger_id, line.entries, line.last_message_id) for line in stats.lines] == [
+    assert [(line.ledger_id, line.entries, line.last_message_id) for line in stats.ledgers] == [
         (item.ledger_id, item.entries, item.last_message_id) for item in created
     ]
-    assert store.stats.of(topic.name).lines == ()
+    assert store.stats.of(topic.name).ledgers == ()
 
 
 def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) -> None:
@@ -46,7 +46,7 @@ def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) 
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
         store.cursors.create(topic.id, name, mark, {"who": name})
     cursors = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
-    assert {name: (cursor.record.mark, cursor.sealed_bytes) for name, cursor in cursors.items()} == {
+    assert {name: (cursor.record.mark_delete_offset, cursor.sealed_bytes) for name, cursor in cursors.items()} == {
         "at-start": (-1, 1200),
         "in-between": (4, 700),
         "at-end": (11, 0),
@@ -112,7 +112,7 @@ def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], To
 
     event.listen(store.database.engine, "before_cursor_execute", before)
     try:
-        stats = store.stats.of(topic.name, lines=True)
+        stats = store.stats.of(topic.name, with_ledgers=True)
     finally:
         event.remove(store.database.engine, "before_cursor_execute", before)
     return [item for item in seen if item.startswith("SELECT")], stats

@@ -62,13 +62,13 @@ def test_the_namespaces_that_a_role_may_administer(store: MetadataStore) -> None
         tenancy.create_tenant(tenant, roles, [])
         tenancy.create_namespace(f"{tenant}/a")
         tenancy.create_namespace(f"{tenant}/b")
-    tenancy.permit("globex", "helper", ["consume", "admin"])
-    tenancy.permit("acme/b", "helper", ["admin"])
-    tenancy.permit("acme/a", "helper", ["produce"])
-    assert tenancy.administered("owner") == ["acme/a", "acme/b"]
-    assert tenancy.administered("helper") == ["acme/b", "globex/a", "globex/b"]
-    assert tenancy.administered("stranger") == []
-    assert tenancy.administered(None) == ["acme/a", "acme/b", "globex/a", "globex/b", "public/default"]
+    tenancy.set_permissions("globex", "helper", ["consume", "admin"])
+    tenancy.set_permissions("acme/b", "helper", ["admin"])
+    tenancy.set_permissions("acme/a", "helper", ["produce"])
+    assert tenancy.administered_namespaces("owner") == ["acme/a", "acme/b"]
+    assert tenancy.administered_namespaces("helper") == ["acme/b", "globex/a", "globex/b"]
+    assert tenancy.administered_namespaces("stranger") == []
+    assert tenancy.administered_namespaces(None) == ["acme/a", "acme/b", "globex/a", "globex/b", "public/default"]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> Non
     store.partitions.create(PT, 2, {})
     names = [topic.name, PT, TopicName("acme", "shop", f"{PT.topic}-partition-1")]
     for name in names:
-        tenancy.permit(str(name), "app", ["consume"])
-    tenancy.permit(shop, "app", ["produce"])
+        tenancy.set_permissions(str(name), "app", ["consume"])
+    tenancy.set_permissions(shop, "app", ["produce"])
     granted = {str(name): {"app": ("consume",)} for name in names}
     assert tenancy.topic_permissions(names) == tenancy.topic_permissions_in(shop) == granted
     assert tenancy.topic_permissions_of("app") == {str(name): ("consume",) for name in names}
@@ -142,7 +142,7 @@ def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> Non
     tenancy.delete_topic(topic.id)
     assert list(tenancy.topic_permissions_in(shop)) == [str(PT), str(names[2])]
     with pytest.raises(NotFound, match="does not exist"):
-        tenancy.permit(str(topic.name), "app", ["consume"])
+        tenancy.set_permissions(str(topic.name), "app", ["consume"])
     with pytest.raises(NotFound, match="does not exist"):
         tenancy.revoke(str(topic.name), "app")
     store.partitions.delete(PT, False)
@@ -151,10 +151,10 @@ def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> Non
 
 def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, shop: str) -> None:
     tenancy = store.tenancy
-    tenancy.permit("acme", "boss", ["admin"])
-    tenancy.permit(shop, "app", ["produce", "consume"])
-    tenancy.permit(shop, "app", ["consume"])
-    tenancy.permit(shop, "other", ["produce"])
+    tenancy.set_permissions("acme", "boss", ["admin"])
+    tenancy.set_permissions(shop, "app", ["produce", "consume"])
+    tenancy.set_permissions(shop, "app", ["consume"])
+    tenancy.set_permissions(shop, "other", ["produce"])
     assert [tenancy.revoke(shop, role) for role in ("other", "stranger")] == [True, False]
     assert tenancy.tenant("acme").permissions == {"boss": ("admin",)}
     assert tenancy.namespace(shop).permissions == {"app": ("consume",)}
@@ -162,7 +162,7 @@ def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, 
     tenancy.delete_namespace(shop)
     tenancy.create_namespace(shop)
     assert tenancy.namespace(shop).permissions == {}
-    assert store.policies.of_scope(namespace_scope(shop)) == {}
+    assert store.policies.readable_of_scope(namespace_scope(shop)) == {}
     tenancy.delete_namespace(shop)
     tenancy.delete_tenant("acme")
     tenancy.create_tenant("acme", [], [])
@@ -201,15 +201,15 @@ def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: Manua
     assert names(store.topics.in_namespace(shop)) == ["pt-partition-0", "pt-partition-1"]
     assert store.partitions.in_namespace(shop) == [created]
     assert store.partitions.in_namespace("public/default") == []
-    assert store.partitions.update(PT, 3).partitions == 3
+    assert store.partitions.increase_partitions_to(PT, 3).partitions == 3
     with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
-        store.partitions.update(PT, 2)
+        store.partitions.increase_partitions_to(PT, 2)
     store.partitions.set_properties(PT, {"c": "d"})
     store.partitions.set_properties(PT, {"e": "f"}, ["a", "none"])
     assert store.partitions.find(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, created.created_at)
 
     tenancy.delete_topic(store.topics.in_namespace(shop)[1].id)
-    store.partitions.update(PT, 3)
+    store.partitions.increase_partitions_to(PT, 3)
     assert names(store.topics.in_namespace(shop)) == [f"pt-partition-{n}" for n in range(3)], "a lost one comes back"
     uids = {topic.uid for topic in store.topics.in_namespace(shop)}
     assert {item.uid for item in store.partitions.delete(PT, False)} == uids
@@ -231,7 +231,7 @@ def test_names_of_partitioned_topics_are_taken(store: MetadataStore, shop: str) 
         store.partitions.create(plain.name, 1, {})
     store.tenancy.ensure_topic(TopicName("acme", "shop", "pt-partition-1"))
     with pytest.raises(Conflict, match="is no partition of"):
-        store.partitions.update(PT, 3)
+        store.partitions.increase_partitions_to(PT, 3)
     record = store.partitions.find(PT)
     assert record is not None
     assert record.partitions == 1, "all or nothing"
@@ -263,7 +263,7 @@ def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: Metadat
     first, second = store.topics.in_namespace(shop)
     store.tenancy.delete_topic(first.id)
     store.policies.change([namespace_scope(shop)], {"compaction.threshold.bytes": 1})
-    store.partitions.update(PT, 2)
+    store.partitions.increase_partitions_to(PT, 2)
     again, _ = store.topics.in_namespace(shop)
     assert again.id > second.id
     assert all(store.cursors.of_topic(topic.id) for topic in (again, second))
@@ -276,8 +276,8 @@ def test_changes_of_partitions_take_as_many_statements_for_any_number(store: Met
     for count in (2, 300):
         store.partitions.create(PT, 1, {})
         calls = (
-            partial(store.partitions.update, PT, count),
-            partial(store.partitions.update, PT, count),
+            partial(store.partitions.increase_partitions_to, PT, count),
+            partial(store.partitions.increase_partitions_to, PT, count),
             partial(store.partitions.delete, PT, True),
             partial(store.partitions.create, PT, count, {}),
         )
@@ -295,7 +295,7 @@ def test_more_partitions_than_fit_into_a_statement(
     store.partitions.create(PT, 7, {})
     first = store.topics.in_namespace(shop)[0]
     store.tenancy.delete_topic(first.id)
-    store.partitions.update(PT, 11)
+    store.partitions.increase_partitions_to(PT, 11)
     created = store.topics.in_namespace(shop)
     assert {topic.name.partition for topic in created} == set(range(11))
     assert len({topic.uid for topic in created}) == 11
@@ -318,7 +318,7 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
     while runs[1].attempt_id > runs[0].attempt_id:
         store.runs.fail(runs[1], ErrorText("another one"))
         runs[1] = claim(store, partitions[1])
-    began, real = threading.Event(), attempts.lock_open
+    began, real = threading.Event(), attempts.lock_unfinished
     waiting = text(
         "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
         "WHERE NOT granted AND datname = current_database()"
@@ -334,7 +334,7 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
             pass
         return open_ids + real(connection, [second])
 
-    monkeypatch.setattr(attempts, "lock_open", one_by_one)
+    monkeypatch.setattr(attempts, "lock_unfinished", one_by_one)
     with ThreadPoolExecutor(1) as pool:
         beaten = pool.submit(other.runs.heartbeat, runs)
         assert began.wait(60)

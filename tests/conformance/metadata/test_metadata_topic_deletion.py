@@ -72,7 +72,7 @@ def test_one_made_again_shares_nothing(store: MetadataStore) -> None:
     again = store.tenancy.ensure_topic(first.name)
     assert again.id > first.id
     assert (again.uid != first.uid, again.next_offset, again.generation, again.epoch) == (True, 0, 0, 0)
-    assert store.policies.of_scope(topic_scope(again)) == store.topics.properties(again.id) == {}
+    assert store.policies.readable_of_scope(topic_scope(again)) == store.topics.properties(again.id) == {}
     assert store.topic_snapshot(again.id).extents == ()
     assert store.cursors.of_topic(again.id) == []
     assert store.runs.last(again.id) is None
@@ -103,7 +103,7 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
     return {
         "publish": lambda: store.publishing.publish(run, generation, result, {}),
         "progress": lambda: store.runs.update(run, phase="phase one"),
-        "finish": lambda: store.runs.finish(run, {}),
+        "finish": lambda: store.runs.succeed_unchanged(run, {}),
         "fail": lambda: store.runs.fail(run, ErrorText("why")),
         "claim": lambda: claim(store, topic),
         "renew a pin": lambda: store.pins.renew(pin, TTL),
@@ -229,9 +229,9 @@ def test_a_segment_of_a_deleted_topic_is_nobodys(store: MetadataStore, topic: To
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
         store.segments.roll(lease, segment.ledger_id, content(segment, 2))
-    assert store.segments.topics_with([SegmentState.ROLLED], LOG_UID) == [store.topics.get(topic.name)]
-    assert store.segments.topics_with([SegmentState.ROLLED], "cd" * 16) == []
+    assert store.segments.topics_with_segments([SegmentState.ROLLED], LOG_UID) == [store.topics.get(topic.name)]
+    assert store.segments.topics_with_segments([SegmentState.ROLLED], "cd" * 16) == []
     store.tenancy.delete_topic(topic.id)
-    assert store.segments.topics_with(list(SegmentState)) == []
+    assert store.segments.topics_with_segments(list(SegmentState)) == []
     with pytest.raises(CompactorError, match="was deleted"):
         store.segments.roll_requested(topic.id)

@@ -51,7 +51,7 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     trimmed = store.trimming.trimmed(topic.id)
     assert [(item.first_offset, item.deleted_at) for item in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
     assert [item.retired_at for item in store.pins.retired_ledgers(topic.id)] == [clock.now_ms()]
-    files = store.sealing.files(LOG_UID, clock.now_ms())
+    files = store.sealing.removable_segments(LOG_UID, clock.now_ms())
     assert [(owner.id, file.ledger_id, file.sealed_at) for owner, file in files] == [
         (topic.id, waiting.ledger_id, clock.now_ms())
     ]

@@ -316,7 +316,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
                 (publishing, "publish", _publish_over),
                 (publishing, "_swap", _swap_blindly),
                 (publishing, "check_publish", lambda *_: None),
-                (publishing.attempts, "check_open", lambda *_: None),
+                (publishing.attempts, "check_unfinished", lambda *_: None),
             ),
         ),
         "publish-any-epoch": Bug(

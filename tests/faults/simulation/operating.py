@@ -64,7 +64,7 @@ class Operating:
             model.forced = False
         if model.first > start:
             world.report.count("trimmed by force" if forced else "trimmed")
-        if before is not None and forced and not result.tail_left and not process.preempted:
+        if before is not None and forced and not result.tail_error and not process.preempted:
             require(model.start == max(start, before), f"{model.record.name} begins at {model.start}, not {before}")
 
     def truncate(self, model: TopicModel | None = None) -> None:

@@ -88,7 +88,7 @@ def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: 
     metadata = database(tmp_path, "fresh")
     StoreIdentity(metadata, Watched(tmp_path / "new")).require()
     assert metadata.store_binding.find() == fresh.store_binding.find()
-    assert metadata.store_binding.verified
+    assert metadata.store_binding.verified_locations
 
 
 def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_its_thread_outlives_whatever_goes_wrong(
 
     with open_environment(settings) as environment:
         assert environment.log.uid
-        monkeypatch.setattr(environment.metadata.segments, "topics_with", fail)
+        monkeypatch.setattr(environment.metadata.segments, "topics_with_segments", fail)
         with MaintenanceLoop(settings, environment, lambda: True) as loop:
             eventually(lambda: len(looks) > 2)
             monkeypatch.setattr(BackgroundSealer, "ensure_running", fail)

@@ -93,7 +93,7 @@ def test_a_partition_that_a_client_creates_again_has_the_policies_of_the_others(
     metadata.tenancy.delete_topic(second.id)
     created, is_new = find_or_create(broker.environment, second.name, allow_creation=True)
     assert is_new
-    assert metadata.policies.of_scope(topic_scope(created)) == {"max.message.bytes": 5}
+    assert metadata.policies.readable_of_scope(topic_scope(created)) == {"max.message.bytes": 5}
 
 
 def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_number(broker: Broker) -> None:

@@ -202,7 +202,7 @@ def test_a_tail_that_cannot_be_sealed_stays_and_the_result_says_why(
     monkeypatch.setattr("compactor.maintenance.retention.LogManager.roll_and_seal", held)
     trimmed = Retention(bench).trim(topic.record)
     assert first_offsets(trimmed) == [0]
-    assert str(trimmed.tail_left) == "the writer sleeps: wake it"
+    assert str(trimmed.tail_error) == "the writer sleeps: wake it"
     assert offsets(topic) == [2]
 
 
@@ -222,8 +222,8 @@ def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench
     trimmed = Retention(bench).trim(topic.record)
     assert first_offsets(trimmed) == first_offsets(dry) == [0, 2]
     assert trimmed.tail_damaged
-    assert "with the loss of the rest accepted" in str(trimmed.tail_left)
-    assert trimmed.tail_left == dry.tail_left
+    assert "with the loss of the rest accepted" in str(trimmed.tail_error)
+    assert trimmed.tail_error == dry.tail_error
     assert topic.snapshot().ledgers == ()
     assert states(bench, topic) == [SegmentState.OPEN]
 

@@ -89,7 +89,7 @@ def test_a_young_ledger_keeps_all_that_lies_behind_it() -> None:
 
 def test_what_is_not_known_is_not_old() -> None:
     policies = TopicPolicies(cleanup_policy=DELETE, retention_ms=0)
-    unknown = replace(extents(2)[0], newest=None, sealed=False)
+    unknown = replace(extents(2)[0], newest_publish_time=None, sealed=False)
     assert plan_by_policies(snapshot(), [unknown], [], policies, NOW + 10**9).candidates == ()
 
 
@@ -210,7 +210,7 @@ def test_a_cursor_holds_what_it_has_not_acknowledged(name: str, marked: int | No
     assert len(plan.held) == 3 - count
     if count < 3:
         assert plan.hold is not None
-        assert (plan.hold.name, plan.hold.mark) == (name, -1 if marked is None else marked)
+        assert (plan.hold.name, plan.hold.mark_delete_offset) == (name, -1 if marked is None else marked)
     else:
         assert plan.hold is None
     assert len(plan_by_policies(snapshot(), ledgers, [], policies, NOW).candidates) == 3

@@ -71,7 +71,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
         if taken == "aborted":
             stage.control.abort([record.id])
         else:
-            stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
+            stage.metadata.runs.succeed_unchanged(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
         return remaining
 
     monkeypatch.setattr(LogManager, "try_roll_and_seal", settled)

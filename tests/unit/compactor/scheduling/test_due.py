@@ -23,7 +23,9 @@ def topic(number: int) -> TopicRecord:
 
 def backlog(number: int = 1, size: int = 100, clean: int = 0, oldest: int = NOW, **triggers: object) -> Backlog:
     created = CompactionTriggers(**triggers)  # type: ignore[arg-type]
-    return Backlog(topic(number), created, size, max(1, size // 10), size, clean, oldest, soonest=oldest + 5)
+    return Backlog(
+        topic(number), created, size, max(1, size // 10), size, clean, oldest, first_extent_newest_time=oldest + 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_nothing_is_due_of_a_topic_whose_messages_are_all_too_young() -> None:
     young = backlog(oldest=NOW - 50, threshold_bytes=1, min_lag_ms=46)
     assert cause_of(young, NOW) is None
     assert cause_of(young, NOW + 1) == "threshold.bytes"
-    assert cause_of(replace(young, soonest=None), NOW + 1) is None
+    assert cause_of(replace(young, first_extent_newest_time=None), NOW + 1) is None
 
 
 def test_an_empty_backlog_is_never_due() -> None:

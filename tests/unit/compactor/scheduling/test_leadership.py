@@ -37,8 +37,8 @@ class Slow(ServiceStore):
     takes_ms = 0
     away = False
 
-    def lead(self, name: str, term_ms: int) -> int | None:
-        term = super().lead(name, term_ms)
+    def acquire_leadership(self, name: str, term_ms: int) -> int | None:
+        term = super().acquire_leadership(name, term_ms)
         self._wait()
         return term
 
@@ -154,8 +154,8 @@ def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataSto
     first: Leadership
 
     class Resigning(ServiceStore):
-        def lead(self, name: str, term_ms: int) -> int | None:
-            term = super().lead(name, term_ms)
+        def acquire_leadership(self, name: str, term_ms: int) -> int | None:
+            term = super().acquire_leadership(name, term_ms)
             first.resign()
             return term
 

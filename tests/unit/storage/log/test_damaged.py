@@ -238,7 +238,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     assert answer.value.advice.kind is AdviceKind.ACCEPT_LOSS_ROLLED
     run = bench.compact(topic).run
     assert run is not None
-    assert "with the loss of the rest accepted" in str(run.tail_left)
+    assert "with the loss of the rest accepted" in str(run.tail_error)
     horizon = topic.snapshot().horizon
     assert horizon is not None
     assert horizon.offset == 0, "nothing behind a segment that is not sealed is compacted"
@@ -246,7 +246,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     retention = Retention(bench)
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.candidates)) == (0, 1)
-    assert "with the loss of the rest accepted" in str(trimmed.tail_left)
+    assert "with the loss of the rest accepted" in str(trimmed.tail_error)
     assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [0, 3]

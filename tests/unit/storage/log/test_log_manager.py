@@ -147,7 +147,7 @@ def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
         log.append(single(b"a", b"2"))
         run = bench.compact(topic).run
     assert run is not None
-    assert "was asked to roll" in str(run.tail_left)
+    assert "was asked to roll" in str(run.tail_error)
     assert [m.payload for m in topic.messages(read_compacted=True)] == [b"1", b"2"]
 
 
@@ -251,11 +251,11 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
     with pytest.raises(Misconfigured, match=given_up):
         bench.compact(topic)
     assert bench.segment_states(topic) == ["ROLLED", "SEALED"]
-    assert bench.metadata.metrics.counts().given_up == 1
+    assert bench.metadata.metrics.counts().abandoned_segments == 1
     assert raw(topic) == before
     (ledger,) = topic.log_manager().seal(topic.record, include_abandoned=True)
     assert (ledger.ledger_id, raw(topic)) == (1, before)
-    assert bench.metadata.metrics.counts().given_up == 0
+    assert bench.metadata.metrics.counts().abandoned_segments == 0
 
 
 @pytest.mark.parametrize(

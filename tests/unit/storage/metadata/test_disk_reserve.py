@@ -42,10 +42,10 @@ def test_a_full_disk_frees_what_is_kept(
     metadata = bench.metadata
     kept = metadata.database.reserve
     assert kept is not None
-    metadata.keep_reserve()
+    metadata.ensure_reserve()
     assert kept.path.stat().st_blocks * 512 >= LEAST_BYTES, "it takes the space"
     size, created = kept.path.stat().st_size, kept.path.stat().st_mtime_ns
-    metadata.keep_reserve()
+    metadata.ensure_reserve()
     assert kept.path.stat().st_mtime_ns == created
     topic = bench.topic()
 
@@ -64,29 +64,29 @@ def test_a_full_disk_frees_what_is_kept(
             grow()
         assert "that were reserved for this are freed" in caplog.text
         assert not kept.path.exists()
-        metadata.keep_reserve()
+        metadata.ensure_reserve()
         assert not kept.path.exists(), "there is no space for it"
         metadata.tenancy.delete_topic(topic.record.id)
     monkeypatch.undo()
-    metadata.keep_reserve()
+    metadata.ensure_reserve()
     assert kept.path.exists()
 
 
 def test_it_is_as_large_as_the_database_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = tmp_path / "metadata.db"
     kept = DiskReserve(database)
-    kept.keep()
+    kept.ensure()
     assert not kept.path.exists(), "there is no database"
     monkeypatch.setattr(disk_reserve, "MOST_BYTES", 4 << 20)
     for size, expected in ((0, LEAST_BYTES), (LEAST_BYTES + 1, LEAST_BYTES), (600_000, 600_000), (9 << 20, 4 << 20)):
         database.write_bytes(b"")
         with database.open("r+b") as file:
             file.truncate(size)
-        kept.keep()
+        kept.ensure()
         assert kept.path.stat().st_size == expected
 
 
 def test_a_database_on_another_machine_keeps_nothing() -> None:
     store = MetadataStore("postgresql://me@host/db", ManualClock())
     assert store.database.reserve is None
-    store.keep_reserve()
+    store.ensure_reserve()
