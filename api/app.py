@@ -14,7 +14,7 @@ from fastapi_offline import FastAPIOffline
 from api import version
 from api.broker.threads import WaitsFor
 from api.dashboard import DASHBOARD_ROUTERS, rendering
-from api.dashboard.topic_sizes import TopicSizesPoller
+from api.dashboard.topic_sizes import TopicSizesCache
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -88,7 +88,7 @@ def make_app(context: HttpContext) -> FastAPI:
     partition_fan_out.install_owner_forwarding(app)
     openapi.install_openapi(app)
     rendering.install_error_pages(app)
-    app.state.topic_sizes = TopicSizesPoller(
+    app.state.topic_sizes = TopicSizesCache(
         broker.environment.metadata, broker.environment.log, clock, broker.pools[WaitsFor.DATABASE]
     )
     # The last one is the outermost: the order is path, authentication, audit, metrics, limits.

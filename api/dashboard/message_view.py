@@ -15,7 +15,7 @@ from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, state_of
-from api.dashboard.payload_views import PayloadView, views, visible
+from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.http.problems import RestException
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError
@@ -72,7 +72,7 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
         state = state_of(message, raw is not None, compacted is not None, newest)
     described, decoded, problem = _decoded(broker, name, message)
     payload = message.payload or b""
-    undecoded = views(payload, message.payload_size) if payload else []
+    undecoded = payload_views(payload, message.payload_size) if payload else []
     return MessageView(name, message, state, [*decoded, *undecoded], described, problem)
 
 
@@ -105,7 +105,7 @@ def _decoded(broker: Broker, name: TopicName, message: StoredMessage) -> tuple[s
         text = schema_values.decode(schema, message.payload, message.key)
     except NotDecoded as error:
         return described, [], f"The payload cannot be decoded by it: {error}."
-    return described, [PayloadView("decoded", f"Decoded as {kind}", visible(text))], ""
+    return described, [PayloadView("decoded", f"Decoded as {kind}", with_visible_controls(text))], ""
 
 
 def _schema_of(broker: Broker, name: TopicName, message: StoredMessage) -> SchemaRecord | None:

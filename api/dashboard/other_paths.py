@@ -22,7 +22,7 @@ async def redirect_to_topics(request: Request) -> Response:
 
 
 @router.get("/dashboard/{path:path}")
-async def show_no_page(request: Request, path: str) -> Response:
+async def redirect_root_or_refuse(request: Request, path: str) -> Response:
     """Redirect from the root to the list of topics. Raises RestException (404) for any other path."""
     if path:
         raise RestException(404, f"the dashboard has no page {request.url.path[:_SHOWN]}")

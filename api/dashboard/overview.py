@@ -1,7 +1,7 @@
 """First page: totals, and the table of the topics that the caller may see.
 
 States are of the request's moment. The sizes of all topics are passed in, and those of many topics may be some seconds
-old (`TopicSizesPoller`); the rows of the page get present ones. While a compaction runs that the caller may watch, the
+old (`TopicSizesCache`); the rows of the page get present ones. While a compaction runs that the caller may watch, the
 page names the run, so that a script follows it.
 """
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.dashboard.attention import REASONS, failing_topics, reasons
 from api.dashboard.rendering import ANY_ROLE, render_page
-from api.dashboard.topic_sizes import TopicSizes, sizes_poller_of
+from api.dashboard.topic_sizes import TopicSizes, sizes_cache_of
 from api.dashboard.topics_table import (
     COLUMNS,
     NAME,
@@ -44,7 +44,7 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     may_watch = context.access.topic_filter(caller, (AuthAction.COMPACT,))
 
     def read_again(rows: Sequence[TopicRow]) -> Sequence[TopicRow]:
-        present = sizes_poller_of(request).present_sizes([row.summary.topic_id for row in rows])
+        present = sizes_cache_of(request).present_sizes([row.summary.topic_id for row in rows])
         by_id = {row.summary.topic_id: row for row in states.rows_with_states(present.rows)}
         return [by_id[row.summary.topic_id] for row in rows if row.summary.topic_id in by_id]
 

@@ -28,7 +28,7 @@ from api.dashboard.overview import render_overview
 from api.dashboard.policy_table import policies_of, settings_of
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require
 from api.dashboard.topic_page import look_up, topic_view
-from api.dashboard.topic_sizes import sizes_poller_of
+from api.dashboard.topic_sizes import sizes_cache_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
 from api.http.access import AuthAction, permission_check_on, superuser_wording
 from api.http.context import Context
@@ -58,7 +58,7 @@ async def show_topics(
     """Return the page of the topics that the caller may see."""
     require(request, AuthAction.ANYONE)
     view = TableView(q.strip(), state if state in STATES else "", sort, page)
-    sizes = await sizes_poller_of(request).all_sizes()
+    sizes = await sizes_cache_of(request).all_sizes()
     return await broker.pools[WaitsFor.DATABASE].run(render_overview, request, view, sizes)
 
 

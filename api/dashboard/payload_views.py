@@ -33,18 +33,22 @@ class PayloadView:
     cut_to: int | None = None
 
 
-def views(payload: bytes, size: int) -> list[PayloadView]:
-    """Return the views of the first bytes of a payload of `size` bytes, the best one first."""
-    candidates = (json_view(payload, size), text_view(payload, size), hex_view(payload, size))
+def payload_views(first_bytes: bytes, payload_size: int) -> list[PayloadView]:
+    """Return the views of the first bytes of a payload of `payload_size` bytes, the best one first."""
+    candidates = (
+        json_view(first_bytes, payload_size),
+        text_view(first_bytes, payload_size),
+        hex_view(first_bytes, payload_size),
+    )
     return [view for view in candidates if view is not None]
 
 
-def json_view(payload: bytes, size: int) -> PayloadView | None:
+def json_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
     """Return an indented JSON object or array; numbers and texts stay as they are. None: it is none, or too large."""
-    if size > min(TEXT_BYTES, len(payload)) or payload.lstrip()[:1] not in (b"{", b"["):
+    if payload_size > min(TEXT_BYTES, len(first_bytes)) or first_bytes.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
-        text = payload.decode()
+        text = first_bytes.decode()
         if _depth(text) > JSON_DEPTH:
             return None
         return PayloadView("json", "JSON", msgspec.json.format(text, indent=2))
@@ -52,31 +56,35 @@ def json_view(payload: bytes, size: int) -> PayloadView | None:
         return None
 
 
-def text_view(payload: bytes, size: int) -> PayloadView | None:
+def text_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
     """Return a text; None: it is not UTF-8, or has a NUL."""
-    head = payload[:TEXT_BYTES]
+    head = first_bytes[:TEXT_BYTES]
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
-        if len(head) == size or error.start < len(head) - 3:
+        if len(head) == payload_size or error.start < len(head) - 3:
             return None
         head = head[: error.start]  # the cut divides a character
         text = head.decode()
-    return None if "\0" in text else PayloadView("text", "Text", visible(text), _cut_to(len(head), size))
+    return (
+        None
+        if "\0" in text
+        else PayloadView("text", "Text", with_visible_controls(text), _cut_to(len(head), payload_size))
+    )
 
 
-def hex_view(payload: bytes, size: int) -> PayloadView:
+def hex_view(first_bytes: bytes, payload_size: int) -> PayloadView:
     """Return lines of eight bytes: their offset, their digits, and their ASCII characters."""
-    head = payload[:HEX_BYTES]
+    head = first_bytes[:HEX_BYTES]
     lines = []
     for start in range(0, len(head), _HEX_COLUMNS):
         line = head[start : start + _HEX_COLUMNS]
         characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
         lines.append(f"{start:04x}  {line.hex(' '):<{3 * _HEX_COLUMNS - 1}}  {characters}")
-    return PayloadView("hex", "Hexadecimal", "\n".join(lines), _cut_to(len(head), size))
+    return PayloadView("hex", "Hexadecimal", "\n".join(lines), _cut_to(len(head), payload_size))
 
 
-def visible(text: str) -> str:
+def with_visible_controls(text: str) -> str:
     """Return a text with a visible sign for each control character."""
     return text.translate(_SIGNS)
 

@@ -42,19 +42,20 @@ ENDED_EARLY = ("ERROR", "CANCELLED")
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a run. `kind`: the class of its drawing; `word`: its name in the legend."""
+    """A number of a run. `css_class`: of its drawing; `label`: its name in the legend."""
 
-    kind: str
-    word: str
-    of: Callable[[Run], int]
+    css_class: str
+    label: str
+    value: Callable[[Run], int]
 
 
 @dataclass(frozen=True)
 class PanelScheme:
-    """The content of a panel: stacks side by side, each of quantities one on another. `form`: formats a number."""
+    """The content of a panel: stacks side by side, each of quantities one on another. `format_number`: formats
+    one of its numbers."""
 
     title: str
-    form: Callable[[int], str]
+    format_number: Callable[[int], str]
     stacks: Sequence[Sequence[Quantity]]
 
 
@@ -83,13 +84,14 @@ class RunChart:
 class EarlyEndReason:
     """A reason for which runs ended early; numbers in it may differ.
 
-    `number`: of these runs; `run`: the newest of them; `last_at`: when it ended, in milliseconds; `error`: its reason.
+    `run_count`: the number of these runs; `newest_run`: the number of the newest; `last_at`: when it ended, in
+    milliseconds; `error`: its reason.
     """
 
     state: str
     error: str
-    number: int
-    run: int
+    run_count: int
+    newest_run: int
     last_at: int | None
 
 
@@ -101,7 +103,7 @@ def messages_in_and_out(run: Run) -> tuple[int | None, int | None]:
     """Return the messages that a run read, compacted and new, and those that it left; None: it has not counted them."""
     if "messages_out" not in run["statistics"]:
         return None, None
-    return BEFORE.of(run) + NEW.of(run), OUT.of(run)
+    return BEFORE.value(run) + NEW.value(run), OUT.value(run)
 
 
 def run_duration(run: Run) -> int | None:
@@ -147,11 +149,12 @@ def run_text(run: Run) -> str:
     words = [f"Run {run['run']}, {run['state'].lower()}, {time(run['started_at'])}"]
     if "messages_out" in run["statistics"]:
         words.append(
-            f"{count(NEW.of(run))} new and {count(BEFORE.of(run))} compacted messages in, {count(OUT.of(run))} out"
+            f"{count(NEW.value(run))} new and {count(BEFORE.value(run))} compacted messages in, "
+            f"{count(OUT.value(run))} out"
         )
     if "bytes_read" in run["statistics"]:
-        words.append(f"{size(READ.of(run))} read, {size(WRITTEN.of(run))} written")
-    phases = ", ".join(f"{phase.word} {duration(phase.of(run))}" for phase in PHASES if phase.of(run))
+        words.append(f"{size(READ.value(run))} read, {size(WRITTEN.value(run))} written")
+    phases = ", ".join(f"{phase.label} {duration(phase.value(run))}" for phase in PHASES if phase.value(run))
     if ended is not None:
         words.append(f"took {duration(ended)}{': ' if phases else ''}{phases}")
     return "; ".join(words)
@@ -175,11 +178,11 @@ def early_end_reasons(runs: Sequence[Run]) -> list[EarlyEndReason]:
 def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel | None:
     """Draw a panel; None: no run has a number of it."""
     quantities = [item for stack in scheme.stacks for item in stack]
-    highest = max((sum(item.of(run) for item in stack) for run in runs for stack in scheme.stacks), default=0)
+    highest = max((sum(item.value(run) for item in stack) for run in runs for stack in scheme.stacks), default=0)
     if not highest:
         return None
     share = min(len(runs) / LEAST_COLUMNS, 1)
-    paths = {item.kind: "" for item in quantities}
+    paths = {item.css_class: "" for item in quantities}
     for index, run in enumerate(runs):
         for kind, box in _boxes(scheme, index, run, highest, _FILLED * share):
             paths[kind] += box
@@ -194,11 +197,11 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
     ).format(
         len(runs),
         _HEIGHT + _STRIP,
-        f"{scheme.title} of {len(runs)} compactions, at most {scheme.form(highest)}",
+        f"{scheme.title} of {len(runs)} compactions, at most {scheme.format_number(highest)}",
         Markup("").join(pieces),
     )
-    legend = {item.kind: item.word for item in quantities if any(item.of(run) for run in runs)}
-    return Panel(scheme.title, scheme.form(highest), svg, list(legend.items()))
+    legend = {item.css_class: item.label for item in quantities if any(item.value(run) for run in runs)}
+    return Panel(scheme.title, scheme.format_number(highest), svg, list(legend.items()))
 
 
 def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: float) -> Iterator[tuple[str, str]]:
@@ -208,9 +211,9 @@ def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: floa
     for number, stack in enumerate(scheme.stacks):
         left, bottom = index + (1 - filled) / 2 + number * width, float(_HEIGHT)
         for item in stack:
-            if amount := item.of(run):
+            if amount := item.value(run):
                 height = max(amount / highest * _HIGHEST, _LEAST_HEIGHT)
-                yield item.kind, f"M{left:.2f} {bottom:.1f}v{-height:.1f}h{width:.2f}v{height:.1f}z"
+                yield item.css_class, f"M{left:.2f} {bottom:.1f}v{-height:.1f}h{width:.2f}v{height:.1f}z"
                 bottom -= height
 
 

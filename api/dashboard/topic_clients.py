@@ -18,36 +18,36 @@ from storage.metadata.stats import CursorStatsRecord
 
 @dataclass(frozen=True)
 class TopicClients:
-    """The clients of a topic, in its stats. `cursors`: by the names of subscriptions. `sent_ends`: of readers, which
-    have no cursor, the offset from which the service sends on. `end`: the next offset of the topic. `elsewhere`: the
+    """The clients of a topic, in its stats. `cursors`: by the names of subscriptions. `reader_next_offsets`: of
+    readers, which have no cursor, the offset that the service sends next. `next_offset`: of the topic. `owner_url`: the
     URL of the service to which the clients are connected; empty: this one."""
 
     stats: TopicStats
     cursors: Mapping[str, CursorStatsRecord]
-    sent_ends: Mapping[str, int] = field(default_factory=dict)
-    end: int = 0
-    elsewhere: str = ""
+    reader_next_offsets: Mapping[str, int] = field(default_factory=dict)
+    next_offset: int = 0
+    owner_url: str = ""
 
     def backlog(self, name: str) -> int:
         """Return the messages that a subscription has not acknowledged; of a reader, whose stats have 0 as a broker's
         do, the offsets that it was not sent yet."""
-        if name in self.sent_ends:
-            return max(self.end - self.sent_ends[name], 0)
+        if name in self.reader_next_offsets:
+            return max(self.next_offset - self.reader_next_offsets[name], 0)
         return self.stats.subscriptions[name].msg_backlog
 
 
 def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState) -> TopicClients:
     """Return the clients of a topic. `live`: those of this process. Reads the database."""
-    elsewhere = ""
+    owner_url = ""
     try:
         broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)
     except NotTheOwner as error:
-        elsewhere = error.service.url or error.service.name
+        owner_url = error.service.url or error.service.name
     cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
     stats = topic_stats(snapshot, live, with_backlog_bytes=False)
-    sent_ends = {
+    reader_next_offsets = {
         name: max(item.delivered_end, snapshot.first)
         for name, item in live.subscriptions.items()
         if not item.stats.durable and name in stats.subscriptions
     }
-    return TopicClients(stats, cursors, sent_ends, snapshot.end, elsewhere)
+    return TopicClients(stats, cursors, reader_next_offsets, snapshot.end, owner_url)

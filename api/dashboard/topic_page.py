@@ -113,7 +113,7 @@ class TopicView:
     @property
     def phases(self) -> Sequence[Quantity]:
         """Return the phases that took time in a run of the table."""
-        return [phase for phase in PHASES if any(phase.of(run) for run in self.runs[:RUNS_IN_TABLE])]
+        return [phase for phase in PHASES if any(phase.value(run) for run in self.runs[:RUNS_IN_TABLE])]
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _client_marks(clients: TopicClients) -> list[Mark]:
             end = cursor.record.mark_delete_offset + 1
             title = f"subscription {name}: all before offset {end:,} is acknowledged"
             marks.append(Mark(CURSOR, end, title, f"{shortened(name)} at {end:,}"))
-    for name, end in clients.sent_ends.items():
+    for name, end in clients.reader_next_offsets.items():
         if consumers := clients.stats.subscriptions[name].consumers:
             title = f"reader {name}: all before offset {end:,} is sent"
             called = consumers[0].consumer_name or name

@@ -35,8 +35,8 @@ class TopicSizes:
     at: int = 0
 
 
-class TopicSizesPoller:
-    """Reads the sizes of all topics; of more than `FEW_TOPICS`, requests share a recent read.
+class TopicSizesCache:
+    """A cache of the sizes of all topics; of more than `FEW_TOPICS`, requests share a recent read.
 
     A read that is older than `RENEW_AFTER_MS` is still shared while the next one runs, up to `MAX_SIZES_AGE_MS`.
     """
@@ -51,7 +51,7 @@ class TopicSizesPoller:
         self._renewal: asyncio.Task[TopicSizes] | None = None
 
     async def all_sizes(self) -> TopicSizes:
-        """Return the sizes of all topics, also of topics without a trigger."""
+        """Return the sizes of all topics, also of those without a trigger; of more than `FEW_TOPICS`, a recent read."""
         last, age = self._last, self._clock.now_ms() - self._last.at
         if len(last.rows) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
             return await self._reads.answer(self._read)
@@ -78,6 +78,6 @@ def _ignore_failure(renewal: asyncio.Task[TopicSizes]) -> None:
         renewal.exception()
 
 
-def sizes_poller_of(request: Request) -> TopicSizesPoller:
-    """Return the poller of the application that received a request."""
-    return cast(TopicSizesPoller, request.app.state.topic_sizes)
+def sizes_cache_of(request: Request) -> TopicSizesCache:
+    """Return the cache of the application that received a request."""
+    return cast(TopicSizesCache, request.app.state.topic_sizes)

@@ -7,12 +7,12 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from api.dashboard.payload_views import HEX_BYTES, JSON_DEPTH, TEXT_BYTES, hex_view, json_view, text_view, views
+from api.dashboard.payload_views import HEX_BYTES, JSON_DEPTH, TEXT_BYTES, hex_view, json_view, payload_views, text_view
 from tests.budgets import within
 
 
 def names(payload: bytes) -> list[str]:
-    return [view.name for view in views(payload, len(payload))]
+    return [view.name for view in payload_views(payload, len(payload))]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_formatted_json_is_the_same_value(value: object) -> None:
 def test_json_that_is_nested_deep_stays_a_text() -> None:
     for depth, title in ((JSON_DEPTH, "JSON"), (JSON_DEPTH + 1, "Text")):
         payload = b"[" * depth + b'"]]]]"' + b"]" * depth
-        assert views(payload, len(payload))[0].title == title
+        assert payload_views(payload, len(payload))[0].title == title
 
 
 def test_a_text_is_cut_between_characters_and_says_so() -> None:
