@@ -26,6 +26,7 @@ from compactor.engines.engine import current_stop
 from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_winners, read_chunks, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
+from storage.advice import of_damaged
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -274,6 +275,6 @@ def least(times: Iterable[int | None]) -> int | None:
 def _not_in_a_source(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamaged:
     return ObjectDamaged(
         f"a key index names offset {int(offset)}, which no ledger or part holds",
-        "restore the index from a backup, or delete the cursor __compaction and compact again from raw",
+        of_damaged(),
         is_public=True,
     )

@@ -54,6 +54,7 @@ from storage.heartbeat import Heartbeat
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
+from storage.ledger.names import ObjectKind
 from storage.log.lease import release_ignoring_errors
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
@@ -73,6 +74,7 @@ from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import RateLimits
 from storage.owner import owner_name
+from storage.reading.snapshot_reader import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], RunPolicies]
@@ -252,7 +254,8 @@ class TwoPhaseCompactor:
             self.environment.clock.now_ms(),
             horizon,
         )
-        check_objects(self.environment.store, manifest)
+        with self._not_lost(snapshot, run):
+            check_objects(self.environment.store, manifest)
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
 
@@ -262,7 +265,10 @@ class TwoPhaseCompactor:
 
     @contextmanager
     def _not_lost(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
-        """Raise Fenced or Conflict, not DataLoss, if the body reads data that was truncated, deleted or trimmed."""
+        """Raise Fenced or Conflict, not DataLoss, if the body reads data that was truncated, deleted or trimmed.
+
+        A DataLoss of an object of the previous compacted ledger names that ledger.
+        """
         try:
             yield
         except DataLoss as error:
@@ -275,6 +281,8 @@ class TwoPhaseCompactor:
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
                         "compact the rest of the topic",
                     ) from error
+            if before.compacted is not None and _is_of_a_run(error, other_than=run):
+                raise lost_compacted(before, error) from error
             raise
 
     def _retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
@@ -349,15 +357,8 @@ class TwoPhaseCompactor:
     def _previous(self, snapshot: TopicSnapshot) -> Manifest | None:
         if snapshot.compacted is None:
             return None
-        try:
+        with naming_compacted(snapshot):
             return read_manifest(self.environment.store, snapshot.compacted.manifest)
-        except DataLoss as error:
-            summary = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
-            raise type(error)(
-                f"{summary}: {error.message}",
-                "restore the object, or delete the cursor __compaction so that the next run starts from raw",
-                public=summary,
-            ) from error
 
     def _publish(
         self,
@@ -408,6 +409,17 @@ def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunP
 def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies) -> int | None:
     """Return the offset above which tombstones wait for a compacted reader (T1); None: none waits."""
     return metadata.cursors.compacted_cursor_floor(topic_id) if policies.tombstones_wait_for_cursors else None
+
+
+def _is_of_a_run(error: DataLoss, other_than: RunRecord | None) -> bool:
+    """Return whether the lost object is a part, bitmap, index or chunk table of a compacted ledger, and no output of
+    `other_than`."""
+    parsed = names.parse(str(error.advice.arguments.get("object", ""))) if error.advice is not None else None
+    return (
+        parsed is not None
+        and parsed.kind in (ObjectKind.PART, ObjectKind.INDEX, ObjectKind.BITMAPS, ObjectKind.CHUNKS)
+        and (other_than is None or parsed.attempt_id != other_than.attempt_id)
+    )
 
 
 def _shown_engines(engines: Mapping[str, str]) -> str:

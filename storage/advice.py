@@ -29,6 +29,7 @@ class AdviceKind(StrEnum):
     RESUME_COMPACTION = "resume it, as often as it was paused"
     APPEND_THROUGH_OWNER = "append through it, or stop it first"
     DELETE_THROUGH_OWNER = "delete it there, or force it"
+    FORCE_DELETION = "end {clients}, or delete with force"
     UPGRADE_SCHEMA = "upgrade the database's schema"
     CHECK_STORE = "check endpoint, region and bucket, and check the store"
     REPLACE_STORE = "use a server that serves ranges; check the store"
@@ -40,14 +41,27 @@ class AdviceKind(StrEnum):
         "restore the file from a backup; or check what the dump of segment {ledger_id} still has, and seal {topic} "
         "with the loss of the rest accepted"
     )
-    READ_RAW = (
-        "raw reads still work; restore the object, or delete the cursor __compaction to clear the compacted ledger and "
-        "compact again from raw"
+    RESTORE_OBJECT = "check that the setting store names the store this was written to, else restore the object"
+    RESTORE_DAMAGED = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+    REBUILD_COMPACTED = (
+        "raw reads still work; restore the object from a backup; without one, delete the cursor __compaction of "
+        "{topic}: nothing is lost, since the next run reads all raw messages again"
+    )
+    GIVE_UP_COMPACTED = (
+        "raw reads still work; restore the object from a backup; only without one, delete the cursor __compaction of "
+        "{topic} by force: the values whose raw messages are trimmed are then lost"
     )
     READ_IN_BASE64 = "request the {field} in base64"
     TRIM_COMPACTED = "set cleanup.policy to compact,delete, or trim what is compacted, without an offset"
 
 
+LOST_COMPACTED = frozenset({AdviceKind.REBUILD_COMPACTED, AdviceKind.GIVE_UP_COMPACTED})
+"""Advice about a compacted ledger that cannot be read, with raw whole or trimmed. Arguments: those of LOST_OBJECT, and
+`topic` and `ledger_id`, of the compacted ledger."""
+LOST_OBJECT = frozenset({AdviceKind.RESTORE_OBJECT, AdviceKind.RESTORE_DAMAGED})
+"""Advice about an object that is missing or damaged. Arguments: `object`, its name; `store`, its store's URL; both are
+empty where they are not known; `state`: MISSING or DAMAGED."""
+MISSING, DAMAGED = "missing", "damaged"
 AdviceWording = Mapping[AdviceKind, str]
 """The wording of each kind of advice at one door. A kind that is missing has its neutral wording there."""
 NEUTRAL: AdviceWording = {}
@@ -81,3 +95,18 @@ class Advice:
     def worded(self, wording: AdviceWording) -> str:
         """Return the advice in a door's wording, or in the neutral one if `wording` lacks its kind."""
         return wording.get(self.kind, self.kind.value).format(**self.arguments)
+
+
+def of_missing(name: str, store: str) -> Advice:
+    """Return the advice about an object that its store, of this URL, does not have."""
+    return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": MISSING})
+
+
+def of_short(name: str, store: str) -> Advice:
+    """Return the advice about an object that is shorter in its store, of this URL, than it must be."""
+    return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": DAMAGED})
+
+
+def of_damaged(name: str = "") -> Advice:
+    """Return the advice about an object that does not have the bytes that it must have. `name` empty: not known."""
+    return Advice(AdviceKind.RESTORE_DAMAGED, {"object": name, "store": "", "state": DAMAGED})

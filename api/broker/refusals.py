@@ -199,7 +199,9 @@ class ClientsConnected(Conflict):
     """Producers or consumers are connected to a topic that is to be deleted. `topic`: its name."""
 
     def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} has active producers or subscriptions", "end them, or delete with force")
+        super().__init__(
+            f"{topic} has active producers or subscriptions", Advice(AdviceKind.FORCE_DELETION, {"clients": "them"})
+        )
         self.topic = topic
 
 
@@ -207,7 +209,7 @@ class TopicHasWriter(Conflict):
     """A process that is no service writes a topic that is to be deleted. `producers`: the number of topics with one."""
 
     def __init__(self, producers: int) -> None:
-        super().__init__("another process writes the topic", "end it, or delete with force")
+        super().__init__("another process writes the topic", Advice(AdviceKind.FORCE_DELETION, {"clients": "it"}))
         self.producers = producers
 
 

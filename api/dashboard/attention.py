@@ -1,7 +1,7 @@
 """Topics whose compaction fails, for the first page: each with its reason and next try, and all by reason. Pure.
 
-A reason is the public text of the last error without the name of its topic. Reasons that differ in numbers and ids
-alone are one, since a failure of a store or an engine stops many topics.
+A reason is the text of the last error, as far as the caller may know it, without the name of its topic. Reasons that
+differ in numbers and ids alone are one, since a failure of a store or an engine stops many topics.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from api.dashboard.topics_table import FAILING, TopicRow
 from api.reports import redacted_error_text
+from storage.advice import AdviceWording
 from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 
@@ -42,11 +43,17 @@ class FailureReason:
 
 
 def failing_topics(
-    rows: Iterable[TopicRow], controls: Mapping[int, CompactionControl], may_watch: Callable[[TopicName], bool]
+    rows: Iterable[TopicRow],
+    controls: Mapping[int, CompactionControl],
+    may_watch: Callable[[TopicName], bool],
+    wording: AdviceWording | None = None,
 ) -> dict[int, FailingTopic]:
-    """Return the topics that fail, by id, without those whose errors the caller may not see."""
+    """Return the topics that fail, by id, without those whose errors the caller may not see.
+
+    `wording`: of advice in errors, for operators; None: the caller reads their public part.
+    """
     failing = (row for row in rows if FAILING in row.states and may_watch(row.name))
-    return {row.summary.topic_id: _failing(row, controls[row.summary.topic_id]) for row in failing}
+    return {row.summary.topic_id: _failing(row, controls[row.summary.topic_id], wording) for row in failing}
 
 
 def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
@@ -66,6 +73,6 @@ def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
     ]
 
 
-def _failing(row: TopicRow, control: CompactionControl) -> FailingTopic:
-    error = redacted_error_text(control.last_error, wording=None) or "no reason is known"
+def _failing(row: TopicRow, control: CompactionControl, wording: AdviceWording | None) -> FailingTopic:
+    error = redacted_error_text(control.last_error, wording=wording) or "no reason is known"
     return FailingTopic(row, error.replace(f" of {row.name}", ""), control.failures, control.retry_at)

@@ -29,6 +29,7 @@ from api.http.dependencies import Broker
 from api.http.owner_proxy import FORWARDED, stated_reason
 from api.http.paths import Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
+from api.observability.error_text import DASHBOARD_WORDING
 from api.observability.redaction import redacted_excerpt
 from storage.errors import CompactorError
 from storage.model import TopicName
@@ -134,7 +135,7 @@ def refusal_of(request: Request, error: CompactorError | RestException) -> Refus
     log_for_operators(request, error)
     if isinstance(error, RestException):
         return Refusal(redacted_excerpt(error.detail), error.status_code)
-    return Refusal(redacted_excerpt(public_reason(error)), status_of(error))
+    return Refusal(redacted_excerpt(public_reason(error, DASHBOARD_WORDING)), status_of(error))
 
 
 def redirect(path: str, **query: object) -> Response:

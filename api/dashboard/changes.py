@@ -19,6 +19,7 @@ from api.formats.position_text import parse_trim_position
 from api.http.access import AuthAction, caller_of
 from api.http.dependencies import Broker
 from api.http.problems import public_reason
+from api.observability.error_text import DASHBOARD_WORDING
 from api.reports import trim_document
 from storage.environment import Environment
 from storage.errors import InvalidInput
@@ -39,7 +40,7 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
     except InvalidInput as error:
         return render_page(
             request, "policies.html", 400, name=topic, policies=policies_of(broker.environment, topic), changed=name,
-            problem=public_reason(error), may_change=True,
+            problem=public_reason(error, DASHBOARD_WORDING), may_change=True,
         )  # fmt: skip
     return redirect_to_topic(topic, "/policies", changed=name)
 

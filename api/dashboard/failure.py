@@ -1,88 +1,170 @@
 """Failure of a topic's compaction for its page: what happened, the effect, and what to do, in order. Pure.
 
 A compacted ledger whose manifest cannot be read makes runs fail, so the error of the last run and that of the manifest
-are one failure. A lost part is known from the error of the run that read it.
+are one failure. The manifest is read for each page. Another object of the topic that is lost is known from the advice
+of the last run's error, and the caller checks whether it is in the store again: then the failure is history.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.errors import CompactorError, DataLoss
+from storage.advice import LOST_COMPACTED, LOST_OBJECT, MISSING
+from storage.errors import CompactorError, DataLoss, ErrorText
+from storage.ledger import names
+from storage.ledger.names import ObjectKind
 from storage.model import TopicName
 
-_OBJECT = re.compile(r"\bobject (\S+) does not exist in (\S*[^\s:;,.])")
 _REMOVE_THE_CAUSE = ("Remove the cause that the error names.",)
+_CHECK_STORE = "Check that the setting store (COMPACTOR_STORE) names the object store of this database."
+_NOUNS: Mapping[ObjectKind | None, str] = {
+    ObjectKind.MANIFEST: "its manifest",
+    ObjectKind.PART: "one of its parts",
+    ObjectKind.BITMAPS: "its list of superseded rows",
+    ObjectKind.INDEX: "its key index",
+    ObjectKind.CHUNKS: "its table of chunked messages",
+}
+_ONLY_FOR_KEYS = (ObjectKind.INDEX, ObjectKind.CHUNKS)
+
+
+@dataclass(frozen=True)
+class LostObject:
+    """An object that is missing, or damaged. `name` and `store` empty: not known. `ledger_id`: the compacted ledger
+    that needs it; None: raw messages need it."""
+
+    name: str
+    store: str
+    is_missing: bool
+    ledger_id: int | None
+
+    @property
+    def kind(self) -> ObjectKind | None:
+        """Return the kind of the object; None: it is not known."""
+        parsed = names.parse(self.name)
+        return None if parsed is None else parsed.kind
+
+    @property
+    def state(self) -> str:
+        """Return a predicate for the object."""
+        return "is not in the object store" if self.is_missing else "is damaged"
+
+    def breaks_reads(self, ledger_id: int | None) -> bool:
+        """Return whether compacted reads of this compacted ledger need the object."""
+        return ledger_id is not None and self.ledger_id == ledger_id and self.kind not in _ONLY_FOR_KEYS
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure. `what` and `effect`: sentences. `steps`: what to do, in order. `missing`: the missing object and its
-    store, as far as the caller may know them. `error`: the text of the error, where `what` does not have it."""
+    """A failure. `what` and `effect`: sentences. `steps`: what to do, in order. `lost`: the object, of which only
+    operators may know the name; None: there is none. `error`: the text of the error, where `what` does not have it.
+    `is_over`: its cause has gone since. `is_partial`: the compacted ledger can be read where the object is not needed.
+    """
 
     what: str
     effect: str
     steps: Sequence[str]
-    missing: str = ""
+    lost: LostObject | None = None
     error: str = ""
+    is_over: bool = False
+    is_partial: bool = False
+
+
+def lost_object(error: CompactorError | ErrorText | None) -> LostObject | None:
+    """Return the object that an error names as lost; None: it names none."""
+    advice = None if error is None else error.advice
+    if advice is None or advice.kind not in LOST_OBJECT | LOST_COMPACTED:
+        return None
+    values = {name: str(value) for name, value in advice.arguments.items()}
+    ledger_id = int(values["ledger_id"]) if advice.kind in LOST_COMPACTED else None
+    return LostObject(values.get("object", ""), values.get("store", ""), values.get("state") == MISSING, ledger_id)
 
 
 def topic_failure(
     name: TopicName,
-    last_error: str,
+    last_error: ErrorText,
+    error_text: str,
     ledger_id: int | None,
-    problem: str,
-    cause: CompactorError | None,
+    manifest_error: CompactorError | None,
+    reason: str = "",
     *,
     is_raw_whole: bool,
+    is_back: bool = False,
 ) -> Failure | None:
     """Return the failure of a topic, or None.
 
-    `last_error`: of the last run; empty: it succeeded. `ledger_id`: the compacted ledger, if any. `problem`: the text
-    of `cause`, the error of its manifest; empty: it can be read. `is_raw_whole`: no raw message is trimmed.
+    `last_error`: of the last run; falsy: it succeeded. `error_text`, `reason`: the texts of it and of `manifest_error`,
+    as far as the caller may know them. `ledger_id`: the compacted ledger, if any. `manifest_error`: of its manifest;
+    None: it can be read. `is_raw_whole`: no raw message is trimmed. `is_back`: the object that `last_error` names is in
+    the store again.
     """
-    if cause is not None:
-        lost = _OBJECT.search(problem)
-        reason = "its manifest is not in the object store" if lost else problem
-        is_other = f"compacted ledger {ledger_id} " not in last_error
-        return Failure(
-            f"The compacted ledger {ledger_id} cannot be read: {reason}.",
-            "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on.",
-            _steps(name, is_raw_whole) if isinstance(cause, DataLoss) else _REMOVE_THE_CAUSE,
-            _object(lost),
-            last_error if is_other else "",
-        )
+    lost = lost_object(last_error)
+    if manifest_error is not None:
+        return _manifest_failure(name, lost, error_text, ledger_id, manifest_error, reason, is_raw_whole)
     if not last_error:
         return None
-    lost = _OBJECT.search(last_error)
-    if lost:
+    if lost is None:
+        ledger = "Compacted reads go on with the last compacted ledger. " if ledger_id is not None else ""
         return Failure(
-            "The last compaction failed: an object of the topic is not in the object store.",
-            "Compactions fail, and so do reads of that object. Producers and subscriptions go on.",
-            _steps(name, is_raw_whole),
-            _object(lost),
-            last_error,
+            f"The last compaction failed: {error_text}",
+            f"{ledger}Raw reads, producers and subscriptions go on.",
+            _REMOVE_THE_CAUSE,
         )
-    ledger = "Compacted reads go on with the last compacted ledger. " if ledger_id is not None else ""
+    if is_back or lost.ledger_id not in (None, ledger_id):
+        since = "is in the object store again" if is_back else "is not needed any more"
+        return Failure(
+            f"The last compaction failed, because it could not read an object that {since}.",
+            "All reads go on, and the next compaction reads that object again." if is_back else "All reads go on.",
+            (),
+            lost,
+            error_text,
+            is_over=True,
+        )
+    if lost.ledger_id is None:
+        return Failure(
+            f"The last compaction failed: an object with raw messages {lost.state}.",
+            "Compactions fail, and so do reads of that object. Producers and subscriptions after it go on.",
+            (_CHECK_STORE, "If it does, restore the object from a backup (docs/operations.md)."),
+            lost,
+            error_text,
+        )
+    reads = "compacted reads that need it" if lost.breaks_reads(ledger_id) else "look-ups of keys that need it"
     return Failure(
-        f"The last compaction failed: {last_error}",
-        f"{ledger}Raw reads, producers and subscriptions go on.",
-        _REMOVE_THE_CAUSE,
+        f"The compacted ledger {ledger_id} cannot be read in full: {_NOUNS.get(lost.kind, 'an object')} {lost.state}.",
+        f"Compactions fail, and so do {reads}. Raw reads, producers and subscriptions go on.",
+        _steps(name, is_raw_whole),
+        lost,
+        error_text,
+        is_partial=True,
+    )
+
+
+def _manifest_failure(
+    name: TopicName,
+    lost_by_run: LostObject | None,
+    error_text: str,
+    ledger_id: int | None,
+    error: CompactorError,
+    reason: str,
+    is_raw_whole: bool,
+) -> Failure:
+    lost = lost_object(error)
+    is_same = lost is not None and lost_by_run is not None and lost_by_run.ledger_id == ledger_id
+    return Failure(
+        f"The compacted ledger {ledger_id} cannot be read: {f'its manifest {lost.state}' if lost else reason}.",
+        "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on.",
+        _steps(name, is_raw_whole) if isinstance(error, DataLoss) else _REMOVE_THE_CAUSE,
+        lost,
+        "" if is_same else error_text,
     )
 
 
 def _steps(name: TopicName, is_raw_whole: bool) -> Sequence[str]:
-    """Return the steps after the loss of an object, the cheapest first."""
+    """Return the steps after the loss of an object of a compacted ledger, the cheapest first."""
     force, loss = ("", "") if is_raw_whole else (" --force", " Values whose raw messages are trimmed are lost.")
     return (
-        "Check that the setting store (COMPACTOR_STORE) names the object store of this database.",
+        _CHECK_STORE,
         "If it does, restore the object from a backup (docs/operations.md).",
         f"If there is no backup, run: compactor cursor delete {name} __compaction{force}. Compacted reads then return "
         f"all raw messages until the next run, which reads them all.{loss}",
     )
-
-
-def _object(lost: re.Match[str] | None) -> str:
-    return "" if lost is None else f"{lost[1]} in {lost[2]}"

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
+from api.observability.redaction import redacted
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE = "–"
 """Text for a missing value."""
@@ -64,6 +66,11 @@ def ago(value: int | None, now: int) -> Markup:
     exact = datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="seconds")
     element = Markup('<time datetime="{}" title="{} UTC">{}</time>')
     return element.format(exact, time(value), _distance(now - value))
+
+
+def ahead(value: int | None, now: int) -> Markup:
+    """Format the time of something that will happen, relative to `now`; a time that has come is "now"."""
+    return ago(value and max(value, now + 1), now)
 
 
 def _distance(milliseconds: int) -> str:
@@ -141,5 +148,19 @@ def chart_slice(index: int, height: int, text: str) -> Markup:
 
 FILTERS: Mapping[str, Callable[..., object]] = {
     function.__name__: function
-    for function in (size, count, share, time, parse_pulsar_time, ago, breakable, cause, duration, rate, text)
+    for function in (
+        size,
+        count,
+        share,
+        time,
+        parse_pulsar_time,
+        ago,
+        breakable,
+        cause,
+        duration,
+        rate,
+        text,
+        ahead,
+        redacted,
+    )
 }

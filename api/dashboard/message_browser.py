@@ -19,6 +19,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.formats.position_text import parse_start
 from api.http.problems import public_reason, reword_errors
+from api.observability.error_text import DASHBOARD_WORDING
 from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError, SegmentNotLocal
@@ -160,10 +161,10 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
     try:
         newest = topic.newest(key)
     except SegmentNotLocal as error:
-        problems.append(public_reason(error))
+        problems.append(public_reason(error, DASHBOARD_WORDING))
         newest = topic.newest(key, sealed_only=True)
     except CompactorError as error:
-        return MessagePage(topic.name, query, (), problems=[public_reason(error)])
+        return MessagePage(topic.name, query, (), problems=[public_reason(error, DASHBOARD_WORDING)])
     if newest is None:
         return MessagePage(topic.name, query, (), is_missing_key=True, problems=problems)
     page = _page(broker, topic, query, 0, newest.offset + 1, problems)
@@ -225,7 +226,7 @@ def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:
                     read.rows.append(row)
                     size += row.payload_size
     except CompactorError as error:
-        read.problem = public_reason(error)
+        read.problem = public_reason(error, DASHBOARD_WORDING)
     read.has_more = len(read.rows) > PAGE_MESSAGES
     return read
 
@@ -237,9 +238,9 @@ def _backward(topic: Topic, end: int, read_compacted: bool) -> ReadRows:
         segments = [extent for extent in topic.snapshot().extents if isinstance(extent, SegmentRecord)]
         sealed_end = min((segment.first_offset for segment in segments), default=end)
         read = _backward(topic, sealed_end, read_compacted) if sealed_end < end else ReadRows()
-        return replace(read, problem=read.problem or public_reason(error))
+        return replace(read, problem=read.problem or public_reason(error, DASHBOARD_WORDING))
     except CompactorError as error:
-        return ReadRows(problem=public_reason(error))
+        return ReadRows(problem=public_reason(error, DASHBOARD_WORDING))
     rows = [row for batch in batches for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES)]
     return ReadRows(rows, has_more)
 
@@ -251,7 +252,7 @@ def _first_since(topic: Topic, view: View, start: StartPosition, problems: list[
         try:
             position = topic.first_at(start, read_compacted=flag)
         except CompactorError as error:
-            problems.append(public_reason(error))
+            problems.append(public_reason(error, DASHBOARD_WORDING))
             continue
         if position is not None:
             offsets.append(position.offset)

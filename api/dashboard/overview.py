@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.dashboard.attention import REASONS, failing_topics, reasons
-from api.dashboard.rendering import ANY_ROLE, render_page
+from api.dashboard.rendering import ANY_ROLE, render_page, wording_for
 from api.dashboard.topic_sizes import TopicSizes, sizes_cache_of
 from api.dashboard.topics_table import (
     COLUMNS,
@@ -53,7 +53,7 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     rows = filter_by_name(states.rows_with_states(visible), view.text)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
-    failing = failing_topics(rows, states.controls, may_watch)
+    failing = failing_topics(rows, states.controls, may_watch, wording_for(request))
     return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
         failing=failing, reasons=reasons(failing.values())[:REASONS], page=topics_page(rows, view, read_again),

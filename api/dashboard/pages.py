@@ -26,16 +26,17 @@ from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, messa
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import render_overview
 from api.dashboard.policy_table import policies_of, settings_of
-from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require
+from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require, wording_for
 from api.dashboard.topic_page import look_up, topic_view
 from api.dashboard.topic_sizes import sizes_cache_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
-from api.http.access import AuthAction, permission_check_on, superuser_wording
+from api.http.access import AuthAction, permission_check_on
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import Topic
-from api.http.problems import HTTP_WORDING, RestException
+from api.http.problems import RestException
 from api.http.run_events import RunId, run_events, topic_of_run
+from api.observability.error_text import DASHBOARD_WORDING
 from api.reports import scheduler_document
 from storage.model import TopicName
 from storage.options.policies import POLICIES
@@ -80,7 +81,7 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
         require(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    view = topic_view(broker, topic, wording=superuser_wording(request), with_subscriptions=may_consume)
+    view = topic_view(broker, topic, wording=wording_for(request), with_subscriptions=may_consume)
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume,
@@ -146,9 +147,8 @@ async def stream_run_events(context: Context, run: RunId) -> Response:
 def show_service(broker: Broker, request: Request) -> Response:
     """Return the page of the services, those that are gone, and requested, failing and paused compactions."""
     require(request, AuthAction.SUPERUSER)
-    state = scheduler_document(
-        compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), HTTP_WORDING
-    )
+    now = broker.environment.clock.now_ms()
+    state = scheduler_document(compaction.scheduler(broker.environment), now, DASHBOARD_WORDING)
     unserved = broker.ownership.unserved_logs()
     return render_page(request, "service.html", scheduler=state, unserved=unserved, parsed=TopicName.parse)
 

@@ -27,8 +27,10 @@ from api.http.context import context_of
 from api.http.limits import limit_body
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import encode_path_segment
-from api.http.problems import RestException
+from api.http.problems import RestException, use_wording
 from api.http.router import Endpoint, Routes
+from api.observability.error_text import DASHBOARD_WORDING
+from storage.advice import AdviceWording
 from storage.errors import CompactorError
 from storage.model import TopicName
 
@@ -115,8 +117,11 @@ def install_error_pages(app: FastAPI) -> None:
 
 def _as_page(handler: Handler) -> Handler:
     async def answered(request: Request, error: Exception) -> Response:
+        is_page = getattr(request.scope.get("endpoint"), _IS_PAGE, False)
+        if is_page:
+            use_wording(request, DASHBOARD_WORDING)
         answer = await handler(request, error)
-        if not getattr(request.scope.get("endpoint"), _IS_PAGE, False) or not isinstance(answer, JSONResponse):
+        if not is_page or not isinstance(answer, JSONResponse):
             return answer
         if answer.status_code == 401:
             path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
@@ -139,6 +144,12 @@ def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) 
     except RestException:
         return False
     return True
+
+
+def wording_for(request: Request) -> AdviceWording | None:
+    """Return the wording of advice if the caller may read errors in full, with the locations of database and store;
+    else None."""
+    return DASHBOARD_WORDING if context_of(request).access.is_superuser(caller_of(request)) else None
 
 
 def render_page(request: Request, template: str, status: int = 200, **values: Any) -> Response:

@@ -2,13 +2,13 @@
 
 If the manifest cannot be read, the page states the reason, and its picture lacks the compacted parts. Everything else
 stays, since an operator then needs the last error, the time of the next try, and the buttons. A lost part is known from
-the error of the run that read it.
+the error of the run that read it; the page checks whether the store has it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.broker import compaction, names
@@ -16,7 +16,7 @@ from api.broker.broker import Broker
 from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
-from api.dashboard.failure import Failure, topic_failure
+from api.dashboard.failure import Failure, LostObject, lost_object, topic_failure
 from api.dashboard.formats import shortened
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
@@ -47,12 +47,14 @@ from api.dashboard.topic_picture import (
 from api.dashboard.topic_status import TopicStatus, topic_status
 from api.dashboard.topics_table import CompactionStates, TopicRow
 from api.http.problems import public_reason
+from api.observability.error_text import DASHBOARD_WORDING
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from storage.advice import AdviceWording
-from storage.errors import CompactorError
-from storage.ledger.manifest import Manifest, read_manifest
+from storage.errors import CompactorError, failure_phrase
+from storage.ledger.manifest import Manifest, Part, read_manifest
+from storage.ledger.names import ObjectKind
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CompactedLedgerRecord,
@@ -62,6 +64,7 @@ from storage.metadata.records import (
     TopicSummary,
 )
 from storage.model import LedgerRecord, Message, TopicName
+from storage.objects.interface import ObjectStore
 from storage.topic import Topic as OpenTopic
 
 RUNS_IN_CHART = 50
@@ -73,8 +76,8 @@ class TopicView:
     """The content of a topic's page.
 
     `garbage`: rows of the compacted ledger that no read returns. `failure`: that of the last run, or of the manifest.
-    `can_read_compacted`: the manifest can be read, or there is
-    none. `unserved`: log directories with unsealed messages of the topic that no live service has.
+    `can_read_compacted`: the compacted ledger can be read as far as is known, or there is none. `unserved`: log
+    directories with unsealed messages of the topic that no live service has.
     """
 
     name: TopicName
@@ -141,7 +144,7 @@ def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     try:
         message = OpenTopic(broker.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
     except CompactorError as error:
-        return KeyLookup(key, None, is_sealed_only, public_reason(error))
+        return KeyLookup(key, None, is_sealed_only, public_reason(error, DASHBOARD_WORDING))
     return KeyLookup(key, message, is_sealed_only)
 
 
@@ -158,13 +161,13 @@ def topic_view(
     if stats is None:
         raise names.missing_topic_error(broker.environment, name)
     compacted = snapshot.compacted
-    manifest, problem, cause = None, "", None
+    manifest, reason, manifest_error = None, "", None
     if compacted is not None:
         try:
             manifest = read_manifest(environment.store, compacted.manifest)
         except CompactorError as error:
-            problem = public_reason(error) if wording is None else redacted(" ".join(error.worded(wording).split()))
-            cause = error
+            reason = failure_phrase(error) if wording is None else redacted(error.message)
+            manifest_error = error
     (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
     clients = topic_clients(broker, stats, broker.clients.of_topic(name))
     now = environment.clock.now_ms()
@@ -174,12 +177,16 @@ def topic_view(
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
     (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])
+    lost = lost_object(control.control.last_error) if row.is_unreadable or control.control.failures else None
+    is_back = manifest_error is None and lost is not None and _is_back(environment.store, lost)
+    can_read = manifest_error is None and (is_back or not row.is_unreadable)
+    row = replace(row, is_unreadable=not can_read)
     return TopicView(
         name,
         topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, clients if with_subscriptions else None),
+        _picture(snapshot, stats, manifest, clients if with_subscriptions else None, None if can_read else lost),
         backlog,
         document,
         runs,
@@ -191,15 +198,30 @@ def topic_view(
         0 if manifest is None else sum(part.dead for part in manifest.parts),
         topic_failure(
             name,
+            control.control.last_error,
             document["last_error"],
             None if compacted is None else compacted.ledger_id,
-            problem,
-            cause,
+            manifest_error,
+            reason,
             is_raw_whole=not stats.first,
+            is_back=is_back,
         ),
-        cause is None,
+        can_read,
         _unserved(broker, snapshot),
     )
+
+
+def _is_back(store: ObjectStore, lost: LostObject) -> bool:
+    """Return whether an object that the last run could not read can be read now. The manifest can."""
+    if lost.kind is ObjectKind.MANIFEST:
+        return True
+    if not lost.is_missing:
+        return False  # only a run reads all of it
+    try:
+        store.size(lost.name)
+    except CompactorError:
+        return False
+    return True
 
 
 def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
@@ -229,11 +251,19 @@ def _summary(snapshot: TopicSnapshot) -> TopicSummary:
 
 
 def _picture(
-    snapshot: TopicSnapshot, stats: StatsSnapshot, manifest: Manifest | None, clients: TopicClients | None
+    snapshot: TopicSnapshot,
+    stats: StatsSnapshot,
+    manifest: Manifest | None,
+    clients: TopicClients | None,
+    lost: LostObject | None,
 ) -> Picture:
-    """Draw a topic. `clients` None: leave out subscriptions and readers."""
+    """Draw a topic. `clients` None: leave out subscriptions and readers. `lost`: an object that parts need."""
     extents = [_raw(extent, stats.end) for extent in snapshot.extents]
-    for part in () if manifest is None else manifest.parts:
+    parts = () if manifest is None else manifest.parts
+    lost_parts = [] if lost is None else [part for part in parts if _needs(part, lost.name)]
+    for part in parts:
+        if part in lost_parts:
+            continue
         extents.append(Extent(LIVE, part.first.offset, part.last.offset, part.live))
         extents.append(Extent(GARBAGE, part.first.offset, part.last.offset, part.dead))
     marks = [] if clients is None else _client_marks(clients)
@@ -246,9 +276,18 @@ def _picture(
     if stats.first:
         title = f"the first offset that can be read raw: {stats.first:,}"
         marks.append(Mark(START, stats.first, title, f"raw from {stats.first:,}"))
-    is_unreadable = snapshot.compacted is not None and manifest is None
+    unreadable = range(0)
+    if manifest is None:
+        unreadable = range(horizon_end or 0)
+    elif lost_parts:
+        unreadable = range(lost_parts[0].first.offset, lost_parts[-1].last.offset + 1)
     drawn = [extent for extent in extents if extent.messages]
-    return draw(drawn, marks, stats.end, horizon_end, is_unreadable=is_unreadable)
+    return draw(drawn, marks, stats.end, horizon_end, unreadable)
+
+
+def _needs(part: Part, object_name: str) -> bool:
+    """Return whether reads of a part need an object."""
+    return object_name == part.rows.stored.name or (part.deleted is not None and object_name == part.deleted.name)
 
 
 def _client_marks(clients: TopicClients) -> list[Mark]:

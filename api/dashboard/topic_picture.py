@@ -136,17 +136,16 @@ def draw(
     marks: Sequence[Mark],
     end: int,
     horizon_end: int | None = None,
-    *,
-    is_unreadable: bool = False,
+    unreadable: range = range(0),
 ) -> Picture:
     """Draw a topic. `end`: the offset of the next message to be appended. `horizon_end`: the offset after the horizon;
-    None: it was never compacted. `is_unreadable`: the compacted ledger cannot be read, so nothing is known of it."""
+    None: it was never compacted. `unreadable`: offsets of which the compacted ledger cannot be read."""
     first = min([item.first for item in extents] + [max(item.offset, 0) for item in marks], default=0)
     end = max([end, first + 1] + [item.offset for item in marks])
     divided = divide_into_slices(extents, marks, first, end)
     behind = max(first, horizon_end or 0)
-    unread_end = behind if is_unreadable else first
-    texts = [f"{item.text}; {note}" if (note := _note(item, behind, unread_end)) else item.text for item in divided]
+    unreadable = range(max(unreadable.start, first), unreadable.stop)
+    texts = [f"{item.text}; {note}" if (note := _note(item, behind, unreadable)) else item.text for item in divided]
     marks = sorted(marks, key=lambda mark: LINES.index(mark.kind))
     top = _ROW * min(len(marks), LABELS)
 
@@ -170,7 +169,7 @@ def draw(
             ]
         ),
     )
-    hatched = {BEHIND: (behind, end if extents else behind), UNREADABLE: (first, unread_end)}
+    hatched = {BEHIND: (behind, end if extents else behind), UNREADABLE: (unreadable.start, unreadable.stop)}
     hatched = {kind: (left, right) for kind, (left, right) in hatched.items() if left < right}
     placed = [_Placed(mark, percent(mark.offset)) for mark in marks]
     rows = _in_rows(placed[:LABELS])
@@ -182,7 +181,7 @@ def draw(
         *(item.label(row) for row, item in enumerate(rows)),
     ]
     svg = Markup('<svg class="picture" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
-        top + _PIXELS, _summary(extents, marks, first, end, is_unreadable), Markup("").join(pieces)
+        top + _PIXELS, _summary(extents, marks, first, end, _lost(unreadable, first, behind)), Markup("").join(pieces)
     )
     kinds = {item.kind for item in extents} | {mark.kind for mark in marks} | {*hatched}
     legend = [(kind, word) for kind, word in _LEGEND.items() if kind in kinds]
@@ -190,9 +189,16 @@ def draw(
     return Picture(svg, first, end, texts, widest, legend)
 
 
-def _note(item: Slice, behind: int, unread_end: int) -> str:
+def _lost(unreadable: range, first: int, behind: int) -> str:
+    """Return how much of the compacted ledger cannot be read, in words; empty: all can."""
+    if not unreadable:
+        return ""
+    return "the compacted ledger" if unreadable == range(first, behind) else "a part of the compacted ledger"
+
+
+def _note(item: Slice, behind: int, unreadable: range) -> str:
     """Return what the columns below do not show by their height: nothing is left, not compacted, or unreadable."""
-    if item.first < unread_end:
+    if item.first < unreadable.stop and item.last >= unreadable.start:
         return f"compacted: {_UNREADABLE_TEXT}"
     if item.first >= behind:
         return "not compacted yet"
@@ -298,7 +304,7 @@ def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], floa
     return Markup('<path d="{}" class="{}"/>').format(path, kind)
 
 
-def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int, is_unreadable: bool) -> str:
+def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int, lost: str) -> str:
     totals = dict.fromkeys(_WORDS, 0)
     for item in extents:
         totals[item.kind] += item.messages
@@ -306,7 +312,7 @@ def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: 
     return "; ".join(
         [
             f"Offsets {count(first)} to {count(end)}: {numbers or 'no messages'}",
-            *([f"the compacted ledger {_UNREADABLE_TEXT}"] if is_unreadable else []),
+            *([f"{lost} {_UNREADABLE_TEXT}"] if lost else []),
             *(mark.title for mark in marks[:LABELS]),
         ]
     )

@@ -88,7 +88,7 @@ def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: 
     if PAUSED in row.states:
         return "none until compaction is resumed", None
     left = _left(backlog)
-    if FAILING in row.states and control.retry_at is not None and control.retry_at > now:
+    if FAILING in row.states and control.retry_at is not None:
         return f"as the next try; {left}", control.retry_at
     if DUE in row.states:
         return f"due now by {row.cause}; {left}{_of_triggers(backlog)}", None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.broker import names
+from api.dashboard.failure import lost_object
 from api.dashboard.formats import cause, count, share, size
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import due
@@ -37,7 +38,7 @@ class TopicRow:
     """A topic in a table. Sizes are logical bytes, as producers sent them; unsealed messages count.
 
     `backlog` None: the topic was created after the backlogs were read. `cause`: the policy by which it is due.
-    `is_unreadable`: the last run failed because the compacted ledger cannot be read.
+    `is_unreadable`: the last run failed because compacted reads of the compacted ledger fail.
     """
 
     summary: TopicSummary
@@ -159,8 +160,9 @@ COLUMNS = (
         lambda row: row.saved,
         share,
         meaning="The share of the raw bytes that a compacted read does not read. It reads the compacted ledger with "
-        "its garbage, then what is not compacted yet. Unreadable: the compacted ledger is lost or damaged, so a "
-        "compacted read fails. The total counts all topics, also those that were never compacted.",
+        "its garbage, then what is not compacted yet. Unreadable: by the last run, an object of the compacted ledger "
+        "is lost or damaged, so compacted reads fail. The total counts all topics, also those that were never "
+        "compacted.",
     ),
     Column(
         "backlog",
@@ -359,11 +361,9 @@ def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -
 
 
 def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> bool:
-    """Return whether the last run failed because it could not read the compacted ledger: its error names that."""
-    if control is None or not control.failures:
-        return False
-    lost = f"the compacted ledger {summary.compacted_ledger_id} of {summary.name} cannot be read"
-    return control.last_error.summary.startswith(lost)
+    """Return whether the last run failed because an object is lost that compacted reads of the topic need."""
+    lost = lost_object(control.last_error) if control is not None and control.failures else None
+    return lost is not None and lost.breaks_reads(summary.compacted_ledger_id)
 
 
 def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRow]:

@@ -115,7 +115,15 @@ HTTP_WORDING: AdviceWording = {
         "wait for it to finish; GET /admin/v2/compactions/{run_id} shows its progress, "
         "DELETE /admin/v2/compactions/{run_id} ends it"
     ),
-    AdviceKind.READ_RAW: OPERATOR_WORDING[AdviceKind.READ_RAW].replace("--read-compacted", "readCompacted"),
+    AdviceKind.FORCE_DELETION: AdviceKind.FORCE_DELETION.value,
+    AdviceKind.REBUILD_COMPACTED: (
+        "raw reads still work (leave out readCompacted); restore the object from a backup; without one, DELETE "
+        "…/{{topic}}/subscription/__compaction: nothing is lost, since the next run reads all raw messages again"
+    ),
+    AdviceKind.GIVE_UP_COMPACTED: (
+        "raw reads still work (leave out readCompacted); restore the object from a backup; only without one, DELETE "
+        "…/{{topic}}/subscription/__compaction?force=true: the values whose raw messages are trimmed are then lost"
+    ),
     AdviceKind.READ_IN_BASE64: "ask with keyEncoding=base64 or valueEncoding=base64",
     AdviceKind.TRIM_COMPACTED: OPERATOR_WORDING[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
 }
@@ -179,9 +187,15 @@ def _pulsar_words(error: Exception) -> tuple[int, str] | None:
 
 
 def wording_of(request: Request) -> AdviceWording:
-    """Return the wording of advice in the answers to a request: ADMIN_WORDING if it comes from `compactor-admin`
-    (WORDING_HEADER), else HTTP_WORDING."""
-    return ADMIN_WORDING if request.headers.get(WORDING_HEADER) == ADMIN else HTTP_WORDING
+    """Return the wording of advice in the answers to a request: that of `use_wording`, ADMIN_WORDING if it comes from
+    `compactor-admin` (WORDING_HEADER), else HTTP_WORDING."""
+    chosen: AdviceWording = getattr(request.state, "wording", HTTP_WORDING)
+    return ADMIN_WORDING if request.headers.get(WORDING_HEADER) == ADMIN else chosen
+
+
+def use_wording(request: Request, wording: AdviceWording) -> None:
+    """Use this wording of advice in the answer to a request that is no call of REST."""
+    request.state.wording = wording
 
 
 def public_reason(error: errors.CompactorError, wording: AdviceWording = HTTP_WORDING) -> str:

@@ -12,6 +12,7 @@ _RESTORE = (
     "restore the file from a backup; or check what is left of it with `compactor log dump {ledger_id}`, and accept the "
     "loss of the rest with "
 )
+_RESTORE_COMPACTED = "check that COMPACTOR_STORE is the store of this database; restore the object from a backup; "
 OPERATOR_WORDING: AdviceWording = {
     AdviceKind.LIST_TOPICS: "see `compactor topics list`",
     AdviceKind.USE_PARTITIONS: (
@@ -33,14 +34,23 @@ OPERATOR_WORDING: AdviceWording = {
         "delete it there, with `compactor-admin topics delete` (a partitioned topic with `compactor-admin topics "
         "delete-partitioned-topic`), or force it"
     ),
+    AdviceKind.FORCE_DELETION: "end {clients}, or delete with --force",
     AdviceKind.UPGRADE_SCHEMA: "run `compactor db upgrade`",
     AdviceKind.CHECK_STORE: "check endpoint, region and bucket, and run `compactor store check`",
     AdviceKind.REPLACE_STORE: "use a server that serves ranges; run `compactor store check`",
     AdviceKind.ACCEPT_LOSS_OPEN: _RESTORE + "`compactor topics roll {topic} --accept-loss`",
     AdviceKind.ACCEPT_LOSS_ROLLED: _RESTORE + "`compactor log seal {topic} --accept-loss`",
-    AdviceKind.READ_RAW: (
-        "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to "
-        "clear the compacted ledger and compact again from raw"
+    AdviceKind.RESTORE_OBJECT: (
+        "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)"
+    ),
+    AdviceKind.RESTORE_DAMAGED: "restore the object from a backup, or see docs/operations.md on damaged ledgers",
+    AdviceKind.REBUILD_COMPACTED: (
+        "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "without one, `compactor cursor "
+        "delete {topic} __compaction`: nothing is lost, since the next run reads all raw messages again"
+    ),
+    AdviceKind.GIVE_UP_COMPACTED: (
+        "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "only without one, `compactor "
+        "cursor delete {topic} __compaction --force`: the values whose raw messages are trimmed are then lost"
     ),
     AdviceKind.READ_IN_BASE64: "read with --{field}-encoding base64",
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
@@ -62,9 +72,40 @@ ADMIN_WORDING: AdviceWording = {
         "wait for it to finish; `compactor-admin compactions watch {run_id}` shows its progress, "
         "`compactor-admin compactions cancel {run_id}` ends it"
     ),
+    AdviceKind.REBUILD_COMPACTED: (
+        "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "without one, `compactor-admin "
+        "topics unsubscribe {topic} -s __compaction`: nothing is lost, since the next run reads all raw messages again"
+    ),
+    AdviceKind.GIVE_UP_COMPACTED: (
+        "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "only without one, "
+        "`compactor-admin topics unsubscribe {topic} -s __compaction --force`: the values whose raw messages are "
+        "trimmed are then lost"
+    ),
 }
 """Advice as commands of `compactor-admin`; advice without one is that for an operator of the machine."""
-WORDING_HEADER = "X-Compactor-AdviceWording"
+DASHBOARD_WORDING: AdviceWording = {
+    AdviceKind.LIST_TOPICS: "the first page lists the topics",
+    AdviceKind.USE_PARTITIONS: "open the page of one of its partitions, which the page of the topic lists",
+    AdviceKind.LIST_POLICIES: "{meant}the page Policies of a topic lists all",
+    AdviceKind.LIST_RUNS: "the pages of the topics list their runs",
+    AdviceKind.LIST_RUNS_AFTER_END: "nothing was changed and nothing is left to do",
+    AdviceKind.WATCH_OR_CANCEL_RUN: "wait for its end, or press “Cancel” on the topic's page",
+    AdviceKind.AWAIT_ABORT: "try again when the topic is no longer running",
+    AdviceKind.RESUME_COMPACTION: "press “Resume” on the topic's page, as often as it was paused",
+    AdviceKind.APPEND_THROUGH_OWNER: "produce on the page of that service, or stop the process first",
+    AdviceKind.DELETE_THROUGH_OWNER: "stop that process, or check “Also while clients are connected”",
+    AdviceKind.FORCE_DELETION: "end {clients}, or check “Also while clients are connected”",
+    AdviceKind.RESTORE_OBJECT: (
+        "check that the setting store names the object store of this database, else restore the object from a backup"
+    ),
+    AdviceKind.RESTORE_DAMAGED: "restore the object from a backup",
+    AdviceKind.REBUILD_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
+    AdviceKind.GIVE_UP_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
+    AdviceKind.READ_IN_BASE64: "it is no text in UTF-8",
+    AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave “Before” empty",
+}
+"""Advice for a person in front of a page: what to click. Advice without a page has its neutral wording."""
+WORDING_HEADER = "X-Compactor-Words"
 """A request header with the name of a program: advice in the answer then names its commands instead of routes."""
 ADMIN = "compactor-admin"
 """The value of `WORDING_HEADER` for ADMIN_WORDING."""

@@ -47,6 +47,7 @@ from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo
+from storage.reading.snapshot_reader import lost_compacted_advice
 from storage.store_identity import StoreIdentity
 
 SKEW_MS = 300_000
@@ -209,11 +210,15 @@ class GarbageCollector:
             try:
                 referenced |= read_manifest(self.environment.store, compacted.manifest).objects
             except DataLoss as error:
+                present = self.environment.metadata.topic_snapshot(snapshot.topic.id)
+                is_current = present.compacted is not None and present.compacted.ledger_id == compacted.ledger_id
                 raise type(error)(
                     f"no garbage of {snapshot.topic.name} was collected, because the references of its compacted "
                     f"ledger {compacted.ledger_id} are unknown: {error.message}",
-                    "restore the object; or, if that ledger is the current one, delete the cursor __compaction: a "
-                    "grace time after it was retired, a compacted ledger is collected without its manifest",
+                    lost_compacted_advice(present, error)
+                    if is_current
+                    else "restore the object, or wait: a grace time after it was retired, a compacted ledger is "
+                    "collected without its manifest",
                 ) from error
         return referenced
 

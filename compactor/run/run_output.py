@@ -19,6 +19,7 @@ from compactor.run.plan import (
     ScanTaskResult,
     SourceTotals,
 )
+from storage.advice import of_missing, of_short
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
@@ -28,7 +29,6 @@ from storage.objects.interface import ObjectStore
 _CHUNK_STATISTICS = ("chunks", "incomplete_chunks", "chunks_expired")
 LISTINGS = 64
 """Maximum number of runs whose objects are listed run by run. Beyond it, one listing covers all runs of the topic."""
-_RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
 
@@ -254,10 +254,14 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
     for name, size in needed.items():
         if name not in sizes:
             raise ObjectMissing(
-                f"the object {name} of the compacted ledger is not in the store", _RESTORE, is_public=True
+                f"the object {name} of the compacted ledger is not in the store",
+                of_missing(name, store.url),
+                is_public=True,
             )
         if sizes[name] < size:
-            raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE, is_public=True)
+            raise ObjectDamaged(
+                f"{name} has {sizes[name]} bytes in the store, not {size}", of_short(name, store.url), is_public=True
+            )
 
 
 def _prefixes(topic_uid: str, needed: Iterable[str]) -> set[str]:

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from storage.advice import of_damaged
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.manifest import DeletedRows, Part
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import ByteRange, read_ranges
-
-_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
 def encode_bitmaps(object_name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
@@ -64,7 +63,7 @@ def read_all_deleted(store: ObjectStore, locations: list[DeletedRows | None]) ->
             raise ObjectDamaged(
                 f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
                 "their checksum",
-                _REMEDY,
+                of_damaged(place.name),
                 is_public=True,
             )
         bitmaps[number] = BitMap.deserialize(bytes(block))

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from storage.advice import of_damaged
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.model import IndexLocation
@@ -62,7 +63,6 @@ UNKEYED_CLASSES = ("null_keys", "whole_entries", "chunks")
 
 _HEADER = struct.Struct("<HBBI3I3I")
 _CHUNK_TABLE = struct.Struct("<II")
-_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class IndexDirectory:
     def decode(cls, data: bytes) -> IndexDirectory:
         """Parse a directory, the inverse of `encode`. Raises ObjectDamaged for an unreadable one."""
         if len(data) < _HEADER.size:
-            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY, is_public=True)
+            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", of_damaged(), is_public=True)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
         start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
@@ -213,7 +213,7 @@ class IndexDirectory:
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
                 f"a key index directory of version {version} and {len(data)} bytes cannot be read",
-                _REMEDY,
+                of_damaged(),
                 is_public=True,
             )
         body = np.frombuffer(data, dtype="<u4", offset=start)
@@ -409,7 +409,9 @@ def _read_fences(
 def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, what: str) -> None:
     if crc32c(data) != checksum:
         raise ObjectDamaged(
-            f"{what} of the key index {location.name} does not match its checksum", _REMEDY, is_public=True
+            f"{what} of the key index {location.name} does not match its checksum",
+            of_damaged(location.name),
+            is_public=True,
         )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from storage.advice import of_damaged
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.chunk_table import ChunkTable
@@ -28,7 +29,6 @@ from storage.objects.interface import ObjectStore
 FORMAT_VERSION = 4
 OLDER_VERSIONS = (2, 3)
 """Versions without `dropped_to`: of what such a generation has dropped, only tombstones are known."""
-_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 # The fields of each value that are numbers or texts, and are stored under their own names.
 _PLAIN = ("topic", "topic_uid", "ledger_id", "generation", "run_id", "created_at", "frozen_at", "keys", "tombstones")
@@ -184,7 +184,7 @@ class Manifest:
             if version not in (*OLDER_VERSIONS, FORMAT_VERSION):
                 raise ObjectDamaged(
                     f"the manifest {name} is of format version {version}, not {OLDER_VERSIONS[0]} to {FORMAT_VERSION}",
-                    "read it with the compactor that wrote it, or delete the cursor __compaction and compact again",
+                    "read it with the compactor that wrote it",
                     is_public=True,
                 )
             horizon = _parse_position(document["horizon"])
@@ -198,7 +198,7 @@ class Manifest:
                 chunks=tuple(_parse_chunk_table(item) for item in document.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", _REMEDY) from error
+            raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", of_damaged(name)) from error
 
 
 def write_manifest(store: ObjectStore, name: str, manifest: Manifest) -> StoredObject:
@@ -212,7 +212,9 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
     """Read the manifest that a row names, and check its bytes. Raises ObjectMissing, ObjectDamaged."""
     data = store.get(stored.name, 0, stored.size)
     if crc32c(data) != stored.crc32c:
-        raise ObjectDamaged(f"the manifest {stored.name} does not match its checksum", _REMEDY, is_public=True)
+        raise ObjectDamaged(
+            f"the manifest {stored.name} does not match its checksum", of_damaged(stored.name), is_public=True
+        )
     return Manifest.decode(data, stored.name)
 
 

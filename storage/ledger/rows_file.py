@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.advice import of_damaged
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
@@ -34,7 +35,6 @@ VERSION_KEY = b"compactor.format_version"
 CHECKSUMS_KEY = b"compactor.row_group_crc32c"
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
-_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,9 @@ class RowsReader:
         return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:
-        return ObjectDamaged(f"{what} of {self._stored.name} does not match its checksum", _REMEDY, is_public=True)
+        return ObjectDamaged(
+            f"{what} of {self._stored.name} does not match its checksum", of_damaged(self._stored.name), is_public=True
+        )
 
 
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.advice import of_damaged
 from storage.entries.chunk_assembler import join_chunks, row_messages
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
@@ -46,7 +47,6 @@ from storage.reading.newest_offsets import KeySearch
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted, read_snapshot
 
 _Place = RowsObject | SegmentRecord
-_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
 def point_read(
@@ -123,7 +123,9 @@ class _PointRead:
             before: list[int] = offsets(assembled.chunks[assembled.message_numbers == number]).tolist()[:-1]
             return before
         raise ObjectDamaged(
-            f"no chunk table has the chunked message of offset {last}, which the index names", _REMEDY, is_public=True
+            f"no chunk table has the chunked message of offset {last}, which the index names",
+            of_damaged(),
+            is_public=True,
         )
 
     def _place(self, offset: int) -> _Place:
@@ -142,7 +144,9 @@ class _PointRead:
             if len(row) == 1:
                 (message,) = row_messages(iter(row.to_batches()), self._snapshot.topic.name.partition)
                 return self._checked(message, where)
-        raise ObjectDamaged(f"{where} has no row of offset {offset}, which its index names", _REMEDY, is_public=True)
+        raise ObjectDamaged(
+            f"{where} has no row of offset {offset}, which its index names", of_damaged(), is_public=True
+        )
 
     def _tables_with(self, place: _Place, offset: int) -> Iterator[pa.Table]:
         """Yield the tables that may hold the row of an offset."""
@@ -169,6 +173,8 @@ def _part_at(manifest: Manifest, offset: int) -> RowsObject:
     number = bisect_right(manifest.parts, offset, key=lambda part: part.first.offset) - 1
     if number < 0 or manifest.parts[number].last.offset < offset:
         raise ObjectDamaged(
-            f"the key index names offset {offset}, which no part of the compacted ledger has", _REMEDY, is_public=True
+            f"the key index names offset {offset}, which no part of the compacted ledger has",
+            of_damaged(),
+            is_public=True,
         )
     return manifest.parts[number].rows

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.advice import Advice, AdviceKind
+from storage.advice import Advice, AdviceKind, of_damaged
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
@@ -49,7 +49,6 @@ from storage.positions import StartOffset, StartPosition, StartTime
 Value = TypeVar("Value")
 
 BOTH = frozenset({"compact", "delete"})
-_COMPACTED_REMEDY = Advice(AdviceKind.READ_RAW)
 _NEVER = 2**63 - 1
 WINDOW = 1024
 """The most offsets of a segment that are read together, backwards."""
@@ -142,8 +141,7 @@ class SnapshotReader:
     @property
     def first_offset(self) -> int:
         """The offset of the first raw message; of the next message, if there is none."""
-        first = self.extents[0].first_offset if self.extents else self.snapshot.topic.next_offset
-        return max(first, self.snapshot.topic.start_offset)
+        return first_offset(self.snapshot)
 
     def first_message_id(self) -> MessageId | None:
         """Return the id of the first raw message; None: there is none."""
@@ -457,9 +455,29 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
     try:
         yield
     except DataLoss as error:
-        assert snapshot.compacted is not None
-        reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
-        raise type(error)(f"{reason}: {error.message}", _COMPACTED_REMEDY, public=reason) from error
+        raise lost_compacted(snapshot, error) from error
+
+
+def lost_compacted(snapshot: TopicSnapshot, error: DataLoss) -> DataLoss:
+    """Return the error of an object as that of the snapshot's compacted ledger, which must exist and needs the
+    object."""
+    assert snapshot.compacted is not None
+    reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+    return type(error)(f"{reason}: {error.message}", lost_compacted_advice(snapshot, error), public=reason)
+
+
+def lost_compacted_advice(snapshot: TopicSnapshot, error: DataLoss) -> Advice:
+    """Return the advice about the snapshot's compacted ledger, which must exist. `error`: that of its lost object."""
+    assert snapshot.compacted is not None
+    kind = AdviceKind.GIVE_UP_COMPACTED if first_offset(snapshot) else AdviceKind.REBUILD_COMPACTED
+    lost = error.advice.arguments if error.advice is not None else of_damaged().arguments
+    return Advice(kind, {**lost, "topic": snapshot.topic.name, "ledger_id": snapshot.compacted.ledger_id})
+
+
+def first_offset(snapshot: TopicSnapshot) -> int:
+    """Return the offset of the first raw message; of the next message, if there is none."""
+    first = snapshot.extents[0].first_offset if snapshot.extents else snapshot.topic.next_offset
+    return max(first, snapshot.topic.start_offset)
 
 
 def delivered(table: pa.Table) -> pa.Table:

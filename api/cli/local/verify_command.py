@@ -29,7 +29,7 @@ def verify_topic(
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
     """
     with open_environment(context.obj) as environment:
-        open_topic(environment, topic)  # an unknown topic is an error before Spark starts
+        first = open_topic(environment, topic).snapshot_reader().first_offset  # an unknown topic: before Spark starts
         from compactor.verify.verify import Verifier
 
         with engine_of(context.obj) as engine:
@@ -39,8 +39,10 @@ def verify_topic(
     else:
         print_lines(verify_lines(report))
     if report["total"]:
+        delete = f"`compactor cursor delete {topic} __compaction{' --force' if first else ''}`"
+        effect = "the values whose raw messages are trimmed are then lost" if first else "the next run starts from raw"
         say(
-            f"compactor: {counted(report['total'], 'difference')} in {topic}: restore the objects from a backup, or "
-            "delete the cursor __compaction and compact again from raw"
+            f"compactor: {counted(report['total'], 'difference')} in {topic}: restore the objects from a backup; "
+            f"{'only ' if first else ''}without one, {delete}: {effect}"
         )
         raise typer.Exit(exit_codes.DATA_LOSS)

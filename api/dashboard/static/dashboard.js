@@ -11,7 +11,7 @@
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
     const focused = document.activeElement?.id;
-    for (const id of ["status", "live", "picture", "runs"]) {
+    for (const id of ["status", "live", "sizes", "picture", "runs"]) {
       const now = document.getElementById(id);
       const next = page.getElementById(id);
       if (now && next) now.replaceWith(document.adoptNode(next));

@@ -12,13 +12,17 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from xml.etree import ElementTree
 
 import pytest
+from markupsafe import escape
 
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
 from api.dashboard import topic_sizes
 from api.dashboard.formats import breakable
 from api.http.tokens import create_token
+from api.observability.error_text import DASHBOARD_WORDING
+from storage.advice import NEUTRAL, Advice, AdviceKind, of_missing
 from storage.errors import ErrorText
+from storage.ledger import names
 from storage.ledger.manifest import Part
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
@@ -102,10 +106,14 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     compacted = summary.snapshot().compacted
     assert compacted is not None
     control, now = served.broker.environment.metadata.compaction_control, served.broker.environment.clock.now_ms()
+    lost = of_missing(names.part("a" * 32, "b" * 32, 0), "file:///s").arguments
+    advice = Advice(AdviceKind.REBUILD_COMPACTED, {**lost, "topic": rest_topic.name, "ledger_id": compacted.ledger_id})
     text = f"the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot be read"
-    control.record_failure(summary.record.id, ErrorText(text), now + 3_600_000)
+    error = ErrorText(f"{text}: {advice.worded(NEUTRAL)}", advice=advice)
+    control.record_failure(summary.record.id, error, now + 3_600_000)
     overview = page(served.client, f"/?q={rest_topic.local}")
-    reason = f"the compacted ledger {compacted.ledger_id} cannot be read"
+    worded = str(escape(advice.worded(DASHBOARD_WORDING)))
+    reason = f"the compacted ledger {compacted.ledger_id} cannot be read: {worded}"
     policies = page(served.client, f"{page_of(rest_topic)}/policies")
     assert f"<h1><small>{breakable(rest_topic.name)}</small>Policies</h1>" in policies
     assert '<span class="state failing">failing</span>' in policies
@@ -116,7 +124,9 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     (link,) = re.findall(r'id="total-failing" [^>]*href="([^"]*)"', overview)
     failing = page(served.client, html.unescape(link))
     assert 'id="attention"' not in failing
-    assert re.search(rf'<tr class="why"><td colspan="10">{reason}; 1 failure, next try <time [^>]*>in ', failing)
+    assert re.search(
+        rf'<tr class="why"><td colspan="10">{re.escape(reason)}; 1 failure, next try <time [^>]*>in ', failing
+    )
 
 
 def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served) -> None:
@@ -331,7 +341,7 @@ def test_a_form_of_another_site_is_refused(served: Served, rest_topic: RestTopic
 
 
 def test_what_is_missing_is_a_page(served: Served) -> None:
-    assert "Topic persistent://public/default/no-such not found" in page(
+    assert "the topic persistent://public/default/no-such does not exist: the first page lists the topics" in page(
         served.client, "/dashboard/topics/public/default/no-such", 404
     )
 
@@ -341,7 +351,7 @@ def test_what_is_missing_is_a_page(served: Served) -> None:
     [
         ("/?page=two", "query.page must be a whole number"),
         ("/dashboard/topics/public/default/t/messages?offset=1.5", "query.offset must be a whole number"),
-        ("/dashboard/topics/pub%20lic/default/t", "Topic name is not valid"),
+        ("/dashboard/topics/pub%20lic/default/t", "of a topic name has other characters than letters"),
     ],
 )
 def test_a_refused_path_or_query_is_a_page(served: Served, path: str, reason: str) -> None:

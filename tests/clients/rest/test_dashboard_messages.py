@@ -171,5 +171,5 @@ def test_messages_need_the_permission_to_consume(guarded: Served) -> None:
 def test_partitions_have_messages_and_the_whole_topic_leads_to_them(served: Served) -> None:
     whole = RestTopic(served, "parted-messages")
     assert whole.ask("PUT", "/partitions", 1).status_code == 204
-    assert "look at its partitions" in page(served.client, f"{page_of(whole)}/messages", 405)
-    assert "look at its partitions" in page(served.client, f"{page_of(whole)}/messages/0", 405)
+    assert "open the page of one of its partitions" in page(served.client, f"{page_of(whole)}/messages", 405)
+    assert "open the page of one of its partitions" in page(served.client, f"{page_of(whole)}/messages/0", 405)

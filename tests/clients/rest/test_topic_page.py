@@ -30,6 +30,16 @@ def section(text: str, title: str) -> str:
     return text.partition(f'<h2 id="{title}">')[2].partition("<h2")[0]
 
 
+def fail_to_compact(served: Served, topic: RestTopic) -> None:
+    """Request a compaction, which fails; the time of the next try has come 11 seconds ago."""
+    assert topic.ask("PUT", "/compaction").status_code == 204
+    served.compact_requested()
+    metadata, topic_id = served.broker.environment.metadata, served.topic(topic.name).record.id
+    ((_, last),) = metadata.runs.newest(1, topic_ids=[topic_id])
+    assert last.error
+    metadata.compaction_control.record_failure(topic_id, last.error, served.broker.environment.clock.now_ms() - 11_000)
+
+
 def test_a_run_is_drawn_and_its_numbers_are_in_words(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1")
     rest_topic.put(a="2")
@@ -187,15 +197,54 @@ def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic
     (part,) = read_manifest(environment.store, compacted.manifest).parts
     environment.store.delete(part.rows.stored.name)
     rest_topic.put(a="2")
-    assert rest_topic.ask("PUT", "/compaction").status_code == 204
-    served.compact_requested()
+    fail_to_compact(served, rest_topic)
 
     text = page(served.client, f"{page_of(rest_topic)}?key=b")
 
     assert "Why runs ended early" in text
-    assert part.rows.stored.name in section(text, "compactions")
+    whole = text.replace("<wbr>", "")
+    assert part.rows.stored.name in whole
+    assert (
+        f"The compacted ledger {compacted.ledger_id} cannot be read in full: one of its parts is not in the object "
+        "store." in whole
+    )
     assert "The key could not be looked up: " in text
+    assert "<strong>Compacted reads fail</strong>" in text
+    assert " saved</strong>" not in text, "a compacted read fails"
+    assert "left by compaction" not in str(picture(text).get("aria-label"))
+    assert "the compacted ledger cannot be read" in str(picture(text).get("aria-label"))
+    row = page(served.client, f"/?q={rest_topic.local}").partition("<tbody>")[2]
+    assert row.count(">unreadable</td>") == 2
+
+
+@pytest.mark.parametrize("kind", ["manifest", "part"])
+def test_an_object_that_was_restored_makes_the_failure_history(
+    served: Served, rest_topic: RestTopic, kind: str
+) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    (part,) = read_manifest(environment.store, compacted.manifest).parts
+    name = compacted.manifest.name if kind == "manifest" else part.rows.stored.name
+    content = environment.store.get(name)
+    environment.store.delete(name)
+    rest_topic.put(a="2")
+    fail_to_compact(served, rest_topic)
+    assert "<strong>Compacted reads fail</strong>" in page(served.client, page_of(rest_topic))
+
+    environment.store.put(name, content)
+    text = page(served.client, f"{page_of(rest_topic)}?key=b")
+
+    assert "an object that is in the object store again." in text
+    assert "<strong>Compacted reads fail</strong>" not in text
+    assert " saved</strong> A compacted read returns 3 of 3 messages" in text
     assert "2 left by compaction" in str(picture(text).get("aria-label"))
+    assert "cannot be read in full" not in text
+    assert "Error of the last run" in text
+    assert re.search(r"<p>Next run: <time [^>]*>now</time> as the next try", text)
+    assert re.search(r"<p>Next try: <time [^>]*>now</time>\.", text)
 
 
 def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(

@@ -6,7 +6,7 @@ import pytest
 
 from api.cli.kit.failures import describe_error
 from api.http.problems import HTTP_WORDING
-from api.observability.error_text import ADMIN, ADMIN_WORDING, OPERATOR_WORDING, WORDING_HEADER
+from api.observability.error_text import ADMIN, ADMIN_WORDING, DASHBOARD_WORDING, OPERATOR_WORDING, WORDING_HEADER
 from api.pulsar.errors import refusal
 from storage.advice import Advice, AdviceKind
 from storage.errors import Conflict
@@ -16,6 +16,7 @@ ARGUMENTS = {
     "meant": "did you mean a.b? ",
     "field": "key",
     "run_id": 7,
+    "clients": "them",
     "ledger_id": 3,
     "topic": "persistent://public/default/t",
 }
@@ -57,6 +58,33 @@ ARGUMENTS = {
             "resume it, as often as it was paused: `compactor-admin compactions resume`",
             "resume it, as often as it was paused: `compactor-admin compactions resume`",
         ),
+        (
+            AdviceKind.REBUILD_COMPACTED,
+            "raw reads still work (leave out --read-compacted); check that COMPACTOR_STORE is the store of this "
+            "database; restore the object from a backup; without one, `compactor cursor delete "
+            "persistent://public/default/t __compaction`: nothing is lost, since the next run reads all raw messages "
+            "again",
+            "raw reads still work (leave out --read-compacted); check that COMPACTOR_STORE is the store of this "
+            "database; restore the object from a backup; without one, `compactor-admin topics unsubscribe "
+            "persistent://public/default/t -s __compaction`: nothing is lost, since the next run reads all raw "
+            "messages again",
+            "raw reads still work (leave out readCompacted); restore the object from a backup; without one, DELETE "
+            "…/{topic}/subscription/__compaction: nothing is lost, since the next run reads all raw messages again",
+        ),
+        (
+            AdviceKind.GIVE_UP_COMPACTED,
+            "raw reads still work (leave out --read-compacted); check that COMPACTOR_STORE is the store of this "
+            "database; restore the object from a backup; only without one, `compactor cursor delete "
+            "persistent://public/default/t __compaction --force`: the values whose raw messages are trimmed are then "
+            "lost",
+            "raw reads still work (leave out --read-compacted); check that COMPACTOR_STORE is the store of this "
+            "database; restore the object from a backup; only without one, `compactor-admin topics unsubscribe "
+            "persistent://public/default/t -s __compaction --force`: the values whose raw messages are trimmed are "
+            "then lost",
+            "raw reads still work (leave out readCompacted); restore the object from a backup; only without one, "
+            "DELETE …/{topic}/subscription/__compaction?force=true: the values whose raw messages are trimmed are then "
+            "lost",
+        ),
     ],
     ids=str,
 )
@@ -82,3 +110,5 @@ def test_no_advice_is_without_words_and_pulsars_clients_get_no_command_and_no_ro
     assert "/admin" not in error.worded(ADMIN_WORDING)
     assert "{" not in error.worded(OPERATOR_WORDING)
     assert [part for part in ("`", "/admin", "--") if part in refusal(error).message] == []
+    page = error.worded(DASHBOARD_WORDING)
+    assert [part for part in ("`", "GET ", "DELETE ", "--", "base64", "readCompacted") if part in page] == []

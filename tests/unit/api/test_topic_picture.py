@@ -102,7 +102,7 @@ def test_messages_that_no_compaction_has_read_are_hatched(
 
 
 def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages() -> None:
-    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, 80, is_unreadable=True)
+    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, 80, range(80))
     root = ElementTree.fromstring(picture.svg)
     assert hatched(picture.svg, UNREADABLE) == [("0.00%", "80.00%")]
     assert hatched(picture.svg, BEHIND) == [("80.00%", "20.00%")]

@@ -10,8 +10,10 @@ import pytest
 
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.retention import Retention
 from compactor.run.plan import PartTaskResult, RangeTaskResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
+from storage.advice import AdviceKind
 from storage.errors import (
     CompactionRunning,
     CompactorError,
@@ -243,8 +245,10 @@ def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) 
     if what == "part":
         with pytest.raises(ObjectMissing, match=lost):
             list(topic.messages(read_compacted=True))
-    with pytest.raises(DataLoss, match=lost):
+    with pytest.raises(DataLoss, match=f"^the compacted ledger {compacted_ledger(topic).ledger_id} .*{lost}") as raised:
         bench.compact(topic)
+    assert raised.value.advice is not None
+    assert raised.value.advice.kind is AdviceKind.REBUILD_COMPACTED
     last = topic.snapshot().last_run
     assert last is not None
     assert last.state is RunState.ERROR
@@ -261,12 +265,34 @@ def test_a_lost_part_that_a_run_would_keep_fails_the_run(bench: Workbench) -> No
     record = compacted_ledger(topic)
     lost = bench.manifest(topic).parts[0].rows.stored.name
     bench.store.delete(lost)
-    with pytest.raises(ObjectMissing, match=lost):
+    with pytest.raises(ObjectMissing, match=f"^the compacted ledger {record.ledger_id} .*{lost}"):
         bench.compact(topic)
     assert compacted_ledger(topic) == record
     with pytest.raises(ObjectMissing, match=lost):
         list(topic.messages(read_compacted=True))
     assert len(raw(topic)) == 2
+
+
+@pytest.mark.parametrize("what", ["manifest", "part"])
+def test_where_raw_is_trimmed_the_advice_warns_of_the_loss(bench: Workbench, what: str) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"kept", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"new", b"2"))])
+    Retention(bench).trim(topic.record, 1)
+    lost = compacted_ledger(topic).manifest.name
+    if what == "part":
+        lost = bench.manifest(topic).parts[0].rows.stored.name
+    bench.store.delete(lost)
+    for read in (lambda: list(topic.messages(read_compacted=True)), lambda: bench.compact(topic)):
+        with pytest.raises(
+            ObjectMissing, match="by force: the values whose raw messages are trimmed are then lost"
+        ) as it:
+            read()
+        assert it.value.advice is not None
+        assert it.value.advice.kind is AdviceKind.GIVE_UP_COMPACTED
+        arguments = it.value.advice.arguments
+        assert (arguments["object"], arguments["store"], arguments["state"]) == (lost, bench.store.url, "missing")
 
 
 def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:

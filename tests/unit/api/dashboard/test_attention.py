@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from api.dashboard.attention import EXAMPLES, failing_topics, reasons
 from api.dashboard.topics_table import FAILING, CompactionStates, TopicRow
+from api.observability.error_text import DASHBOARD_WORDING
 from compactor.scheduling.backlog import Backlog
+from storage.advice import Advice, AdviceKind, of_missing
 from storage.errors import ErrorText
+from storage.ledger import names
 from storage.metadata.records import CompactionControl, TopicRecord, TopicSummary
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
@@ -46,7 +49,21 @@ def test_errors_are_shown_to_callers_that_may_see_them() -> None:
 def test_a_compacted_ledger_that_cannot_be_read_saves_nothing() -> None:
     """N10: the row of a failing topic said in green that 62 % are saved."""
     item = replace(row(1, compacted=300), states=())
-    text = "the compacted ledger 86 of persistent://a/b/t1 cannot be read"
-    for error, saved in ((text, None), (text.replace("86", "85"), 0.7), ("the store does not answer", 0.7)):
-        (read,) = CompactionStates({1: control(error)}, [], NOW).rows_with_states([item])
-        assert (read.is_unreadable, read.saved) == (saved is None, saved), error
+    part, index = names.part("a" * 32, "b" * 32, 0), names.compacted_index("a" * 32, "b" * 32, 0)
+    cases: list[tuple[str, int, float | None]] = [(part, 86, None), (part, 85, 0.7), (index, 86, 0.7)]
+    for lost, ledger_id, saved in cases:
+        arguments = {**of_missing(lost, "file:///s").arguments, "topic": "t1", "ledger_id": ledger_id}
+        error = ErrorText("it cannot be read", advice=Advice(AdviceKind.GIVE_UP_COMPACTED, arguments))
+        failed = replace(control(""), last_error=ErrorText.from_fields("error", error.fields("error")))
+        (read,) = CompactionStates({1: failed}, [], NOW).rows_with_states([item])
+        assert (read.is_unreadable, read.saved) == (saved is None, saved), (lost, ledger_id)
+    (read,) = CompactionStates({1: control("the store does not answer")}, [], NOW).rows_with_states([item])
+    assert (read.is_unreadable, read.saved) == (False, 0.7)
+
+
+def test_an_operator_reads_the_cause_and_others_its_public_part() -> None:
+    error = ErrorText("the object store does not answer", "cannot write object a/b in file:///s: the disk is full")
+    controls = {1: replace(control(""), last_error=error)}
+    (public,) = failing_topics([row(1)], controls, lambda _: True).values()
+    (whole,) = failing_topics([row(1)], controls, lambda _: True, DASHBOARD_WORDING).values()
+    assert (public.reason, whole.reason) == (error.summary, error.detail)

@@ -2,57 +2,114 @@
 
 from __future__ import annotations
 
-from api.dashboard.failure import topic_failure
-from storage.errors import ObjectMissing, Unavailable
+import pytest
+
+from api.dashboard.failure import Failure, lost_object, topic_failure
+from storage.advice import Advice, AdviceKind, of_damaged, of_missing
+from storage.errors import CompactorError, ErrorText, ObjectDamaged, ObjectMissing, Unavailable
+from storage.ledger import names
 from storage.model import TopicName
 
 NAME = TopicName.parse("persistent://a/b/c")
-MISSING = "object topics/x/1.json does not exist in file:///store: check that COMPACTOR_STORE is the store"
-LOST = ObjectMissing("object topics/x/1.json does not exist in file:///store", "restore it")
+UID, ATTEMPT = "a" * 32, "b" * 32
+MANIFEST, PART = names.manifest(UID, 7, ATTEMPT), names.part(UID, ATTEMPT, 0)
+INDEX, RAW = names.compacted_index(UID, ATTEMPT, 0), names.ledger_rows(UID, 3, ATTEMPT)
+
+
+def missing(name: str) -> ObjectMissing:
+    return ObjectMissing(f"object {name} does not exist in file:///store", of_missing(name, "file:///store"))
+
+
+def of_ledger(error: CompactorError, ledger_id: int = 7) -> ErrorText:
+    """Return the error of a run that could not read a compacted ledger, as it is stored."""
+    assert error.advice is not None
+    advice = Advice(AdviceKind.REBUILD_COMPACTED, {**error.advice.arguments, "topic": NAME, "ledger_id": ledger_id})
+    reason = f"the compacted ledger {ledger_id} of {NAME} cannot be read"
+    text = ErrorText.of(type(error)(f"{reason}: {error.message}", advice, public=reason))
+    return ErrorText.from_fields("error", text.fields("error"))
+
+
+def failure(error: ErrorText, manifest_error: CompactorError | None = None, **options: bool) -> Failure:
+    result = topic_failure(
+        NAME, error, str(error), 7, manifest_error, "the store does not answer", **{"is_raw_whole": True, **options}
+    )
+    assert result is not None
+    return result
 
 
 def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None:
-    error = f"the compacted ledger 7 of persistent://a/b/c cannot be read: {MISSING}"
-    result = topic_failure(NAME, error, 7, MISSING, LOST, is_raw_whole=True)
-    assert result is not None
+    result = failure(of_ledger(missing(MANIFEST)), missing(MANIFEST))
     assert result.what == "The compacted ledger 7 cannot be read: its manifest is not in the object store."
     assert "Raw reads, producers and subscriptions go on." in result.effect
     assert [step.split(",")[0][:26] for step in result.steps] == [
         "Check that the setting sto", "If it does", "If there is no backup",
     ]  # fmt: skip
     assert "compactor cursor delete persistent://a/b/c __compaction. Compacted reads then" in result.steps[-1]
-    assert (result.missing, result.error) == ("topics/x/1.json in file:///store", "")
+    assert result.lost is not None
+    assert (result.lost.name, result.lost.store, result.error) == (MANIFEST, "file:///store", "")
+
+
+def test_a_damaged_manifest_is_damaged_in_one_sentence() -> None:
+    error = ObjectDamaged(f"the manifest {MANIFEST} does not match its checksum", of_damaged(MANIFEST))
+    assert failure(ErrorText(), error).what == "The compacted ledger 7 cannot be read: its manifest is damaged."
 
 
 def test_another_error_of_the_last_run_is_kept() -> None:
-    result = topic_failure(NAME, "the disk is full", 7, MISSING, LOST, is_raw_whole=True)
-    assert result is not None
-    assert result.error == "the disk is full"
+    assert failure(ErrorText("the disk is full"), missing(MANIFEST)).error == "the disk is full"
 
 
 def test_values_whose_raw_messages_are_trimmed_are_lost() -> None:
-    result = topic_failure(NAME, "", 7, MISSING, LOST, is_raw_whole=False)
-    assert result is not None
+    result = failure(ErrorText(), missing(MANIFEST), is_raw_whole=False)
     assert "__compaction --force. " in result.steps[-1]
     assert result.steps[-1].endswith("Values whose raw messages are trimmed are lost.")
 
 
 def test_a_store_that_does_not_answer_asks_for_no_deletion() -> None:
-    result = topic_failure(
-        NAME, "", 7, "the store does not answer", Unavailable("the store does not answer", "wait"), is_raw_whole=True
-    )
-    assert result is not None
+    result = failure(ErrorText(), Unavailable("the store does not answer", "wait"))
     assert result.what == "The compacted ledger 7 cannot be read: the store does not answer."
     assert result.steps == ("Remove the cause that the error names.",)
 
 
-def test_a_run_that_missed_an_object_and_one_that_failed_otherwise() -> None:
-    missed = topic_failure(NAME, f"run 3: {MISSING}", 7, "", None, is_raw_whole=True)
-    assert missed is not None
-    assert missed.missing == "topics/x/1.json in file:///store"
-    assert len(missed.steps) == 3
-    other = topic_failure(NAME, "the disk is full", 7, "", None, is_raw_whole=True)
-    assert other is not None
+@pytest.mark.parametrize(
+    ("name", "noun", "effect", "breaks_reads"),
+    [
+        (PART, "one of its parts", "compacted reads that need it", True),
+        (INDEX, "its key index", "look-ups of keys that need it", False),
+    ],
+)
+def test_a_lost_object_of_the_compacted_ledger(name: str, noun: str, effect: str, breaks_reads: bool) -> None:
+    error = of_ledger(missing(name))
+    result = failure(error)
+    assert result.what == f"The compacted ledger 7 cannot be read in full: {noun} is not in the object store."
+    assert effect in result.effect
+    assert "compactor cursor delete" in result.steps[-1]
+    lost = lost_object(error)
+    assert lost is not None
+    assert lost.breaks_reads(7) is breaks_reads
+    assert not lost.breaks_reads(8)
+
+
+def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:
+    result = failure(ErrorText.of(missing(RAW)))
+    assert result.what == "The last compaction failed: an object with raw messages is not in the object store."
+    assert not any("delete" in step for step in result.steps)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, PART])
+def test_an_object_that_is_back_makes_the_failure_history(name: str) -> None:
+    result = failure(of_ledger(missing(name)), is_back=True)
+    assert result.is_over
+    assert result.what.endswith("an object that is in the object store again.")
+    assert result.steps == ()
+    assert name in result.error
+
+
+def test_the_lost_object_of_a_compacted_ledger_that_was_given_up_is_history() -> None:
+    assert failure(of_ledger(missing(PART), ledger_id=5)).is_over
+
+
+def test_a_run_that_failed_otherwise_and_one_that_succeeded() -> None:
+    other = failure(ErrorText("the disk is full"))
     assert other.what == "The last compaction failed: the disk is full"
     assert other.effect.startswith("Compacted reads go on with the last compacted ledger.")
-    assert topic_failure(NAME, "", 7, "", None, is_raw_whole=True) is None
+    assert topic_failure(NAME, ErrorText(), "", 7, None, is_raw_whole=True) is None
