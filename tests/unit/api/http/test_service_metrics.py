@@ -82,7 +82,7 @@ def metrics(
     broker = SimpleNamespace(
         settings=Settings(metrics_max_topics=max_topics),
         environment=SimpleNamespace(
-            metadata=SimpleNamespace(metrics=history), clock=clock, log=SimpleNamespace(room=None)
+            metadata=SimpleNamespace(metrics=history), clock=clock, log=SimpleNamespace(space_limit=None)
         ),
         clients=ConnectedClientsView(),
         control=control or Control(),
