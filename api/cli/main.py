@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.program import add_group, program, run_program
+from api.cli.kit.program import add_group, create_program, run_program
 from api.cli.kit.shared_arguments import VersionFlag
 from api.cli.kit.stderr import say
 from api.cli.local import (
@@ -87,7 +87,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "tokens validate": tokens_commands.validate_token,
 }
 
-app = program(
+app = create_program(
     "compactor",
     "Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
     exit_codes.HELP,

@@ -11,7 +11,7 @@ import typer
 
 from api.broker.pulsar_policies import RETENTION, THRESHOLD
 from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestOption, delete, flag, get, option, post, request
-from api.cli.admin.run_watch import follow_requests, newest_runs
+from api.cli.admin.run_watch import follow_requests, newest_run_numbers
 from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import RUN_FAILED
 from api.cli.kit.quantity_parsers import parse_bytes, parse_duration
@@ -96,7 +96,7 @@ def compact(
     cancelled; without new messages there is no run.
     """
     admin = session_of(context)
-    before = newest_runs(admin, topic) if wait else {}
+    before = newest_run_numbers(admin, topic) if wait else {}
     admin.service.request("PUT", topic_path(topic, "compaction"))
     admin.report_change(f"Topic compaction requested for {topic}")
     if wait:

@@ -23,7 +23,7 @@ from api.cli.admin import (
 from api.cli.admin.requests import Command
 from api.cli.admin.session import Session
 from api.cli.kit import exit_codes
-from api.cli.kit.program import add_group, program, run_program
+from api.cli.kit.program import add_group, create_program, run_program
 from api.cli.kit.shared_arguments import Output, OutputFormat, VersionFlag
 
 NAME = "compactor-admin"
@@ -45,7 +45,7 @@ _GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {
     "policies": ("Policies of a topic, a namespace or the broker.", policies.COMMANDS),
 }
 
-app = program(NAME, "Administer a running compactor service, with the verbs of pulsar-admin.", exit_codes.HELP)
+app = create_program(NAME, "Administer a running compactor service, with the verbs of pulsar-admin.", exit_codes.HELP)
 app.command("gc")(maintenance.collect_garbage)
 for _name, (_about, _commands) in _GROUPS.items():
     _group = add_group(app, _name, _about)

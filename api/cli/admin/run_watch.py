@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.5
 _SUCCESS = "SUCCESS"
 
 
-def newest_runs(admin: Session, topic: str) -> dict[str, int]:
+def newest_run_numbers(admin: Session, topic: str) -> dict[str, int]:
     """Return the number of the newest run of the topic, or of each partition, by full name; 0 for a topic without a
     run."""
     names = [control["topic"] for control in admin.service.get(topic_path(topic, "compaction", "control"))]
@@ -68,7 +68,7 @@ def watch_topic(admin: Session, topic: str) -> None:
 
     Raises NotFound for a topic without a run or request, and as `follow_requests`.
     """
-    before = newest_runs(admin, topic)  # read before the requests, so that the run of a request is newer
+    before = newest_run_numbers(admin, topic)  # read before the requests, so that the run of a request is newer
     requested = {name: newest for name, newest in before.items() if _control(admin, name)["requested_at"] is not None}
     if requested:
         follow_requests(admin, requested)

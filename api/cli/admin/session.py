@@ -123,7 +123,7 @@ def _encoded(part: str) -> str:
     return quote(part, safe=":=") if part.strip(".") else part.replace(".", "%2E")
 
 
-def key_values(option: str, texts: Iterable[str]) -> dict[str, str]:
+def parse_key_values(option: str, texts: Iterable[str]) -> dict[str, str]:
     """Return repeated `a=b`, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
     pairs = (pair for text in texts for pair in text.split(","))
     return dict(parse_pair(pair, f"give {option} key=value") for pair in pairs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, Count, RequestOption, Subscription, delete, flag, get, post, put
-from api.cli.admin.session import Session, key_values, session_of, topic_path
+from api.cli.admin.session import Session, parse_key_values, session_of, topic_path
 from api.cli.kit.quantity_parsers import parse_duration
 from api.cli.kit.shared_arguments import TypedTopic
 from api.formats.text_encoding import TextEncoding
@@ -50,7 +50,7 @@ def create_subscription(
     admin = session_of(context)
     body: dict[str, Any] = _position(topic, message_id)
     if properties:
-        body["properties"] = key_values("--property", properties)
+        body["properties"] = parse_key_values("--property", properties)
     admin.service.request("PUT", topic_path(topic, "subscription", subscription), body=body)
     admin.report_change(f"subscription {subscription} of {topic} created")
 
@@ -224,7 +224,11 @@ COMMANDS: Mapping[str, Command] = {
         f"{_SUBSCRIPTION}/properties",
         "Replace the properties of a subscription by these.",
         "properties of subscription {subscription} of {topic} replaced",
-        {"properties": RequestOption(Properties, None, parse=lambda pairs: key_values("--property", pairs or ()))},
+        {
+            "properties": RequestOption(
+                Properties, None, parse=lambda pairs: parse_key_values("--property", pairs or ())
+            )
+        },
     ),
     "reset-cursor": reset_cursor,
     "skip": post(

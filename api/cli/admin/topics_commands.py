@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import TOPIC, Command, RequestOption, delete, flag, get, option, post, put
-from api.cli.admin.session import key_values, session_of, topic_path
+from api.cli.admin.session import parse_key_values, session_of, topic_path
 from api.cli.kit.shared_arguments import TypedTopic
 
 Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=1, help="How many partitions.")]
@@ -25,7 +25,7 @@ def create_partitioned_topic(
 ) -> None:
     """Create a partitioned topic."""
     admin = session_of(context)
-    body = {"partitions": partitions, "properties": key_values("--metadata", metadata or ())}
+    body = {"partitions": partitions, "properties": parse_key_values("--metadata", metadata or ())}
     content_type = "application/vnd.partitioned-topic-metadata+json"
     admin.service.send("PUT", topic_path(topic, "partitions"), body=body, Content_Type=content_type)
     admin.report_change(f"topic {topic} of {partitions} partitions created")
@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, Command] = {
         "topic {topic} created",
         {
             "metadata": RequestOption(
-                Metadata, None, parse=lambda pairs: key_values("--metadata", pairs) if pairs else None
+                Metadata, None, parse=lambda pairs: parse_key_values("--metadata", pairs) if pairs else None
             )
         },
     ),
@@ -73,7 +73,7 @@ COMMANDS: Mapping[str, Command] = {
                 "--property",
                 metavar="KEY=VALUE",
                 help="A property; may be repeated.",
-                parse=partial(key_values, "--property"),
+                parse=partial(parse_key_values, "--property"),
             )
         },
     ),

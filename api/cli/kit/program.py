@@ -30,7 +30,7 @@ class GlobalOptions(NamedTuple):
     flags: list[str]
 
 
-def program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
+def create_program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
     """Return the program `name`, without commands."""
     return typer.Typer(
         name=name,

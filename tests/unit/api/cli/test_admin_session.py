@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.cli.admin.session import key_values, path_of, topic_path
+from api.cli.admin.session import parse_key_values, path_of, topic_path
 from storage.errors import InvalidInput
 
 
@@ -28,8 +28,8 @@ def test_an_empty_name_is_refused(parts: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("pair", ["", "a=1,", "a=1,,b=2", "=1", "a"])
 def test_a_mapping_has_a_key_and_a_value_in_each_pair(pair: str) -> None:
     with pytest.raises(InvalidInput, match="--property key=value"):
-        key_values("--property", [pair])
+        parse_key_values("--property", [pair])
 
 
 def test_pairs_are_given_one_by_one_or_with_commas() -> None:
-    assert key_values("--property", ["a=1", "b=2,c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
+    assert parse_key_values("--property", ["a=1", "b=2,c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
