@@ -22,10 +22,10 @@ class MalformedValue(ValueError):
     """Bytes that are no value of a schema, or a value beyond the bounds. The message names the reason."""
 
 
-def decode(schema: Any, data: bytes, steps: int = STEPS) -> Any:
+def decode(schema: Any, data: bytes, max_steps: int = STEPS) -> Any:
     """Return the value that all of `data` encodes. `schema`: as `avro_resolution.parse` returns it. Raise
     MalformedValue."""
-    reader = _ValueReader(data, steps)
+    reader = _ValueReader(data, max_steps)
     value = reader.value(schema, 0)
     if reader.position != len(data):
         raise MalformedValue(f"{len(data) - reader.position} bytes follow the value")
@@ -35,9 +35,9 @@ def decode(schema: Any, data: bytes, steps: int = STEPS) -> Any:
 class _ValueReader:
     """A reader of values, from the first byte on."""
 
-    def __init__(self, data: bytes, steps: int) -> None:
+    def __init__(self, data: bytes, max_steps: int) -> None:
         self._data = data
-        self._steps_left = steps
+        self._steps_left = max_steps
         self.position = 0
 
     def value(self, schema: Any, depth: int) -> Any:

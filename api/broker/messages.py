@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from api.broker.broker import Broker
     from api.broker.entries import Entry
-    from storage.log.group_commit import Answer
+    from storage.log.group_commit import AppendOutcome
     from storage.metadata.records import TopicRecord
     from storage.model import Message, TopicName
     from storage.positions import ContinuationToken
@@ -109,7 +109,7 @@ def assign_to_partitions(
     return dict(sorted(places.items()))
 
 
-def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[Answer]:
+def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) -> list[AppendOutcome]:
     """Append messages to a topic, each as an entry of its own; return an AppendResult or an error for each, in order.
 
     Raise NotTheOwner, WriterElsewhere, NoLogOwner, LeaseHeld, StorageFull, Unavailable, BacklogQuotaExceeded; then
@@ -122,7 +122,7 @@ def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) 
     now = broker.environment.clock.now_ms()
     encoded = [_encoded(message, now) for message in messages]
     valid = [entry for entry in encoded if isinstance(entry, bytes)]
-    answers: Iterator[Answer] = iter(())
+    answers: Iterator[AppendOutcome] = iter(())
     if valid:
         try:
             answers = iter(broker.logs.append(Topic(broker.environment, record), valid))

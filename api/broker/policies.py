@@ -76,12 +76,12 @@ def change(
 
 
 def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
-    """Return the wire value that the scope itself sets; if it sets none, the `unset` value of the calls of its level.
+    """Return the wire value that the scope itself sets; if it sets none, the `unset_value` of the calls of its level.
 
     Raise as `policy_store_keys`.
     """
     value = policy.wire_value(environment.metadata.policies.readable_of_scope(policy_store_keys(environment, scope)[0]))
-    return policy.calls[scope.origin].unset if value is None else value
+    return policy.calls[scope.origin].unset_value if value is None else value
 
 
 def set_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:

@@ -45,16 +45,16 @@ class PolicyCalls:
     """The calls of a policy in one scope: GET, DELETE and `verb` of a path below the scope's.
 
     `verb`: the method that sets the policy. `label`: the start of the policy's name in the operation ids of the calls.
-    `refusal`: the words of a broker for a number out of range. `unset`: the answer of GET if the scope does not set the
-    policy. `is_query`: the value to set is the query parameter with the name of the path. `is_extension`: Pulsar has no
-    such call.
+    `out_of_range_reason`: the words of a broker for a number out of range. `unset_value`: the answer of GET if the
+    scope does not set the policy. `is_query`: the value to set is the query parameter with the name of the path.
+    `is_extension`: Pulsar has no such call.
     """
 
     path: str
     verb: str = "POST"
     label: str = ""
-    refusal: str = ""
-    unset: object = None
+    out_of_range_reason: str = ""
+    unset_value: object = None
     is_query: bool = False
     is_extension: bool = False
 
@@ -97,7 +97,7 @@ class NumberPolicy(PulsarPolicy):
         try:
             return {name: POLICIES[name].kind.parse(name, value)}
         except InvalidInput as error:
-            raise PolicyValueRefused(calls.refusal) from error
+            raise PolicyValueRefused(calls.out_of_range_reason) from error
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class QuotaType(StrEnum):
     AGE = "message_age"
 
     @property
-    def names(self) -> tuple[str, str]:
+    def policy_names(self) -> tuple[str, str]:
         """Return the names of its policies: the limit, and the action beyond it."""
         limit = "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
         return limit, f"{limit}.action"
@@ -166,7 +166,7 @@ class QuotaPolicy(PulsarPolicy):
     def wire_value(self, settings: Settings) -> dict[str, dict[str, object]]:
         quotas: dict[str, dict[str, object]] = {}
         for kind in QuotaType:
-            limit, action = map(settings.get, kind.names)
+            limit, action = map(settings.get, kind.policy_names)
             if limit is not None:
                 size, seconds = (limit, _NO_LIMIT) if kind is QuotaType.SIZE else (_NO_LIMIT, limit)
                 quotas[kind] = {"limit": size, "limitSize": size, "limitTime": seconds, "policy": action or HOLD}
@@ -179,7 +179,7 @@ class QuotaPolicy(PulsarPolicy):
             limit = quota["limit"] if name == "limitSize" and quota[name] is None else quota[name]
             if limit is None:
                 raise PolicyValueRefused(f"a backlog quota of the type {kind} needs {name}")
-            changes |= zip(kind.names, (limit, quota["policy"]), strict=True)
+            changes |= zip(kind.policy_names, (limit, quota["policy"]), strict=True)
         return changes
 
 
@@ -190,8 +190,10 @@ THRESHOLD = NumberPolicy(
     "compaction",
     ("compaction.threshold.bytes",),
     {
-        _NAMESPACE: PolicyCalls("compactionThreshold", "PUT", refusal="compactionThreshold must be 0 or more"),
-        _TOPIC: PolicyCalls("compactionThreshold", refusal="Invalid value for compactionThreshold"),
+        _NAMESPACE: PolicyCalls(
+            "compactionThreshold", "PUT", out_of_range_reason="compactionThreshold must be 0 or more"
+        ),
+        _TOPIC: PolicyCalls("compactionThreshold", out_of_range_reason="Invalid value for compactionThreshold"),
     },
     "compaction_threshold",
     1_048_576,
@@ -212,7 +214,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         {
             _TOPIC: PolicyCalls(
                 "compactionThresholdMessages",
-                refusal="Invalid value for compactionThresholdMessages",
+                out_of_range_reason="Invalid value for compactionThresholdMessages",
                 is_extension=True,
             )
         },
@@ -223,8 +225,8 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "backlog",
         ("message.ttl.seconds",),
         {
-            _NAMESPACE: PolicyCalls("messageTTL", refusal=_BAD_TTL),
-            _TOPIC: PolicyCalls("messageTTL", refusal=_BAD_TTL, is_query=True),
+            _NAMESPACE: PolicyCalls("messageTTL", out_of_range_reason=_BAD_TTL),
+            _TOPIC: PolicyCalls("messageTTL", out_of_range_reason=_BAD_TTL, is_query=True),
         },
         "message_ttl_in_seconds",
         3600,
@@ -243,7 +245,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         ("schema.compatibility-strategy",),
         {
             _NAMESPACE: PolicyCalls(
-                "schemaCompatibilityStrategy", "PUT", unset=SchemaCompatibilityStrategy.UNDEFINED.value
+                "schemaCompatibilityStrategy", "PUT", unset_value=SchemaCompatibilityStrategy.UNDEFINED.value
             ),
             _TOPIC: PolicyCalls("schemaCompatibilityStrategy", "PUT"),
         },
@@ -252,7 +254,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
     QuotaPolicy(
         "BacklogQuota",
         "backlog",
-        (*QuotaType.SIZE.names, *QuotaType.AGE.names),
+        (*QuotaType.SIZE.policy_names, *QuotaType.AGE.policy_names),
         {_NAMESPACE: PolicyCalls("backlogQuota"), _TOPIC: PolicyCalls("backlogQuota")},
         "backlog_quota_map",
     ),
@@ -261,12 +263,12 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
 
 
 def namespace_document(settings: Settings) -> dict[str, Any]:
-    """Return the policy fields of Pulsar's document of a namespace; the `unset` value for a policy that is not set."""
+    """Return the policy fields of Pulsar's document of a namespace; `unset_value` for a policy that is not set."""
     fields = {}
     for policy in PULSAR_POLICIES:
         if policy.field:
             value = policy.wire_value(settings)
-            fields[policy.field] = policy.calls[_NAMESPACE].unset if value is None else value
+            fields[policy.field] = policy.calls[_NAMESPACE].unset_value if value is None else value
     return fields
 
 

@@ -7,8 +7,8 @@ A request reads no more definitions than it needs: equal bytes are compared by t
 layout alone are recognised among the newest `LAYOUT_BYTES`, and a comparison reads one version at a time. Versions of a
 type that has no meaning (earlier releases stored any number) count as absent; new ones are refused.
 
-Blocks: `ensure`, `store_if_first_or_check_readable` and `check` compare, and need the threads for schemas; all others
-read SQL.
+Blocks: `ensure`, `store_if_first_or_check_readable` and `check_compatible` compare, and need the threads for schemas;
+all others read SQL.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SchemaRegistry:
                 return record
         return None
 
-    def strategy(self, topic: TopicName) -> str:
+    def compatibility_strategy(self, topic: TopicName) -> str:
         """Return the compatibility strategy of a topic, also of one that does not exist yet."""
         names = (topic, topic.of_partition(0))
         records = self._metadata.topics.by_names(names)
@@ -109,7 +109,7 @@ class SchemaRegistry:
             if stored := self.find_equal(topic, schema):
                 return stored
             outlines = self._metadata.schemas.outlines(topic)
-            self.check(topic, schema)
+            self.check_compatible(topic, schema)
             if len(outlines) >= VERSIONS or sum(item.size for item in outlines) + len(schema.data) > TOPIC_BYTES:
                 raise IncompatibleSchema(
                     f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB or {VERSIONS:,} "
@@ -134,7 +134,7 @@ class SchemaRegistry:
         if not outlines:
             self.ensure(topic, schema)
             return
-        strategy = self.strategy(topic)
+        strategy = self.compatibility_strategy(topic)
         newest = self._load(topic, outlines[-1])
         if newest is None or strategy == "ALWAYS_COMPATIBLE" or self.is_newest(topic, schema):
             return
@@ -146,11 +146,11 @@ class SchemaRegistry:
             if problem := _explain(check, Comparison(_definition(schema), _definition(newest))):
                 raise _incompatible(topic, f"a consumer with it cannot read version {newest.version}: {problem}")
 
-    def check(self, topic: TopicName, schema: SchemaRecord) -> None:
+    def check_compatible(self, topic: TopicName, schema: SchemaRecord) -> None:
         """Raise IncompatibleSchema or InvalidSchema unless a schema may be the next version. Raises Unavailable."""
         kind = _known_type(schema)
         _check_size(schema)
-        strategy, new = self.strategy(topic), _definition(schema)
+        strategy, new = self.compatibility_strategy(topic), _definition(schema)
         outlines = self.outlines(topic)
         with self._processes.check(topic.tenant) as check:
             if kind in DEFINED:

@@ -68,11 +68,13 @@ class CompactionStats:
     last_compaction_duration_time_in_mills: int = 0
 
     @classmethod
-    def merge(cls, each: Sequence[CompactionStats]) -> CompactionStats:
+    def merge(cls, parts: Sequence[CompactionStats]) -> CompactionStats:
         """Return the sum of removed messages, the newest times, and the longest duration."""
         newest = "last_compaction_succeed_timestamp", "last_compaction_failed_timestamp"
         longest = "last_compaction_duration_time_in_mills"
-        return cls(**_folded(sum, each, "last_compaction_removed_event_count"), **_folded(max, each, *newest, longest))
+        return cls(
+            **_folded(sum, parts, "last_compaction_removed_event_count"), **_folded(max, parts, *newest, longest)
+        )
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,17 @@ class SubscriptionStats:
     replicated: bool = False
 
     @classmethod
-    def merge(cls, each: Sequence[SubscriptionStats]) -> SubscriptionStats:
+    def merge(cls, parts: Sequence[SubscriptionStats]) -> SubscriptionStats:
         """Return the sums of one subscription over partitions, with all its properties, without its clients."""
         counts = _folded(
             sum,
-            each,
+            parts,
             "msg_backlog",
             "backlog_size",
             "msg_backlog_no_delayed",
             "non_contiguous_deleted_messages_ranges",
         )
-        properties = {name: value for item in each for name, value in item.subscription_properties.items()}
+        properties = {name: value for item in parts for name, value in item.subscription_properties.items()}
         return cls(**counts, subscription_properties=properties)
 
 
@@ -189,40 +191,42 @@ class TopicStats:
     last_publish_time_stamp: int = 0
 
     @classmethod
-    def merge(cls, each: Sequence[TopicStats]) -> TopicStats:
+    def merge(cls, parts: Sequence[TopicStats]) -> TopicStats:
         """Return the sum of partitions, without clients: subscriptions by name, the newest times of compactions.
 
         Policies are set for all partitions together, so all have the same quotas.
         """
-        if not each:
+        if not parts:
             return cls(deduplication_status=None)
         counts = _folded(
             sum,
-            each,
+            parts,
             "bytes_in_counter",
             "msg_in_counter",
             "storage_size",
             "backlog_size",
             "non_contiguous_deleted_messages_ranges",
         )
-        earliest = [time for item in each if (time := item.earliest_msg_publish_time_in_backlogs)]
-        names = sorted({name for item in each for name in item.subscriptions})
+        earliest = [time for item in parts if (time := item.earliest_msg_publish_time_in_backlogs)]
+        names = sorted({name for item in parts for name in item.subscriptions})
         return cls(
             **counts,
-            **_folded(min, each, "topic_creation_time_stamp"),
-            **_folded(max, each, "last_publish_time_stamp"),
+            **_folded(min, parts, "topic_creation_time_stamp"),
+            **_folded(max, parts, "last_publish_time_stamp"),
             earliest_msg_publish_time_in_backlogs=min(earliest, default=0),
             subscriptions={
-                name: SubscriptionStats.merge([item.subscriptions[name] for item in each if name in item.subscriptions])
+                name: SubscriptionStats.merge(
+                    [item.subscriptions[name] for item in parts if name in item.subscriptions]
+                )
                 for name in names
             },
-            compaction=CompactionStats.merge([item.compaction for item in each]),
+            compaction=CompactionStats.merge([item.compaction for item in parts]),
             deduplication_status=None,
-            backlog_quota_limit_size=each[0].backlog_quota_limit_size,
-            backlog_quota_limit_time=each[0].backlog_quota_limit_time,
+            backlog_quota_limit_size=parts[0].backlog_quota_limit_size,
+            backlog_quota_limit_time=parts[0].backlog_quota_limit_time,
         )
 
 
-def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[object], *names: str) -> dict[str, Any]:
+def _folded(fold: Callable[[Iterable[int]], int], parts: Sequence[object], *names: str) -> dict[str, Any]:
     """Return fields by name, each the sum, minimum or maximum of those of several stats."""
-    return {name: fold(getattr(item, name) for item in each) for name in names}
+    return {name: fold(getattr(item, name) for item in parts) for name in names}

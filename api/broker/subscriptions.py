@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class BacklogContent:
+class BacklogCounts:
     """Counts of a backlog. `first_entry`, `last_entry`: the ledger id and entry id of its first and last entry; None:
     it is empty.
 
@@ -225,13 +225,13 @@ def peek(broker: Broker, name: TopicName, subscription: str, entry_number: int) 
     return nth((entry for entry, rows in source if rows), entry_number, topic)
 
 
-def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogContent:
+def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogCounts:
     """Count a subscription's backlog from `start` on; None: from its position. Read at most `MOST_ENTRIES` + 1 entries.
 
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, CursorNotFound.
     """
     topic = Topic(broker.environment, names.local_topic(broker, name))
-    content = BacklogContent()
+    content = BacklogCounts()
     source = _with_unacknowledged_rows(broker, topic, subscription, start)
     for entry, rows in islice(source, MOST_ENTRIES + 1):
         if not rows:

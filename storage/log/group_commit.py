@@ -25,9 +25,9 @@ from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.log.segment import AppendResult
 
-Answer = AppendResult | CompactorError
+AppendOutcome = AppendResult | CompactorError
 """The position of an entry, or the error: a failed entry may still exist when the segment is recovered."""
-Done = Callable[[Answer], object]
+Done = Callable[[AppendOutcome], object]
 """A callback of one append: it is called once with the answer, must be quick, and must not append."""
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class PendingAppend:
         self.done = done
         self.entry_id = -1
         self.offset = -1
-        self.answer: Answer | None = None
+        self.answer: AppendOutcome | None = None
         self.is_delivered = False
 
     def result(self) -> AppendResult:

@@ -28,7 +28,7 @@ from typing import Any
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.failpoints import Failpoint
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.segment import AppendResult, FlushPolicy
 from tests.failpoint_listeners import observed
 from tests.faults.forks import Forks, live_in_child, serve
@@ -187,13 +187,13 @@ class _Appending:
 
         async def append_side(side: int) -> None:
             for data in self._entries(side):
-                answered: asyncio.Future[Answer] = loop.create_future()
+                answered: asyncio.Future[AppendOutcome] = loop.create_future()
                 self._writer.submit(data, partial(loop.call_soon_threadsafe, answered.set_result))
                 self._report(data, await answered)
 
         await asyncio.gather(*(append_side(THREADS + number) for number in range(TASKS)))
 
-    def _report(self, data: bytes, answer: Answer) -> None:
+    def _report(self, data: bytes, answer: AppendOutcome) -> None:
         assert isinstance(answer, AppendResult), answer
         first = answer.first
         os.write(self._writing, _RECORD.pack(first.message_id.entry_id, first.offset, answer.messages, crc32c(data)))

@@ -24,7 +24,7 @@ from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from storage.errors import Fenced, LeaseHeld
 from storage.ledger.rows import RowType
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.segment import AppendResult
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.stores import LeaseStore
@@ -86,7 +86,7 @@ class LogMachine(LogLife):
     @rule(group=st.lists(sent(), min_size=1, max_size=4))
     def append_without_waiting(self, group: list[list[Sent]]) -> None:
         log = self.open_writer()
-        answers: list[Answer] = []
+        answers: list[AppendOutcome] = []
         flat = [item for some in group for item in some]
         for item in flat:
             log.submit(item.data, answers.append)

@@ -315,13 +315,13 @@ def acked_messages(slots: Sequence[tuple[int, LogPosition]], ack: AckedEntry, cu
     return AckedMessages(first, mask_of(BitMap([item.offset - first for item in acked])), acked[-1])
 
 
-def unacked_mask(ack_set: Sequence[int], messages: int) -> int:
+def unacked_mask(ack_set: Sequence[int], message_count: int) -> int:
     """Return the slots of an entry that an acknowledgement leaves unacknowledged, as bits.
 
-    `messages`: the number of slots of the entry; bits of `ack_set` beyond it are ignored.
+    `message_count`: the number of slots of the entry; bits of `ack_set` beyond it are ignored.
     """
-    words = ack_set[: (messages + 63) // 64]
+    words = ack_set[: (message_count + 63) // 64]
     if not words:
         return 0
     data = struct.pack(f"<{len(words)}Q", *(word & _UINT64 for word in words))
-    return int.from_bytes(data, "little") & ((1 << messages) - 1)
+    return int.from_bytes(data, "little") & ((1 << message_count) - 1)

@@ -60,8 +60,8 @@ class LiveSubscription(ServedCursor, Protocol):
     Calls come from any thread but that of the event loop, and block. They raise CompactorError.
     """
 
-    def reset(self, mark: LogPosition | None) -> None:
-        """Move the subscription: `mark` is its new mark-delete position; None: before the first message.
+    def reset(self, mark_delete: LogPosition | None) -> None:
+        """Move the subscription: `mark_delete` is its new mark-delete position; None: before the first message.
 
         Its consumers are disconnected, and subscribe again.
         """

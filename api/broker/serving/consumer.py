@@ -81,7 +81,7 @@ class Consumer:
     def type(self) -> SubscriptionType:
         return self.options.type
 
-    def flow(self, permits: int, now_ms: int) -> None:
+    def add_permits(self, permits: int, now_ms: int) -> None:
         """Add permits: the client accepts `permits` more messages."""
         self.permits += permits
         self.last_flow_at = now_ms

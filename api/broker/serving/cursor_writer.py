@@ -32,7 +32,7 @@ class CursorOwner(Protocol):
     def on_write_failed(self, cursor: Cursor, error: CompactorError) -> None:
         """Handle a cursor that cannot be written any more: Fenced, NotFound."""
 
-    def locate_mark(self, cursor: Cursor) -> None:
+    def find_mark_delete_id(self, cursor: Cursor) -> None:
         """Begin to find the id of the message that mark-delete has come to."""
 
 
@@ -70,9 +70,9 @@ class CursorWriter:
         """Write the scheduled cursors once a second, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
-            self.write_scheduled()
+            self.start_scheduled_writes()
 
-    def write_scheduled(self) -> None:
+    def start_scheduled_writes(self) -> None:
         """Begin to write the scheduled cursors, if any; do not wait for it."""
         if self._dirty:
             self._start()
@@ -125,7 +125,7 @@ class CursorWriter:
         elif error is not None:
             owner.on_write_failed(cursor, error)
         elif cursor.lacks_mark_delete_id:
-            owner.locate_mark(cursor)
+            owner.find_mark_delete_id(cursor)
 
     async def _write_each(self, group: list[Cursor]) -> dict[Cursor, CompactorError]:
         errors: dict[Cursor, CompactorError] = {}

@@ -20,7 +20,7 @@ from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete_number, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, MessageId
@@ -76,15 +76,15 @@ class Deduplication:
         return self._known.get(producer_name, _UNKNOWN)[0]
 
     def append(
-        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[Answer]]
-    ) -> list[Answer | MessageId]:
+        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[AppendOutcome]]
+    ) -> list[AppendOutcome | MessageId]:
         """Append the new entries of a group by calling `append` with them. Return an answer for each entry, in order.
 
         EARLIEST is the answer for a duplicate.
 
         An entry that repeats one of the same group succeeds if that one does, even if later entries fail.
         """
-        answers: list[Answer | MessageId] = [EARLIEST] * len(group)
+        answers: list[AppendOutcome | MessageId] = [EARLIEST] * len(group)
         new_entries: dict[str, list[tuple[SequenceId, int]]] = {}
         """The new entries of each producer, ascending: sequence id and number in the group."""
         duplicates: list[tuple[int, int]] = []

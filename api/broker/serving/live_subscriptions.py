@@ -39,8 +39,8 @@ class ServedSubscription:
             raise
         self._call(self._acknowledged())
 
-    def reset(self, mark: LogPosition | None) -> None:
-        self._call(self._subscription.reset(mark))
+    def reset(self, mark_delete: LogPosition | None) -> None:
+        self._call(self._subscription.reset(mark_delete))
 
     def prepare_deletion(self, force: bool) -> None:
         self._call(self._topic.prepare_subscription_deletion(self._subscription, force))

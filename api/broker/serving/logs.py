@@ -19,7 +19,7 @@ from functools import partial
 
 from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
@@ -98,7 +98,7 @@ class TopicLogs:
         with self._lock:
             return [item.topic for item in self._open.values()]
 
-    def append(self, topic: Topic, entries: Sequence[bytes]) -> list[Answer]:
+    def append(self, topic: Topic, entries: Sequence[bytes]) -> list[AppendOutcome]:
         """Append entries in order. Return an AppendResult or an error for each, when all are acknowledged or have
         failed.
 
@@ -119,7 +119,7 @@ class TopicLogs:
         """
         return HeldLog(self, self._use(topic))
 
-    def _append(self, open_log: _Open, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
+    def _append(self, open_log: _Open, entries: Sequence[bytes], senders: Sequence[str]) -> list[AppendOutcome]:
         assert open_log.log is not None
         answers = _appended(open_log.log, entries, senders, lambda: self._drop(open_log))
         appended = [
@@ -274,7 +274,7 @@ class HeldLog:
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
-    def append(self, entries: Sequence[bytes], senders: Sequence[str]) -> list[Answer]:
+    def append(self, entries: Sequence[bytes], senders: Sequence[str]) -> list[AppendOutcome]:
         """Append entries in order. Return an AppendResult or an error for each. `senders`: the sender of each entry.
 
         After an entry that failed and may be sent again, no later one of the same sender is appended. Raises Fenced if
@@ -298,18 +298,18 @@ def is_retryable(error: BaseException) -> bool:
 
 def _appended(
     log: TopicLog, entries: Sequence[bytes], senders: Sequence[str], on_lost: Callable[[], object]
-) -> list[Answer]:
+) -> list[AppendOutcome]:
     """Append entries. Return their answers in order. `on_lost` is called if this process does not own the log any more.
 
     After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
     repeats only the failed entry would reverse the order of a key's messages.
     """
-    answers: list[Answer | None] = [None] * len(entries)
+    answers: list[AppendOutcome | None] = [None] * len(entries)
     failures: dict[str, CompactorError] = {}
     remaining = threading.Semaphore(0)
 
-    def answered(number: int) -> Callable[[Answer], None]:
-        def done(answer: Answer) -> None:
+    def answered(number: int) -> Callable[[AppendOutcome], None]:
+        def done(answer: AppendOutcome) -> None:
             answers[number] = answer
             if isinstance(answer, CompactorError) and is_retryable(answer):
                 failures.setdefault(senders[number], answer)

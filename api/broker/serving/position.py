@@ -56,14 +56,14 @@ class ReaderPosition:
         self.mark_delete = mark
         self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
 
-    def acknowledge(self, position: LogPosition, first: int | None = None) -> None:
-        """Acknowledge a message; with `first`, all offsets from there to it."""
-        self._offsets.try_add(position.offset if first is None else first, position.offset)
+    def acknowledge(self, position: LogPosition, first_offset: int | None = None) -> None:
+        """Acknowledge a message; with `first_offset`, all offsets from there to it."""
+        self._offsets.try_add(position.offset if first_offset is None else first_offset, position.offset)
         self._move(position)
 
-    def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
-        """Acknowledge the offsets `base` + i for each set bit i of `mask`."""
-        self._offsets.try_add_slots(base, bitmap_of(mask))
+    def acknowledge_slots(self, base_offset: int, mask: int, highest: LogPosition) -> None:
+        """Acknowledge the offsets `base_offset` + i for each set bit i of `mask`."""
+        self._offsets.try_add_slots(base_offset, bitmap_of(mask))
         self._move(highest)
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
@@ -71,10 +71,10 @@ class ReaderPosition:
         self._offsets.advance_mark(position.offset)
         self._move(position)
 
-    def acknowledged_mask(self, first: int, count: int) -> int:
-        """Return a mask of the acknowledged offsets among `count` offsets from `first` on: bit i stands for `first` +
-        i."""
-        return self._offsets.acknowledged_mask(first, count)
+    def acknowledged_mask(self, first_offset: int, count: int) -> int:
+        """Return a mask of the acknowledged offsets among `count` offsets from `first_offset` on: bit i stands for
+        `first_offset` + i."""
+        return self._offsets.acknowledged_mask(first_offset, count)
 
     def acknowledge_before(self, offset: int) -> None:
         """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""

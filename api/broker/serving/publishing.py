@@ -24,14 +24,14 @@ from api.broker.threads import Workers
 from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.model import MessageId, TopicName
 
 LOG = logging.getLogger(__name__)
 GROUP_BYTES = 16 << 20
 """Maximum bytes of a group, unless one entry is larger."""
 
-Outcome = Answer | MessageId | BaseException
+PublishOutcome = AppendOutcome | MessageId | BaseException
 """The result for an entry: its position, the id that stands for a duplicate, or its error."""
 
 
@@ -53,7 +53,7 @@ class PublishQueue:
         self,
         topic: TopicName,
         workers: Workers,
-        append: Callable[[Sequence[QueuedEntry]], Sequence[Outcome]],
+        append: Callable[[Sequence[QueuedEntry]], Sequence[PublishOutcome]],
         on_appended: Callable[[], object],
         on_lost: Callable[[BaseException], object],
         log_throttle: LogThrottle,
@@ -119,7 +119,7 @@ class PublishQueue:
         finally:
             self._task = None
 
-    async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[Outcome]:
+    async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
         try:
             return await self._workers.run_without_deadline(self._append, group)
         except Exception as error:
@@ -137,7 +137,7 @@ class PublishQueue:
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         return group
 
-    def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[Outcome]) -> None:
+    def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[PublishOutcome]) -> None:
         failures: dict[Producer, BaseException] = {}
         for entry, outcome in zip(group, outcomes, strict=True):
             producer = entry.producer

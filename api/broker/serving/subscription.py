@@ -130,9 +130,9 @@ class Subscription:
         for consumer in consumers:
             consumer.channel.disconnect()
 
-    def flow(self, consumer: Consumer, permits: int) -> None:
+    def add_permits(self, consumer: Consumer, permits: int) -> None:
         """Add permits: a consumer accepts `permits` more messages."""
-        consumer.flow(permits, self.topic.clock.now_ms())
+        consumer.add_permits(permits, self.topic.clock.now_ms())
         self.wake()
 
     def wake(self) -> None:
@@ -233,13 +233,13 @@ class Subscription:
         if cursor is self.position.current:
             self.topic.spawn(self.reopen(cursor))
 
-    def locate_mark(self, cursor: Cursor) -> None:
+    def find_mark_delete_id(self, cursor: Cursor) -> None:
         """Begin to find the id of the message that mark-delete has come to, unless a search is in progress."""
         if cursor is self.position.current and not self._is_locating:
             self._is_locating = True
-            self.topic.spawn(self._locate_mark(cursor))
+            self.topic.spawn(self._find_mark_delete_id(cursor))
 
-    async def _locate_mark(self, cursor: Cursor) -> None:
+    async def _find_mark_delete_id(self, cursor: Cursor) -> None:
         try:
             before = cursor.mark_delete
             with suppress(CompactorError):  # the next acknowledgement tries again
@@ -286,12 +286,13 @@ class Subscription:
         mark = await self.position.mark_delete_before(start) if self.durable else None
         await self._move(mark, start)
 
-    async def reset(self, mark: LogPosition | None) -> None:
-        """Move to the message after `mark` and disconnect the consumers, as `seek` does; None: to the first message.
+    async def reset(self, mark_delete: LogPosition | None) -> None:
+        """Move to the message after `mark_delete` and disconnect the consumers, as `seek` does; None: to the first
+        message.
 
-        `mark` and all messages before it count as acknowledged. Raises CompactorError.
+        `mark_delete` and all messages before it count as acknowledged. Raises CompactorError.
         """
-        await self._move(mark, EARLIEST if mark is None else StartOffset(mark.offset + 1))
+        await self._move(mark_delete, EARLIEST if mark_delete is None else StartOffset(mark_delete.offset + 1))
 
     async def _move(self, mark: LogPosition | None, start: StartPosition) -> None:
         async with self.position.moving:

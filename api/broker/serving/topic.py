@@ -25,7 +25,7 @@ from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.page_budget import PageBudget
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import Producer, ProducerOptions, ProducerRegistry
-from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
+from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import Subscription
@@ -35,7 +35,7 @@ from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.clock import Clock
 from storage.errors import CompactorError, InvalidInput, NotFound
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, TopicName
@@ -150,7 +150,7 @@ class PersistentTopic:
 
     # Publishing
 
-    def append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
+    def append(self, group: Sequence[QueuedEntry]) -> list[PublishOutcome]:
         """Append entries, in a thread. Return for each, in order, an AppendResult, an error, or EARLIEST for a
         duplicate.
 
@@ -160,7 +160,7 @@ class PersistentTopic:
             return list(self._append(group))
         return list(self._deduplication.append(group, self._append))
 
-    def _append(self, group: Sequence[QueuedEntry]) -> list[Answer]:
+    def _append(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
         return self._held.append([item.entry for item in group], [item.producer.name for item in group])
 
     def last_sequence_id(self, producer_name: str) -> int:

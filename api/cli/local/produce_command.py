@@ -16,7 +16,7 @@ from storage.errors import CompactorError, Unavailable
 from storage.model import MessageId
 
 if TYPE_CHECKING:
-    from storage.log.group_commit import Answer
+    from storage.log.group_commit import AppendOutcome
     from storage.log.segment import AppendResult
 
 
@@ -99,7 +99,7 @@ class AppendReceipts:
         self._show_ids = show_ids
         self._error: CompactorError | None = None
 
-    def add_answer(self, answer: Answer) -> None:
+    def add_answer(self, answer: AppendOutcome) -> None:
         """Count the messages of an appended entry, and print their ids if requested; keep the first error for
         `raise_first_error`."""
         if isinstance(answer, CompactorError):

@@ -102,7 +102,7 @@ def flow(session: Session, request: requests.Flow) -> None:
     """Add permits of a consumer; nothing for one that the session does not have, because it was closed meanwhile."""
     connected = session.consumers.get(request.consumer_id)
     if connected is not None:
-        connected.subscription.flow(connected.consumer, request.message_permits)
+        connected.subscription.add_permits(connected.consumer, request.message_permits)
 
 
 def ack(session: Session, request: requests.Ack) -> None:

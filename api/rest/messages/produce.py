@@ -33,7 +33,7 @@ from api.rest.messages.encodings import Encodings, MessageEncodings
 from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parse_messages
 from api.rest.models import INT
 from storage.errors import CompactorError, Conflict, LeaseHeld, Unavailable
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.metadata.records import TopicRecord
 from storage.model import MessageId
 
@@ -165,7 +165,7 @@ def _forwarded_body(part: Sequence[NewMessage]) -> bytes:
     return msgspec.json.encode({"producerName": part[0].producer, "messages": lines})
 
 
-def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
+def _ack(message: NewMessage, answer: AppendOutcome, partition: int) -> ProducerAck:
     if isinstance(answer, CompactorError):
         return _failed(message, answer)
     first = answer.first.message_id

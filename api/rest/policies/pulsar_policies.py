@@ -94,7 +94,7 @@ async def _quota_body(
 
 
 async def _quota_names(kind: QuotaKind = QuotaType.SIZE) -> Sequence[str]:
-    return kind.names
+    return kind.policy_names
 
 
 async def _flag_body(enabled: Annotated[bool, Body(description="`true`: on; `false`: off.")]) -> bool:

@@ -156,10 +156,12 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> IsCompatibili
     """Check whether a schema may be the topic's next version. Nothing is stored."""
     registry, fits = broker.schemas, True
     try:
-        registry.check(topic, schema.record)
+        registry.check_compatible(topic, schema.record)
     except IncompatibleSchema:
         fits = False
-    return IsCompatibilityResponse(compatibility=fits, schema_compatibility_strategy=registry.strategy(topic))
+    return IsCompatibilityResponse(
+        compatibility=fits, schema_compatibility_strategy=registry.compatibility_strategy(topic)
+    )
 
 
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,))

@@ -24,7 +24,7 @@ TOPIC = TopicName.parse("t")
 SCOPE = PolicyScope(PolicyOrigin.TOPIC, TOPIC)
 TTL = "message.ttl.seconds"
 SIZE = QuotaType.SIZE
-(QUOTAS,) = (policy for policy in PULSAR_POLICIES if SIZE.names[0] in policy.names)
+(QUOTAS,) = (policy for policy in PULSAR_POLICIES if SIZE.policy_names[0] in policy.names)
 EVICTING = {SIZE: {"limit": 5, "limitSize": None, "limitTime": None, "policy": EVICT}}
 
 
@@ -33,7 +33,7 @@ EVICTING = {SIZE: {"limit": 5, "limitSize": None, "limitTime": None, "policy": E
     [
         lambda environment: policies.set_wire_value(environment, SCOPE, QUOTAS, EVICTING),
         lambda environment: policies.change(environment, SCOPE, {TTL: 60}),
-        lambda environment: policies.change(environment, SCOPE, {}, SIZE.names),
+        lambda environment: policies.change(environment, SCOPE, {}, SIZE.policy_names),
         lambda environment: policies.change(environment, SCOPE, {}, [TTL]),
     ],
 )
@@ -45,7 +45,7 @@ def test_a_failure_between_two_writes_changes_nothing(
     metadata = bench.metadata
     metadata.partitions.create(TOPIC, 2, {})
     scopes = [policy_store.topic_scope(topic) for topic in metadata.topics.in_namespace("public/default")]
-    metadata.policies.change(scopes, {TTL: 1, **dict(zip(SIZE.names, (1000, HOLD), strict=True))})
+    metadata.policies.change(scopes, {TTL: 1, **dict(zip(SIZE.policy_names, (1000, HOLD), strict=True))})
     before = list(map(metadata.policies.readable_of_scope, scopes))
     writes = itertools.count()
 

@@ -56,7 +56,7 @@ def registry(metadata: MetadataStore) -> Registry:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, registry: Registry, strategy: str) -> None:
-    monkeypatch.setattr(registry, "strategy", lambda topic: strategy)
+    monkeypatch.setattr(registry, "compatibility_strategy", lambda topic: strategy)
 
 
 def may_follow(registry: Registry, new: SchemaRecord, *before: SchemaRecord) -> bool:
@@ -64,7 +64,7 @@ def may_follow(registry: Registry, new: SchemaRecord, *before: SchemaRecord) -> 
     for version, schema in enumerate(before):
         registry.metadata.schemas.add(TOPIC, schema, version)
     try:
-        registry.check(TOPIC, new)
+        registry.check_compatible(TOPIC, new)
     except (IncompatibleSchema, InvalidSchema):
         return False
     return True

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from storage.errors import Fenced
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.segment import AppendResult
 from tests.segments import EndingQueues, OneSegment, message
 
@@ -35,7 +35,7 @@ class HeldFlush:
 def test_what_comes_while_a_flush_is_under_way_shares_the_next(
     segment: OneSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     with segment.create() as writer:
         held = HeldFlush(monkeypatch)
         writer.submit(message(0), answers.append)
@@ -68,7 +68,7 @@ def test_a_group_may_be_larger_than_one_call_of_the_system_takes(
 
 
 def test_a_failing_callback_harms_no_other(segment: OneSegment, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(answer: Answer) -> None:
+    def fail(answer: AppendOutcome) -> None:
         raise RuntimeError("of the caller's making")
 
     with segment.create() as writer:
@@ -79,7 +79,7 @@ def test_a_failing_callback_harms_no_other(segment: OneSegment, caplog: pytest.L
 
 def test_who_submits_too_much_waits(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(message(0, 1000))
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     submitted: list[int] = []
     with segment.create(max_pending_bytes=3 * size) as writer:
         held = HeldFlush(monkeypatch)
@@ -102,7 +102,7 @@ def test_who_submits_too_much_waits(segment: OneSegment, monkeypatch: pytest.Mon
 
 
 def test_abandon_fails_what_is_pending(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     writer = segment.create()
     held = HeldFlush(monkeypatch)
     writer.submit(message(0), answers.append)

@@ -15,7 +15,7 @@ from storage.errors import InvalidInput, InvalidRecord, LeaseHeld, Unavailable
 from storage.failpoints import Failpoint
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.high_watermark import HighWatermark
 from storage.log.segment import AppendResult, FlushPolicy
 from storage.metadata.records import SegmentContent
@@ -281,7 +281,7 @@ def test_a_file_that_no_row_names_is_replaced(segment: OneSegment) -> None:
 
 
 def test_close_commits_what_was_submitted(segment: OneSegment) -> None:
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     writer = segment.create()
     for n in range(100):
         writer.submit(message(n), answers.append)

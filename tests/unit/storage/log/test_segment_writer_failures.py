@@ -15,7 +15,7 @@ from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
 from storage.failpoints import Failpoint
 from storage.log.active_segment_file import ActiveSegmentFile
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.segment import AppendResult, FlushPolicy, LocalSegment
 from storage.model import LogPosition, MessageId
 from tests.clocks import ManualClock
@@ -62,7 +62,7 @@ def test_a_failure_fails_all_that_waits_and_cuts_it_off(
     segment: OneSegment, monkeypatch: pytest.MonkeyPatch, fault: tuple[int, type[CompactorError]], call: str
 ) -> None:
     number, kind = fault
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     writer = segment.create()
     for n in range(3):
         writer.append(message(n))
@@ -184,7 +184,7 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
             interrupt()
         return real(local, entry_id, offset, header)
 
-    def done(answer: Answer) -> None:
+    def done(answer: AppendOutcome) -> None:
         answers.append(answer)
         if where == "delivered":
             interrupt()

@@ -24,7 +24,7 @@ from storage.errors import (
 from storage.failpoints import Failpoint
 from storage.log import segment_lifecycle
 from storage.log.directory import UID_FILE, LogDirectory
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import TICKS, LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.log.segment_lifecycle import ENTRY_PADDING, roll_open_segment
@@ -137,7 +137,7 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(
     bench: Workbench, topic: Topic, renewer: LeaseRenewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group that is being written then is still acknowledged: no other process can have the file before."""
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     begun, go_on = threading.Event(), threading.Event()
     real = os.fdatasync
 
@@ -292,14 +292,14 @@ def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
 
 def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first entry fails when the second one is on its way already, and its answer has not been delivered."""
-    answers: list[Answer] = []
+    answers: list[AppendOutcome] = []
     flushing, reported = threading.Event(), threading.Event()
 
     def failing(descriptor: int) -> None:
         flushing.wait()
         _no_disk(descriptor)
 
-    def answered(answer: Answer) -> None:
+    def answered(answer: AppendOutcome) -> None:
         answers.append(answer)
         reported.set()
 

@@ -97,7 +97,7 @@ class Reader:
         await quiet()
 
     async def flow(self, permits: int) -> None:
-        self.subscription.flow(self.consumer, permits)
+        self.subscription.add_permits(self.consumer, permits)
         await quiet()
 
     async def acknowledge(self, *entry_ids: int) -> None:

@@ -84,7 +84,7 @@ def test_an_entry_that_is_delivered_before_its_late_acknowledgement_is_looked_up
             assert unknown == late
             first = asyncio.create_task(acks.acknowledge_by_lookup(reader.consumer, unknown[:1], cumulative=False))
             others = asyncio.create_task(acks.acknowledge_by_lookup(reader.consumer, unknown[1:], cumulative=False))
-            reader.consumer.flow(ALL, 0)
+            reader.consumer.add_permits(ALL, 0)
             reader.subscription.wake()
             while len(reader.received) < 19:
                 await asyncio.sleep(0)

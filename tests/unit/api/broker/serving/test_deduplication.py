@@ -19,7 +19,7 @@ from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import truncate
 from storage.entries.encode import encode_message
 from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavailable
-from storage.log.group_commit import Answer
+from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.model import EARLIEST
@@ -53,7 +53,7 @@ class Log:
         self.known = Deduplication(self._bench.metadata, self._topic, self._max_producers)
         self.known.load()
 
-    def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[Answer]:
+    def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
         """Append entries to the log, duplicates as well."""
         return self.held.append([item.entry for item in group], [item.producer.name for item in group])
 
@@ -192,7 +192,7 @@ def test_messages_of_an_import_are_passed_over(bench: Workbench, topic: Topic) -
 def failing_from(number: int, error: CompactorError, log: Log) -> list[object]:
     """Publish a:0 to a:2, then all again, in one group of which the entry of that number fails."""
 
-    def append(entries: Sequence[QueuedEntry]) -> list[Answer]:
+    def append(entries: Sequence[QueuedEntry]) -> list[AppendOutcome]:
         return [*log.append_unchecked(entries[:number]), *[error for _ in entries[number:]]]
 
     group = [publish("a", sequence_id) for sequence_id in (0, 1, 2, 0, 1, 2)]

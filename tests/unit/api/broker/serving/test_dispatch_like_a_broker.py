@@ -557,7 +557,7 @@ def test_a_subscription_with_consumers_is_deleted_by_force_only_and_stays_delete
             await served.unsubscribe(reader.subscription, force=True)
             assert reader.channel.is_closed
             reader.subscription.acknowledge(reader.consumer, [AckedEntry(reader.ledger_id, 1)])
-            served.cursor_writer.write_scheduled()
+            served.cursor_writer.start_scheduled_writes()
             await quiet()
             with pytest.raises(NotFound):
                 bench.metadata.cursors.get(topic.record.id, "s")

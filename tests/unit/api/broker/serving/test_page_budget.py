@@ -193,7 +193,7 @@ def test_readers_whose_pages_do_not_fit_together_end_without_more_permits(
         async with opened(bench, topic, KEYS, page_budget=budget) as served:
             readers = [await joined(served, f"s{number}", EXCLUSIVE) for number in range(6)]
             for reader in readers:
-                reader.subscription.flow(reader.consumer, COUNT)
+                reader.subscription.add_permits(reader.consumer, COUNT)
             await quiet(2_000)
             assert [reader.received for reader in readers] == [list(range(COUNT))] * 6
 

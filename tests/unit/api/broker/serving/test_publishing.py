@@ -11,7 +11,7 @@ import pytest
 
 from api.broker.serving import publishing
 from api.broker.serving.producer import Producer, ProducerOptions
-from api.broker.serving.publishing import Outcome, PublishQueue, QueuedEntry
+from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.observability.logs import LogThrottle
 from storage.errors import Fenced, InvalidRecord, Unavailable
 from storage.model import EARLIEST, MessageId, TopicName
@@ -68,7 +68,7 @@ class AtOnce:
 class Bench:
     """A queue over a log that answers entries by their bytes; all others are duplicates."""
 
-    def __init__(self, **outcomes: Outcome) -> None:
+    def __init__(self, **outcomes: PublishOutcome) -> None:
         self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
         self.groups: list[list[bytes]] = []
         self.defect: Exception | None = None
@@ -81,7 +81,7 @@ class Bench:
     def warn(self, text: str, *arguments: object, condition: str) -> None:
         self.warnings.append((text % arguments, condition))
 
-    def _append(self, group: Sequence[QueuedEntry]) -> list[Outcome]:
+    def _append(self, group: Sequence[QueuedEntry]) -> list[PublishOutcome]:
         if self.defect is not None:
             raise self.defect
         self.groups.append([queued.entry for queued in group])

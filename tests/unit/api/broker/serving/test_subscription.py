@@ -71,7 +71,7 @@ def test_a_mark_that_was_located_is_written_without_another_acknowledgement(
             subscription.acknowledge(reading, acks[:0:-1])
             subscription.acknowledge(reading, acks[:1])
             for _ in range(3):
-                served.cursor_writer.write_scheduled()
+                served.cursor_writer.start_scheduled_writes()
                 await quiet()
             mark = bench.metadata.cursors.get(topic.record.id, "s").mark_delete
             assert mark is not None
