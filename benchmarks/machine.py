@@ -56,6 +56,15 @@ def peak_resident_bytes(process: int) -> int:
     return int(peak) * 1024 if peak else 0
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the CPU time of a process and of its ended children, 0 if it has ended itself."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def _children(process: int) -> list[int]:
     """Return the children of all threads of a process."""
     children: list[int] = []

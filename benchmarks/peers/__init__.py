@@ -1,7 +1,8 @@
 """`python -m benchmarks.peers`: this job beside the compaction of a real Apache Kafka and a real Apache Pulsar broker.
 
-`command` reads the options and prints; `sitting` lets the contenders take turns on one shape of data; `this_job`,
-`kafka` and `pulsar` are the contenders, with the interface `contender.Contender`; `records` writes the same messages
+`command` reads the options and prints; `sitting` lets the contenders take turns on one shape of data, `steady` on a
+topic that grows; `this_job`, `this_service`, `kafka` and `pulsar` are the contenders, with the interface
+`contender.Contender`; `records` writes the same messages
 for all and compares the survivors; `artifacts` gets the brokers through Maven.
 """
 

@@ -44,6 +44,14 @@ class Artifacts:
         """Run a class to its end and return its stdout. Raises PeerFailed."""
         return run(self.command(main, *arguments, options=("-Xmx1g", "-Dlog4j2.level=ERROR")), limit)
 
+    def send(self, *arguments: str, limit: float) -> float:
+        """Run the command `load` of our class, after the address. Return the seconds of sending, by its clock."""
+        output = self.run_client("load", *arguments, limit=limit)
+        match = re.search(r"^sent in (\d+) ms$", output, re.MULTILINE)
+        if match is None:
+            raise PeerFailed(f"{self.client} load did not print its time: {output[-_TAIL:]}")
+        return int(match[1]) / 1000
+
     def run_client(self, *arguments: str, limit: float) -> str:
         """Run our class for this peer's messages to its end and return its stdout. Raises PeerFailed."""
         return self.run(self.client, *arguments, limit=limit)

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.data import STANDARD, Shape
-from benchmarks.peers import kafka, pulsar
+from benchmarks.peers import kafka, pulsar, steady
 from benchmarks.peers.artifacts import Artifacts, get_artifacts
 from benchmarks.peers.contender import Contender, PeerFailed
 from benchmarks.peers.records import Disagreement
 from benchmarks.peers.report import markdown, verdicts
 from benchmarks.peers.sitting import Sat, folder_for, sit
 from benchmarks.peers.this_job import ThisJob
+from benchmarks.peers.this_service import ThisService
 
 SHAPES = {
     "1m": STANDARD["1m"],
@@ -65,6 +66,9 @@ def run(arguments: list[str] | None = None) -> int:
         artifacts = {peer: get_artifacts(peer.lower(), CLIENTS[peer], parent) for peer in options.peers}
         for name in _names(options):
             with folder_for(name, parent, options.keep) as folder:
+                if options.steady:
+                    _steady(name, folder, options, artifacts)
+                    continue
                 sat = _sit(name, folder, options, artifacts)
             _report(name, sat, options.rounds)
             failed = failed or any(line.failure for line in sat.lines)
@@ -90,6 +94,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--compression", action="store_true", help="LZ4 in the brokers, values of which half compresses"
     )
+    parser.add_argument(
+        "--steady", action="store_true", help="messages by clients, rounds of new messages, beside Kafka's cleaner"
+    )
+    parser.add_argument("--shares", default="0.01,0.1", help="shares of new messages with --steady: %(default)s")
+    parser.add_argument("--distribution", choices=("uniform", "zipf"), default="uniform", help="of the keys")
+    parser.add_argument("--engines", default="auto", help="engines of this service with --steady: %(default)s")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", default=",".join(CLIENTS), help="of: %(default)s")
     parser.add_argument("--limit", type=float, default=600, help="seconds that any one step may take: %(default)s")
@@ -120,14 +130,48 @@ def _sit(name: str, folder: Path, options: argparse.Namespace, artifacts: Mappin
     shape = replace(SHAPES.get(plain, _SMALL), compressible=compression)
     cores = len(os.sched_getaffinity(0))
     contenders: list[Contender] = [ThisJob(cores, folder / "this-job", options.limit)]
+    contenders += _brokers(folder, options, artifacts, compression)
+    return sit(shape, contenders, options.rounds, folder, _say)
+
+
+def _brokers(
+    folder: Path, options: argparse.Namespace, artifacts: Mapping[str, Artifacts], compression: bool
+) -> list[Contender]:
+    """Return the brokers of the chosen peers."""
+    cores = len(os.sched_getaffinity(0))
+    brokers: list[Contender] = []
     if kafka_artifacts := artifacts.get("Kafka"):
-        contenders += [
+        brokers += [
             kafka.Kafka(kafka_artifacts, threads, folder / f"kafka-{threads}", compression, options.limit)
             for threads in sorted({1, cores})
         ]
     if pulsar_artifacts := artifacts.get("Pulsar"):
-        contenders.append(pulsar.Pulsar(pulsar_artifacts, folder / "pulsar", compression, options.limit))
-    return sit(shape, contenders, options.rounds, folder, _say)
+        brokers.append(pulsar.Pulsar(pulsar_artifacts, folder / "pulsar", compression, options.limit))
+    return brokers
+
+
+def _steady(name: str, folder: Path, options: argparse.Namespace, artifacts: Mapping[str, Artifacts]) -> None:
+    """Measure the steady state of one shape and print its table."""
+    compression = name.endswith(_COMPRESSED)
+    shape = replace(
+        SHAPES.get(name.removesuffix(_COMPRESSED), _SMALL), compressible=compression, distribution=options.distribution
+    )
+    cores = len(os.sched_getaffinity(0))
+    client = artifacts.get("Pulsar") or get_artifacts("pulsar", CLIENTS["Pulsar"], folder)
+    contenders: list[Contender] = [
+        ThisService(client, folder / f"service-{engine}", options.limit, cores, engine)
+        for engine in options.engines.split(",")
+    ]
+    contenders += _brokers(folder, options, artifacts, compression)
+    peer = next((contender.name for contender in reversed(contenders) if contender.family == "Kafka"), "")
+    plan = steady.stages(shape, [float(share) for share in options.shares.split(",")], options.rounds)
+    survivors = steady.measure(plan, contenders, folder, _say)
+    print(f"\n### Steady state: {shape}\n")
+    print(steady.markdown(plan, peer))
+    print(
+        f"\nRounds: {options.rounds} of each share. At the end {survivors}, the same for all. Peer: {peer or 'none'}."
+    )
+    sys.stdout.flush()
 
 
 def _report(name: str, sat: Sat, rounds: int) -> None:

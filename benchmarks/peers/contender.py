@@ -1,9 +1,9 @@
 """Interface of contenders in a sitting, and the measurement of their compactions.
 
-Written bytes and memory are the kernel's counts (/proc, Linux only) over all processes of a contender: the bytes of
-dirtied file pages (`write_bytes`), and the sum of the peaks of resident memory, so that shared pages count several
-times. The peaks are reset before each compaction, but memory that a process kept from before (a Java heap that grew
-during loading) counts.
+Bytes, CPU time and memory are the kernel's counts (/proc, Linux only) over all processes of a contender: the bytes of
+dirtied file pages (`write_bytes`) and of read calls (`rchar`), and the sum of the peaks of resident memory, so that
+shared pages count several times. The peaks are reset before each compaction, but memory that a process kept from before
+(a Java heap that grew during loading) counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.data import Shape
-from benchmarks.machine import descendants, peak_resident_bytes
+from benchmarks.machine import cpu_seconds, descendants, peak_resident_bytes
 from benchmarks.peers.records import Survivors
 
 
@@ -57,8 +57,8 @@ class Contender(Protocol):
         """Start the contender. Raises PeerFailed."""
         ...
 
-    def load(self, messages: Messages, topic: str) -> None:
-        """Put the messages into a topic, which is new to brokers."""
+    def load(self, messages: Messages, topic: str) -> float:
+        """Append the messages to a topic, which is created if there is none. Return the seconds of sending."""
         ...
 
     def compact(self, topic: str) -> Compaction:
@@ -84,10 +84,12 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources of one compaction."""
+    """Resources of one step. `read_bytes`: bytes of read calls, from the page cache or the disk."""
 
     written_bytes: int
     peak_bytes: int
+    read_bytes: int
+    cpu_seconds: float
 
 
 class Meter:
@@ -95,16 +97,22 @@ class Meter:
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._before = {item: _written_bytes(item) for item in self._processes()}
+        self._before = {item: _Counters.of(item) for item in self._processes()}
         for item in self._before:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{item}/clear_refs").write_text("5")  # resets the peak to the present value
 
     def read(self) -> Usage:
         """Return the usage since the construction, without processes that have ended."""
-        now = self._processes()
-        written = sum(_written_bytes(item) - self._before.get(item, 0) for item in now)
-        return Usage(written, sum(map(peak_resident_bytes, now)))
+        now = {item: _Counters.of(item) for item in self._processes()}
+        nothing = _Counters(0, 0, 0.0)
+        changes = [(counters, self._before.get(item, nothing)) for item, counters in now.items()]
+        return Usage(
+            sum(after.written_bytes - before.written_bytes for after, before in changes),
+            sum(map(peak_resident_bytes, now)),
+            sum(after.read_bytes - before.read_bytes for after, before in changes),
+            sum(after.cpu_seconds - before.cpu_seconds for after, before in changes),
+        )
 
     def _processes(self) -> list[int]:
         return [self._process, *(below for below, _ in descendants(self._process))]
@@ -122,9 +130,19 @@ class Deadline:
             raise PeerFailed(f"{self._step} did not end within {self._seconds:.0f} s; --limit gives it more")
 
 
-def _written_bytes(process: int) -> int:
-    try:
-        match = re.search(r"^write_bytes: (\d+)", Path(f"/proc/{process}/io").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) if match else 0
+@dataclass(frozen=True)
+class _Counters:
+    """The kernel's counters of a process since its start; of one that has ended: 0."""
+
+    written_bytes: int
+    read_bytes: int
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, process: int) -> _Counters:
+        try:
+            text = Path(f"/proc/{process}/io").read_text()
+        except OSError:
+            return cls(0, 0, 0.0)
+        counts = dict(re.findall(r"^(\w+): (\d+)", text, re.MULTILINE))
+        return cls(int(counts["write_bytes"]), int(counts["rchar"]), cpu_seconds(process))

@@ -84,10 +84,11 @@ class Kafka:
         self._broker = Broker(self.name, command, self.folder)
         self._broker.wait_for("Kafka Server started", self.limit, "its start")
 
-    def load(self, messages: Messages, topic: str) -> None:
+    def load(self, messages: Messages, topic: str) -> float:
         sizes = str(KEY_BYTES), str(messages.shape.payload_bytes)
         codec = "lz4" if self.compression else "none"
-        self._client("load", topic, str(messages.records), *sizes, codec, str(self.threads), str(BATCH_BYTES))
+        arguments = str(messages.records), *sizes, codec, str(self.threads), str(BATCH_BYTES)
+        return self.artifacts.send(self._address, topic, *arguments, limit=self.limit)
 
     def compact(self, topic: str) -> Compaction:
         broker = self._started()
@@ -126,8 +127,11 @@ class Kafka:
             self._broker.stop()
 
     def _client(self, command: str, topic: str, *arguments: str) -> str:
-        address = f"{ADDRESS}:{self._port}"
-        return self.artifacts.run_client(command, address, topic, *arguments, limit=self.limit)
+        return self.artifacts.run_client(command, self._address, topic, *arguments, limit=self.limit)
+
+    @property
+    def _address(self) -> str:
+        return f"{ADDRESS}:{self._port}"
 
     def _started(self) -> Broker:
         assert self._broker is not None, "start() comes first"

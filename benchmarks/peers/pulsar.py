@@ -5,34 +5,27 @@ Relevant settings are those of its standalone.conf, except these:
 - no backups of journals, to save disk space;
 - with `flushes`, the bookie acknowledges after a flush to the disk (benchmarks.gateway).
 
-The time is from the trigger (REST) to the first answer SUCCESS, polled every 20 ms. The bookie does not fsync its
-journal (`journalSyncData=false`, the standalone default), so the compacted ledger may not be on the disk by then.
+The bookie does not fsync its journal (`journalSyncData=false`, the standalone default), so the compacted ledger may not
+be on the disk by the answer SUCCESS.
 Messages in the bookie's memory from loading (at most half of its write cache of 1 GiB) may be written during the
 compaction, and count as written.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.data import KEY_BYTES, Shape
+from benchmarks.data import Shape
 from benchmarks.peers.artifacts import LOG_SETTINGS, Artifacts
 from benchmarks.peers.broker import ADDRESS, Broker, free_ports
-from benchmarks.peers.contender import Compaction, Deadline, Messages, PeerFailed
-from benchmarks.peers.records import Survivors, survivors_of_file
+from benchmarks.peers.contender import Compaction, Deadline, Messages
+from benchmarks.peers.pulsar_topics import POLL_SECONDS, PulsarTopics
+from benchmarks.peers.records import Survivors
 
 CLIENT = "PulsarMessages"
-BATCH_BYTES = 128 << 10
-"""Batch size of the producer, with at most 1,000 messages: Pulsar's own defaults."""
-
-_POLL_SECONDS = 0.02
-_HTTP_SECONDS = 60
-_TOPICS = "/admin/v2/persistent/public/default"
 _HEAP = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC", "-XX:+PerfDisableSharedMem")
 """Options of its start script, without ZGC, which costs throughput and counts resident pages several times."""
 
@@ -135,38 +128,21 @@ class Pulsar:
         self._broker = Broker(self.name, command, self.folder)
         self._broker.wait_for("messaging service is ready", self.limit, "its start")
         deadline = Deadline(self.limit, f"{self.name}: making its default namespace")
-        while self._ask("GET", "/admin/v2/namespaces/public/default") != 200:
+        while self._topics.request("GET", "/admin/v2/namespaces/public/default")[0] != 200:
             self._broker.check(deadline)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def load(self, messages: Messages, topic: str) -> None:
-        sizes = str(KEY_BYTES), str(messages.shape.payload_bytes)
-        codec = "LZ4" if self.compression else "NONE"
-        self._client("load", topic, str(messages.records), *sizes, codec, str(BATCH_BYTES))
+    def load(self, messages: Messages, topic: str) -> float:
+        return self._topics.load(messages, topic)
 
     def compact(self, topic: str) -> Compaction:
-        broker = self._started()
-        deadline = Deadline(self.limit, f"{self.name}: compacting {topic}")
-        started = time.perf_counter()
-        if (status := self._ask("PUT", f"{_TOPICS}/{topic}/compaction")) != 204:
-            raise PeerFailed(f"{self.name}: the trigger was answered with {status}")
-        while (state := self._state(topic)) != "SUCCESS":
-            if state == "ERROR":
-                raise PeerFailed(f"{self.name}: compacting {topic} ended in ERROR: {broker.log_since(0)[-1500:]}")
-            broker.check(deadline)
-            time.sleep(_POLL_SECONDS)
-        return Compaction(time.perf_counter() - started)
+        return self._topics.compact(topic)
 
     def survivors(self, topic: str, shape: Shape) -> Survivors:
-        file = self.folder / "survivors"
-        self._client("read", topic, str(file), str(KEY_BYTES), str(shape.payload_bytes))
-        try:
-            return survivors_of_file(file, shape.payload_bytes)
-        finally:
-            file.unlink()
+        return self._topics.survivors(topic, shape)
 
     def forget(self, topic: str) -> None:
-        self._ask("DELETE", f"{_TOPICS}/{topic}?force=true")
+        self._topics.delete(topic)
 
     def process(self) -> int:
         return self._started().pid
@@ -175,30 +151,20 @@ class Pulsar:
         if self._broker is not None:
             self._broker.stop()
 
-    def _client(self, command: str, topic: str, *arguments: str) -> None:
-        self.artifacts.run_client(
-            command, self.url, f"persistent://public/default/{topic}", *arguments, limit=self.limit
+    @property
+    def _topics(self) -> PulsarTopics:
+        check = self._started().check
+        return PulsarTopics(
+            self.name,
+            self.artifacts,
+            self.url,
+            self.web_url,
+            self.folder,
+            self.limit,
+            check,
+            self.compression,
+            self.token,
         )
-
-    def _state(self, topic: str) -> str:
-        status, body = self._request("GET", f"{_TOPICS}/{topic}/compaction")
-        if status != 200:
-            raise PeerFailed(f"{self.name}: the compaction's status was answered with {status}: {body[:300]!r}")
-        return str(json.loads(body)["status"])
-
-    def _ask(self, method: str, path: str) -> int:
-        return self._request(method, path)[0]
-
-    def _request(self, method: str, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(ADDRESS, self._web_port, timeout=_HTTP_SECONDS)
-        try:
-            connection.request(method, path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except OSError as error:
-            raise PeerFailed(f"{self.name}: {method} {path} was not answered ({error})") from error
-        finally:
-            connection.close()
 
     def _started(self) -> Broker:
         assert self._broker is not None, "start() comes first"

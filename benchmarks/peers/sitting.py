@@ -41,7 +41,7 @@ def sit(shape: Shape, contenders: Sequence[Contender], rounds: int, folder: Path
     """Let the contenders, this job first, take turns. A failure is in the contender's line; the others continue."""
     lines = [Line(contender.name, contender.family) for contender in contenders]
     survivors: Survivors | None = None
-    with _running(contenders, lines, say):
+    with running(contenders, lines, say):
         say(f"making {shape}")
         warm_up = min(shape.messages, WARM_UP)
         small = replace(
@@ -59,7 +59,7 @@ def sit(shape: Shape, contenders: Sequence[Contender], rounds: int, folder: Path
                         contender, messages, f"{messages.name}-{number}", line if number else None, stage, say
                     )
                 except PeerFailed as failure:
-                    _note_failure(contender, line, failure, say)
+                    note_failure(contender, line, failure, say)
                     continue
                 expected = expected or actual
                 check(contender.name, actual, expected)
@@ -96,7 +96,7 @@ def _make(name: str, shape: Shape, folder: Path) -> Messages:
 
 
 @contextlib.contextmanager
-def _running(contenders: Sequence[Contender], lines: list[Line], say: Say) -> Iterator[None]:
+def running(contenders: Sequence[Contender], lines: list[Line], say: Say) -> Iterator[None]:
     """Start all contenders, and stop them at the end."""
     with contextlib.ExitStack() as stack:
         for contender, line in zip(contenders, lines, strict=True):
@@ -105,11 +105,11 @@ def _running(contenders: Sequence[Contender], lines: list[Line], say: Say) -> It
             try:
                 contender.start()
             except PeerFailed as failure:
-                _note_failure(contender, line, failure, say)
+                note_failure(contender, line, failure, say)
         yield
 
 
-def _note_failure(contender: Contender, line: Line, failure: PeerFailed, say: Say) -> None:
+def note_failure(contender: Contender, line: Line, failure: PeerFailed, say: Say) -> None:
     """Record the failure, so that the others continue. Raise it again for this job, the base of all ratios."""
     if contender.family == OURS:
         raise failure

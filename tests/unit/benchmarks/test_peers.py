@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.data import Shape, write_parquet
+from benchmarks.peers import steady
 from benchmarks.peers.cleaner_log import Pass, elapsed, is_done, read_passes
+from benchmarks.peers.contender import Compaction, Messages, PeerFailed, Usage
 from benchmarks.peers.records import (
     Disagreement,
+    Survivors,
     check,
     records_of,
     survivors,
@@ -21,6 +26,8 @@ from benchmarks.peers.records import (
     write_records,
 )
 from benchmarks.peers.report import Line, markdown, verdicts
+from benchmarks.peers.steady import Stage, Turn
+from benchmarks.peers.this_job import OURS
 
 LOG = """\
 2026-11-21 16:00:00.500 INFO a.Cleaner: Cleaner 0: Beginning cleaning of log other-0
@@ -144,3 +151,80 @@ def test_table_has_ratios_within_rounds_and_failures() -> None:
 
 def test_elapsed_counts_no_gap_twice() -> None:
     assert elapsed([Pass("t-0", 0, 1, 10.0, 12.0, 2.0), Pass("t-1", 0, 1, 10.5, 11.0, 0.5)]) == 2.0
+
+
+def turn(compaction_seconds: float, cpu_seconds: float) -> Turn:
+    return Turn(1.0, Usage(0, 0, 0, 1.0), compaction_seconds, Usage(3 << 20, 0, 5 << 20, cpu_seconds))
+
+
+def test_steady_ratios_are_those_of_the_same_round() -> None:
+    stage = Stage("1.0% new", Shape(10, 20, 5), 3)
+    stage.turns["this service"] = [turn(1.0, 1.0), turn(4.0, 3.0), turn(9.0, 1.0)]
+    stage.turns["peer"] = [turn(2.0, 3.0), turn(2.0, 3.0), turn(30.0, 3.0)]
+    rows = steady.markdown([stage], "peer").splitlines()
+    assert rows[2] == "| 1.0% new | this service | 1.00 | 4.00 | 1.00–9.00 | 1.00 + 1.00 | 5 | 3 | 0.50 | 0.50 |"
+    assert steady.markdown([stage], "none").splitlines()[2].endswith("| – | – |")
+
+
+def test_steady_rounds_have_other_messages_of_the_same_keys() -> None:
+    first, later = steady.stages(Shape(1000, 20, 50), [0.01], 4)
+    assert (first.shape.messages, first.rounds) == (1000, 1)
+    assert (later.title, later.shape.messages, later.shape.keys, later.rounds) == ("1.0% new", 10, 50, 4)
+
+
+@dataclass
+class FoldingPeer:
+    """A contender that keeps the newest value of each key; `broken`: it ends at that round."""
+
+    folder: Path
+    name: str
+    family: str
+    broken: int = -1
+    seen: list[int] = field(default_factory=list)
+    newest: dict[bytes, bytes] = field(default_factory=dict)
+
+    def start(self) -> None: ...
+
+    def load(self, messages: Messages, topic: str) -> float:
+        if len(self.seen) == self.broken:
+            raise PeerFailed("it ended")
+        self.seen.append(messages.shape.messages)
+        data = messages.records.read_bytes()
+        for start in range(0, len(data), 32) if topic == steady.TOPIC else ():
+            self.newest[data[start : start + 12]] = data[start + 12 : start + 32]
+        return 0.25
+
+    def compact(self, topic: str) -> Compaction:
+        return Compaction(0.5)
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        file = self.folder / self.name
+        file.write_bytes(b"".join(key + value for key, value in self.newest.items()))
+        return survivors_of_file(file, shape.payload_bytes)
+
+    def forget(self, topic: str) -> None: ...
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def stop(self) -> None: ...
+
+
+def test_steady_contenders_get_the_same_messages_and_one_that_fails_is_left_out(tmp_path: Path) -> None:
+    plan = steady.stages(Shape(200, 20, 30), [0.05], 2)
+    our_service, peer = FoldingPeer(tmp_path, "our_service", OURS), FoldingPeer(tmp_path, "peer", "Kafka")
+    ending = FoldingPeer(tmp_path, "ending", "Pulsar", broken=2)
+    survivors = steady.measure(plan, [our_service, peer, ending], tmp_path, lambda text: None)
+    assert survivors is not None
+    assert survivors.count == len(our_service.newest) == 30
+    assert our_service.seen == peer.seen == [200, 200, 10, 10]
+    assert [len(plan[1].turns.get(name, [])) for name in ("our_service", "peer", "ending")] == [2, 2, 0]
+    assert plan[1].turns["our_service"][0].compaction_seconds == 0.5
+
+
+def test_steady_survivors_that_differ_are_refused(tmp_path: Path) -> None:
+    plan = steady.stages(Shape(200, 20, 30), [], 1)
+    our_service, peer = FoldingPeer(tmp_path, "our_service", OURS), FoldingPeer(tmp_path, "peer", "Kafka")
+    our_service.newest[b"000000000099"] = b"v" * 20
+    with pytest.raises(Disagreement, match="peer kept"):
+        steady.measure(plan, [our_service, peer], tmp_path, lambda text: None)

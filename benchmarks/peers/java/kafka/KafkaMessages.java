@@ -11,6 +11,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicReference;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
@@ -22,6 +23,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
+import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -30,7 +32,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * after the other. Commands, each after the broker's address and the topic:
  *
  * <pre>
- * load FILE KEY_BYTES VALUE_BYTES CODEC PARTITIONS BATCH_BYTES   makes the topic, sends all, waits for all
+ * load FILE KEY_BYTES VALUE_BYTES CODEC PARTITIONS BATCH_BYTES   makes the topic if there is none, sends all, waits for
+ *               all; prints "sent in N ms"
  * compact       closes all segments, then lets the cleaner at them; prints "partition end-offset" for each partition
  * read FILE KEY_BYTES VALUE_BYTES   writes all that is there, tombstones left out
  * delete
@@ -84,10 +87,17 @@ public class KafkaMessages {
             admin.createTopics(List.of(made.configs(Map.of("cleanup.policy", "delete", "retention.ms", "-1"))))
                     .all()
                     .get();
+        } catch (ExecutionException error) {
+            if (!(error.getCause() instanceof TopicExistsException)) {
+                throw error;
+            }
         }
+        long elapsed;
         AtomicReference<Exception> failed = new AtomicReference<>();
         try (KafkaProducer<byte[], byte[]> producer = producer(address, codec, batchBytes);
                 DataInputStream source = new DataInputStream(new BufferedInputStream(Files.newInputStream(file), 1 << 20))) {
+            producer.partitionsFor(topic);
+            long started = System.nanoTime();
             long left = Files.size(file) / (keyBytes + valueBytes);
             for (; left > 0 && failed.get() == null; left--) {
                 byte[] key = source.readNBytes(keyBytes);
@@ -99,10 +109,12 @@ public class KafkaMessages {
                 });
             }
             producer.flush();
+            elapsed = (System.nanoTime() - started) / 1_000_000;
         }
         if (failed.get() != null) {
             throw failed.get();
         }
+        System.out.println("sent in " + elapsed + " ms");
     }
 
     private static void compact(String address, String topic) throws Exception {

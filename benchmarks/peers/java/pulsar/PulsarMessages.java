@@ -20,7 +20,7 @@ import org.apache.pulsar.client.api.Reader;
  * after the other; keys are ASCII. Commands, each after the broker's address and the topic:
  *
  * <pre>
- * load FILE KEY_BYTES VALUE_BYTES CODEC BATCH_BYTES   sends all in batches, waits for all
+ * load FILE KEY_BYTES VALUE_BYTES CODEC BATCH_BYTES   sends all in batches, waits for all; prints "sent in N ms"
  * read FILE KEY_BYTES VALUE_BYTES   writes what a compacted reader gets, tombstones left out
  * </pre>
  */
@@ -47,6 +47,7 @@ public class PulsarMessages {
             int batchBytes)
             throws Exception {
         AtomicReference<Throwable> failed = new AtomicReference<>();
+        long elapsed;
         try (Producer<byte[]> producer = client.newProducer()
                         .topic(topic)
                         .compressionType(codec)
@@ -59,6 +60,7 @@ public class PulsarMessages {
                         .sendTimeout(0, TimeUnit.SECONDS)
                         .create();
                 DataInputStream source = new DataInputStream(new BufferedInputStream(Files.newInputStream(file), 1 << 20))) {
+            long started = System.nanoTime();
             long left = Files.size(file) / (keyBytes + valueBytes);
             for (; left > 0 && failed.get() == null; left--) {
                 String key = new String(source.readNBytes(keyBytes), StandardCharsets.US_ASCII);
@@ -70,10 +72,12 @@ public class PulsarMessages {
                 });
             }
             producer.flush();
+            elapsed = (System.nanoTime() - started) / 1_000_000;
         }
         if (failed.get() != null) {
             throw new IOException("a message was not taken", failed.get());
         }
+        System.out.println("sent in " + elapsed + " ms");
     }
 
     private static void read(PulsarClient client, String topic, Path file, int keyBytes, int valueBytes)

@@ -1,0 +1,84 @@
+"""This project's service as a contender: messages by Pulsar's Java client, compactions by the admin REST.
+
+Its process is `compactor serve` with default settings, but for automatic compaction, which is off, and the limit of
+requests, so that polling is not refused. Its compactions include sealing. All work is in this process and below it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.data import Shape
+from benchmarks.peers.artifacts import Artifacts
+from benchmarks.peers.contender import Compaction, Deadline, Messages, PeerFailed
+from benchmarks.peers.pulsar_topics import PulsarTopics
+from benchmarks.peers.records import Survivors
+from benchmarks.peers.this_job import OURS
+from tests.servers.compactor_service import RunningService, compactor_service
+
+
+@dataclass
+class ThisService:
+    """A service with its data below `folder`. `artifacts`: those of Pulsar's client. `engine`: compaction.engine."""
+
+    artifacts: Artifacts
+    folder: Path
+    limit: float
+    threads: int
+    engine: str = "auto"
+    family: str = OURS
+    _running: ExitStack = field(default_factory=ExitStack, init=False)
+    _service: RunningService | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"this service, engine {self.engine}"
+
+    def start(self) -> None:
+        self.folder.mkdir()
+        environment = {
+            "COMPACTOR_SPARK_MASTER": f"local[{self.threads}]",
+            "COMPACTOR_COMPACTION_ENGINE": self.engine,
+            "COMPACTOR_COMPACTION_AUTOMATIC": "false",
+            "COMPACTOR_LIMITS_REQUESTS_PER_SECOND": "0",
+        }
+        try:
+            self._service = self._running.enter_context(compactor_service(self.folder, **environment))
+        except AssertionError as error:
+            raise PeerFailed(f"{self.name}: {error}") from error
+
+    def load(self, messages: Messages, topic: str) -> float:
+        return self._topics.load(messages, topic)
+
+    def compact(self, topic: str) -> Compaction:
+        return self._topics.compact(topic)
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        return self._topics.survivors(topic, shape)
+
+    def forget(self, topic: str) -> None:
+        self._topics.delete(topic)
+
+    def process(self) -> int:
+        return self._started().process.pid
+
+    def stop(self) -> None:
+        self._running.close()
+
+    @property
+    def _topics(self) -> PulsarTopics:
+        service = self._started()
+
+        def check(deadline: Deadline) -> None:
+            if service.process.poll() is not None:
+                raise PeerFailed(f"{self.name} ended with exit code {service.process.returncode}: see {service.log}")
+            deadline.check()
+
+        urls = service.broker_service_url, service.url
+        return PulsarTopics(self.name, self.artifacts, *urls, self.folder, self.limit, check)
+
+    def _started(self) -> RunningService:
+        assert self._service is not None, "start() comes first"
+        return self._service
