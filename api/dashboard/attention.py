@@ -56,7 +56,7 @@ def failing_topics(
     return {row.summary.topic_id: _failing(row, controls[row.summary.topic_id], wording) for row in failing}
 
 
-def reasons(failing: Iterable[FailingTopic]) -> list[FailureReason]:
+def group_by_reason(failing: Iterable[FailingTopic]) -> list[FailureReason]:
     """Return the reasons, that of the most topics first; the examples are the topics with the largest backlog."""
     by_text: dict[str, list[FailingTopic]] = {}
     for topic in sorted(failing, key=lambda item: -(item.row.backlog_bytes or 0)):

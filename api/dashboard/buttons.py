@@ -1,8 +1,8 @@
 """Forms of topics: the routes of the pages that show them and of the requests that they send.
 
-Each form calls the same operation as a REST route, under the same permission. `form_of` checks its origin. A form with
-a page of its own is shown again, with the reason and what was entered, if the operation refuses it. The page that
-follows an executed form states the result (`rendering.RESULTS`).
+Each form calls the same operation as a REST route, under the same permission. `same_origin_form` checks its origin. A
+form with a page of its own is shown again, with the reason and what was entered, if the operation refuses it. The page
+that follows an executed form states the result (`rendering.RESULTS`).
 
 A form of a topic that another service has is forwarded to it. If services share the partitions of a topic, the form's
 REST call takes its place, which reaches each of them (`api/http/partition_fan_out.py`).
@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, form_of, require, topic_path
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, require, same_origin_form, topic_path
 from api.http.access import AuthAction, authorization_from_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
@@ -49,12 +49,12 @@ class Refusal:
 class RestCall:
     """The REST call that a form stands for: its path below the topic's, quoted, with its query, and its JSON body.
 
-    `answer`: the function that renders its result.
+    `render`: the function that renders its result.
     """
 
     path: str
     body: object
-    answer: Callable[[Any], Response]
+    render: Callable[[Any], Response]
 
 
 Press = Callable[[Broker, Request, TopicName, Form], Response]
@@ -95,7 +95,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
 
     @router.post(path, operation_id=button.operation)
     async def press(broker: Broker, request: Request, topic: Topic) -> Response:
-        form = await form_of(request)
+        form = await same_origin_form(request)
         pool = broker.pools[button.waits_for]
         try:
             return await pool.run(partial(pressed, request=request, broker=broker, topic=topic, form=form))
@@ -113,7 +113,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
 
         def answered() -> Response:
             if response.is_success:
-                return call.answer(json.loads(response.content) if response.content else None)
+                return call.render(json.loads(response.content) if response.content else None)
             refusal = Refusal(redacted_excerpt(stated_reason(response)), response.status_code)
             assert button.show is not None, "a form with a REST call has a page"
             return button.show(broker, request, topic, form, refusal)

@@ -86,21 +86,21 @@ def topic_failure(
     error_text: str,
     ledger_id: int | None,
     manifest_error: CompactorError | None,
-    reason: str = "",
+    manifest_error_text: str = "",
     *,
     is_raw_whole: bool,
-    is_back: bool = False,
+    is_restored: bool = False,
 ) -> Failure | None:
     """Return the failure of a topic, or None.
 
-    `last_error`: of the last run; falsy: it succeeded. `error_text`, `reason`: the texts of it and of `manifest_error`,
-    as far as the caller may know them. `ledger_id`: the compacted ledger, if any. `manifest_error`: of its manifest;
-    None: it can be read. `is_raw_whole`: no raw message is trimmed. `is_back`: the object that `last_error` names is in
-    the store again.
+    `last_error`: of the last run; falsy: it succeeded. `error_text`, `manifest_error_text`: the texts of it and of
+    `manifest_error`, as far as the caller may know them. `ledger_id`: the compacted ledger, if any. `manifest_error`:
+    of its manifest; None: it can be read. `is_raw_whole`: no raw message is trimmed. `is_restored`: the object that
+    `last_error` names is in the store again.
     """
     lost = lost_object(last_error)
     if manifest_error is not None:
-        return _manifest_failure(name, lost, error_text, ledger_id, manifest_error, reason, is_raw_whole)
+        return _manifest_failure(name, lost, error_text, ledger_id, manifest_error, manifest_error_text, is_raw_whole)
     if not last_error:
         return None
     if lost is None:
@@ -110,11 +110,11 @@ def topic_failure(
             f"{ledger}Raw reads, producers and subscriptions go on.",
             _REMOVE_THE_CAUSE,
         )
-    if is_back or lost.ledger_id not in (None, ledger_id):
-        since = "is in the object store again" if is_back else "is not needed any more"
+    if is_restored or lost.ledger_id not in (None, ledger_id):
+        since = "is in the object store again" if is_restored else "is not needed any more"
         return Failure(
             f"The last compaction failed, because it could not read an object that {since}.",
-            "All reads go on, and the next compaction reads that object again." if is_back else "All reads go on.",
+            "All reads go on, and the next compaction reads that object again." if is_restored else "All reads go on.",
             (),
             lost,
             error_text,

@@ -116,7 +116,7 @@ def duration(value: int | None) -> str:
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min {seconds % 60} s"
 
 
-def time_span(milliseconds: int) -> str:
+def exact_duration(milliseconds: int) -> str:
     """Return a duration in the largest unit that divides it, as in "7 days"."""
     for unit in ("day", "hour", "minute", "second"):
         number, rest = divmod(milliseconds, 1000 * _SECONDS[unit])

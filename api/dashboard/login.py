@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, PageRoutes, form_of, render_page, require_same_origin, uses_tls
+from api.dashboard.rendering import HEADERS, PageRoutes, render_page, require_same_origin, same_origin_form, uses_tls
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.context import Context
 
@@ -29,7 +29,7 @@ async def show_login(request: Request, next: str = "/") -> Response:
 @router.post(LOGIN)
 async def log_in(context: Context, request: Request) -> Response:
     """Store a valid token in the cookie, and redirect to the page of `next`."""
-    form = await form_of(request)
+    form = await same_origin_form(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = context.access.refusal_of(token)
     if reason:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from api.broker import names
 from api.broker.broker import Broker
@@ -200,8 +201,15 @@ def _page(
     )
 
 
-def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> tuple[list[int], bool]:
-    """Return the offsets of a page, ascending, and whether more follow in its direction.
+class PageOffsets(NamedTuple):
+    """The offsets of a page, ascending. `has_more`: more follow in its direction."""
+
+    offsets: list[int]
+    has_more: bool
+
+
+def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> PageOffsets:
+    """Return the offsets of a page.
 
     Where a read has stopped at a limit, a message beyond its last one may be in that read or not: it is left out.
     """
@@ -210,7 +218,7 @@ def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> tuple[list
     if ends:
         offsets = [offset for offset in offsets if (offset <= min(ends) if is_forward else offset >= max(ends))]
     has_more = bool(ends) or len(offsets) > PAGE_MESSAGES
-    return (offsets[:PAGE_MESSAGES] if is_forward else offsets[-PAGE_MESSAGES:]), has_more
+    return PageOffsets(offsets[:PAGE_MESSAGES] if is_forward else offsets[-PAGE_MESSAGES:], has_more)
 
 
 def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:

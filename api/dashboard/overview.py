@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
-from api.dashboard.attention import REASONS, failing_topics, reasons
+from api.dashboard.attention import REASONS, failing_topics, group_by_reason
 from api.dashboard.rendering import ANY_ROLE, render_page, wording_for
 from api.dashboard.topic_sizes import TopicSizes, sizes_cache_of
 from api.dashboard.topics_table import (
@@ -50,13 +50,13 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
 
     visible = [row for row in sizes.rows if may_see(row.name)]
     states = CompactionStates.read(context.broker.environment)
-    rows = filter_by_name(states.rows_with_states(visible), view.text)
+    rows = filter_by_name(states.rows_with_states(visible), view.name_filter)
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
     failing = failing_topics(rows, states.controls, may_watch, wording_for(request))
     return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
-        failing=failing, reasons=reasons(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
+        failing=failing, reasons=group_by_reason(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
         run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
         link=functools.partial(_link, view),
     )  # fmt: skip
@@ -64,7 +64,7 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
 
 def _link(view: TableView, **changes: object) -> str:
     """Return the path of the page with other choices; the table begins with its first page unless `page` is one."""
-    choices = {"q": view.text, "state": view.state, "sort": view.sort, **changes}
+    choices = {"q": view.name_filter, "state": view.state, "sort": view.sort, **changes}
     defaults = {"q": "", "state": "", "sort": NAME.key, "page": 1}
     chosen = {name: value for name, value in choices.items() if value != defaults[name]}
     return f"/?{urlencode(chosen)}" if chosen else "/"

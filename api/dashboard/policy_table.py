@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from api.broker import policies
 from api.broker.policies import PolicyScope
-from api.dashboard.formats import size, time_span
+from api.dashboard.formats import exact_duration, size
 from api.formats.option_text import value_text
 from api.reports import policies_document
 from api.settings.settings import SETTINGS, Settings
@@ -90,7 +90,7 @@ def value_in_larger_units(kind: ValueKind, value: object) -> str:
         return ""
     match kind:
         case Duration():
-            return time_span(value)
+            return exact_duration(value)
         case Size():
             return size(value)
     return ""

@@ -219,7 +219,7 @@ def uses_tls(request: Request) -> bool:
     return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def same_origin_form(request: Request) -> dict[str, str]:
     """Return the fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
     require_same_origin(request)
     limit_body(request.scope, _FORM_BYTES)

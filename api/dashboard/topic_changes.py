@@ -13,7 +13,7 @@ from api.broker.messages import NewMessage
 from api.broker.stats import stats_snapshot
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Refusal, add_button_routes, redirect, redirect_to_topic, refusal_of
-from api.dashboard.rendering import NEW_TOPIC, PageRoutes, form_of, render_page, require
+from api.dashboard.rendering import NEW_TOPIC, PageRoutes, render_page, require, same_origin_form
 from api.dashboard.topics_table import partition_rows
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
@@ -52,7 +52,7 @@ def show_new_topic(broker: Broker, request: Request) -> Response:
 async def create_topic(broker: Broker, request: Request) -> Response:
     """Create a topic, with or without partitions, and redirect to its page."""
     require(request, AuthAction.ANYONE)
-    form = await form_of(request)
+    form = await same_origin_form(request)
     return await broker.pools[WaitsFor.DATABASE].run(_created, broker, request, form)
 
 

@@ -204,7 +204,7 @@ def topic_view(
             manifest_error,
             reason,
             is_raw_whole=not stats.first,
-            is_back=is_back,
+            is_restored=is_back,
         ),
         can_read,
         _unserved(broker, snapshot),

@@ -114,7 +114,7 @@ class Slice:
 class Picture:
     """A drawing, and the offsets from `first` to before `end` that it covers.
 
-    `texts`: the numbers of each slice in words. `slice_offsets`: offsets in a slice at most, the height of a full
+    `texts`: the numbers of each slice in words. `offsets_per_slice`: offsets in a slice at most, the height of a full
     column. `legend`: class and word of each kind in it.
     """
 
@@ -122,7 +122,7 @@ class Picture:
     first: int
     end: int
     texts: Sequence[str]
-    slice_offsets: int
+    offsets_per_slice: int
     legend: Sequence[tuple[str, str]]
 
     @property

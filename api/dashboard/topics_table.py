@@ -199,10 +199,10 @@ NAME = COLUMNS[0]
 class TableView:
     """The choices of a viewer: a part of the name, a state, and a column, with a minus for descending order."""
 
-    text: str = ""
+    name_filter: str = ""
     state: str = ""
     sort: str = NAME.key
-    number: int = 1
+    page_number: int = 1
 
     @property
     def column(self) -> Column:
@@ -240,18 +240,19 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class TopicsPage:
-    """One page of the table. `number` and `pages` count from 1; `matches`: topics that pass the filters."""
+    """One page of the table. `page_number` and `page_count` count from 1; `matches`: topics that pass the
+    filters."""
 
     groups: Sequence[RowGroup]
-    number: int
-    pages: int
+    page_number: int
+    page_count: int
     matches: int
 
     @property
-    def numbers(self) -> list[int | None]:
+    def offered_page_numbers(self) -> list[int | None]:
         """Return the page numbers to offer: the first, the last and those around this one; None for a gap."""
-        around = range(max(1, self.number - 1), min(self.pages, self.number + 1) + 1)
-        offered = sorted({1, *around, self.pages})
+        around = range(max(1, self.page_number - 1), min(self.page_count, self.page_number + 1) + 1)
+        offered = sorted({1, *around, self.page_count})
         numbers: list[int | None] = []
         for before, number in zip([0, *offered], offered, strict=False):
             if number - before == 2:
@@ -293,7 +294,7 @@ def topics_page(
     matches = [row for row in rows if not view.state or view.state in row.states]
     ordered = _sorted(matches, view.column, view.descends)
     pages = max(1, -(-len(ordered) // PAGE_ROWS))
-    number = min(max(view.number, 1), pages)
+    number = min(max(view.page_number, 1), pages)
     on_page = read_again(ordered[(number - 1) * PAGE_ROWS : number * PAGE_ROWS])
     return TopicsPage(_groups(on_page, matches, view.column), number, pages, len(ordered))
 

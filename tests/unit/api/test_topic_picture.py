@@ -154,7 +154,7 @@ def test_the_legend_has_what_the_picture_has() -> None:
     marks = [Mark(READER, 5, "r")]
     picture = draw([Extent(SEALED, 0, 99, 100), Extent(LIVE, 0, 99, 5)], marks, 100, 100)
     assert [kind for kind, _ in picture.legend] == [SEALED, LIVE, READER]
-    assert (picture.slice_offsets, picture.texts[0]) == (1, titles(picture.svg)[0])
+    assert (picture.offsets_per_slice, picture.texts[0]) == (1, titles(picture.svg)[0])
 
 
 def test_a_trimmed_topic_begins_where_its_messages_do() -> None:

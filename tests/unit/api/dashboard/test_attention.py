@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.dashboard.attention import EXAMPLES, failing_topics, reasons
+from api.dashboard.attention import EXAMPLES, failing_topics, group_by_reason
 from api.dashboard.topics_table import FAILING, CompactionStates, TopicRow
 from api.observability.error_text import DASHBOARD_WORDING
 from compactor.scheduling.backlog import Backlog
@@ -35,7 +35,7 @@ def test_topics_are_grouped_by_reason_and_the_most_come_first() -> None:
         number: control(f"object ab{number}99887766 of persistent://a/b/t{number} is slow", NOW + number)
         for number in range(2, 7)
     }
-    first, second = reasons(failing_topics(rows, controls, lambda _: True).values())
+    first, second = group_by_reason(failing_topics(rows, controls, lambda _: True).values())
     assert (first.topics, first.text, first.next_at) == (5, "object ab699887766 is slow", NOW + 2)
     assert [item.row.summary.topic_id for item in first.examples] == [6, 5, 4][:EXAMPLES]
     assert (second.topics, second.text, second.next_at) == (1, "executor 7 is gone", None)

@@ -97,7 +97,7 @@ def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:
 
 @pytest.mark.parametrize("name", [MANIFEST, PART])
 def test_an_object_that_is_back_makes_the_failure_history(name: str) -> None:
-    result = failure(of_ledger(missing(name)), is_back=True)
+    result = failure(of_ledger(missing(name)), is_restored=True)
     assert result.is_over
     assert result.what.endswith("an object that is in the object store again.")
     assert result.steps == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.formats import ago, breakable, duration, time_span
+from api.dashboard.formats import ago, breakable, duration, exact_duration
 
 NOW = 1_780_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -65,4 +65,4 @@ def test_a_duration_is_never_nothing(value: int | None, words: str) -> None:
     [(7 * DAY, "7 days"), (DAY, "1 day"), (4 * HOUR, "4 hours"), (90 * MINUTE, "90 minutes"), (1_500, "1.5 s")],
 )
 def test_a_time_span_has_the_largest_unit_that_divides_it(value: int, words: str) -> None:
-    assert time_span(value) == words
+    assert exact_duration(value) == words

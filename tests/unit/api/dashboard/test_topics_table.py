@@ -135,7 +135,7 @@ def test_rows_are_grouped_by_namespace_while_they_are_sorted_by_name() -> None:
         ("a/o", 4, 2),
     ]
     assert [group.namespace for group in topics_page(rows, TableView(sort="-name")).groups] == ["a/o", "a/n"]
-    (group,) = topics_page(rows, TableView(sort="-raw", number=9)).groups
+    (group,) = topics_page(rows, TableView(sort="-raw", page_number=9)).groups
     assert (group.namespace, len(group.rows)) == ("", 2)
 
 
@@ -149,7 +149,7 @@ def test_filters_by_name_and_state() -> None:
 
 def test_the_rows_of_a_page_are_read_again() -> None:
     rows = [row(number) for number in range(60)]
-    page = topics_page(rows, TableView(number=2), lambda part: [replace(item, states=(RUNNING,)) for item in part])
+    page = topics_page(rows, TableView(page_number=2), lambda part: [replace(item, states=(RUNNING,)) for item in part])
     assert [item.states for item in page.groups[0].rows] == [(RUNNING,)] * 10
 
 
@@ -166,4 +166,4 @@ def test_the_rows_of_a_page_are_read_again() -> None:
     ],
 )
 def test_page_numbers_have_the_ends_and_the_neighbours(number: int, pages: int, expected: list[int | None]) -> None:
-    assert TopicsPage([], number, pages, 0).numbers == expected
+    assert TopicsPage([], number, pages, 0).offered_page_numbers == expected
