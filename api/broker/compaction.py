@@ -165,22 +165,28 @@ def abort(environment: Environment, name: TopicName) -> list[TopicControl]:
 
 
 def trim(
-    broker: Broker, name: TopicName, before: int | MessageId | None, *, dry_run: bool, force: bool
+    broker: Broker, name: TopicName, before_offset_or_id: int | MessageId | None, *, dry_run: bool, force: bool
 ) -> list[TrimResult]:
     """Trim the raw ledgers of a topic, or of each partition; see `trim_topic`.
 
     Raise PartitionedTopicRefused for a position in a partitioned topic, NotTheOwner, and the errors of `trim_topic`.
     """
-    if before is not None:
+    if before_offset_or_id is not None:
         names.check_not_partitioned(broker.environment, name)
     records = names.local_topics(broker, name)
     return [
-        trim_topic(broker.long_work_environment, record, before, dry_run=dry_run, force=force) for record in records
+        trim_topic(broker.long_work_environment, record, before_offset_or_id, dry_run=dry_run, force=force)
+        for record in records
     ]
 
 
 def trim_topic(
-    environment: Environment, topic: TopicRecord, before: int | MessageId | None, *, dry_run: bool, force: bool
+    environment: Environment,
+    topic: TopicRecord,
+    before_offset_or_id: int | MessageId | None,
+    *,
+    dry_run: bool,
+    force: bool,
 ) -> TrimResult:
     """Trim raw ledgers: all before an offset or message id; None: those that the cleanup policies allow.
 
@@ -189,7 +195,7 @@ def trim_topic(
     """
     from compactor.maintenance.retention import Retention
 
-    return Retention(environment).trim(topic, before, dry_run=dry_run, force=force)
+    return Retention(environment).trim(topic, before_offset_or_id, dry_run=dry_run, force=force)
 
 
 def collect_garbage(

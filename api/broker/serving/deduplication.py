@@ -139,14 +139,14 @@ class Deduplication:
             with self._lock:
                 self._written_count = max(self._written_count, count)
 
-    def advance_load_start(self, end: int) -> None:
-        """Note that no entry before the offset `end` has an id that is not known: the next load need not read them.
+    def advance_load_start(self, offset: int) -> None:
+        """Note that no entry before `offset` has an id that is not known: the next load need not read them.
 
         Entries of imports and of produce over HTTP have no ids.
         """
         with self._lock:
-            if self.is_loaded and end > self._end:
-                self._end = end
+            if self.is_loaded and offset > self._end:
+                self._end = offset
                 self._note_count += 1
 
     def _note(self, name: str, sequence: SequenceId) -> None:

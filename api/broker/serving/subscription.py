@@ -59,7 +59,7 @@ class Subscription:
     async def open(self, request: SubscribeRequest) -> None:
         """Find or create its cursor, or the position where its reader begins. Raises CompactorError."""
         await self.position.open(request)
-        self.acks.reset_known_end()
+        self.acks.forget_acknowledged_end()
 
     async def prepare_for_consumer(self, request: SubscribeRequest) -> None:
         """Prepare for another consumer. A cursor without consumers is opened again: another process may have moved it.
