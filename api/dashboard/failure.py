@@ -45,7 +45,7 @@ class LostObject:
         return None if parsed is None else parsed.kind
 
     @property
-    def state(self) -> str:
+    def state_text(self) -> str:
         """Return a predicate for the object."""
         return "is not in the object store" if self.is_missing else "is damaged"
 
@@ -122,7 +122,7 @@ def topic_failure(
         )
     if lost.ledger_id is None:
         return Failure(
-            f"The last compaction failed: an object with raw messages {lost.state}.",
+            f"The last compaction failed: an object with raw messages {lost.state_text}.",
             "Compactions fail, and so do reads of that object. Producers and subscriptions after it go on.",
             (_CHECK_STORE, "If it does, restore the object from a backup (docs/operations.md)."),
             lost,
@@ -130,7 +130,8 @@ def topic_failure(
         )
     reads = "compacted reads that need it" if lost.breaks_reads(ledger_id) else "look-ups of keys that need it"
     return Failure(
-        f"The compacted ledger {ledger_id} cannot be read in full: {_NOUNS.get(lost.kind, 'an object')} {lost.state}.",
+        f"The compacted ledger {ledger_id} cannot be read in full: "
+        f"{_NOUNS.get(lost.kind, 'an object')} {lost.state_text}.",
         f"Compactions fail, and so do {reads}. Raw reads, producers and subscriptions go on.",
         _steps(name, is_raw_whole),
         lost,
@@ -151,7 +152,7 @@ def _manifest_failure(
     lost = lost_object(error)
     is_same = lost is not None and lost_by_run is not None and lost_by_run.ledger_id == ledger_id
     return Failure(
-        f"The compacted ledger {ledger_id} cannot be read: {f'its manifest {lost.state}' if lost else reason}.",
+        f"The compacted ledger {ledger_id} cannot be read: {f'its manifest {lost.state_text}' if lost else reason}.",
         "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on.",
         _steps(name, is_raw_whole) if isinstance(error, DataLoss) else _REMOVE_THE_CAUSE,
         lost,

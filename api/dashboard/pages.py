@@ -27,7 +27,7 @@ from api.dashboard.message_view import message_view
 from api.dashboard.overview import render_overview
 from api.dashboard.policy_table import policies_of, settings_of
 from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require, wording_for
-from api.dashboard.topic_page import look_up, topic_view
+from api.dashboard.topic_page import look_up_key, topic_view
 from api.dashboard.topic_sizes import sizes_cache_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
 from api.http.access import AuthAction, permission_check_on
@@ -79,7 +79,7 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
     lookup = None
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
-        lookup = look_up(broker, topic, key)
+        lookup = look_up_key(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
     view = topic_view(broker, topic, wording=wording_for(request), with_subscriptions=may_consume)
     return render_page(

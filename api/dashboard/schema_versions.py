@@ -78,7 +78,7 @@ def _lines(definitions: Mapping[int, list[str]], version: int, previous: int | N
         return None
     lines = definitions[version]
     if previous is not None:
-        return difference(definitions[previous], lines)
+        return diff_lines(definitions[previous], lines)
     return [DiffLine("same", line) for line in lines] if len(lines) <= MOST_LINES else None
 
 
@@ -95,7 +95,7 @@ def definition_lines(schema: SchemaRecord) -> list[str]:
     return lines + _text(schema.data)
 
 
-def difference(old: Sequence[str], new: Sequence[str]) -> list[DiffLine] | None:
+def diff_lines(old: Sequence[str], new: Sequence[str]) -> list[DiffLine] | None:
     """Return the lines that differ, and some lines around them; None: there are too many lines to compare."""
     if max(len(old), len(new)) > MOST_LINES:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.broker import compaction, names
 from api.broker.broker import Broker
@@ -42,7 +42,7 @@ from api.dashboard.topic_picture import (
     Extent,
     Mark,
     Picture,
-    draw,
+    draw_picture,
 )
 from api.dashboard.topic_status import TopicStatus, topic_status
 from api.dashboard.topics_table import CompactionStates, TopicRow
@@ -69,6 +69,14 @@ from storage.topic import Topic as OpenTopic
 
 RUNS_IN_CHART = 50
 RUNS_IN_TABLE = 10
+
+
+class ListedRun(NamedTuple):
+    """A run of the table, with the number of messages that it read and left; None: it has not counted them."""
+
+    run: dict[str, Any]
+    messages_in: int | None
+    messages_out: int | None
 
 
 @dataclass(frozen=True)
@@ -109,9 +117,9 @@ class TopicView:
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
-    def newest_runs(self) -> Sequence[tuple[dict[str, Any], int | None, int | None]]:
-        """Return the runs that the table lists, each with its messages in and out."""
-        return [(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
+    def listed_runs(self) -> Sequence[ListedRun]:
+        """Return the newest runs, which the table lists."""
+        return [ListedRun(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
 
     @property
     def phases(self) -> Sequence[Quantity]:
@@ -133,7 +141,7 @@ class KeyLookup:
     problem: str = ""
 
 
-def look_up(broker: Broker, name: TopicName, key: str) -> KeyLookup:
+def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     """Look up the newest message of a key. Waits for the store. Raises TopicNotFound."""
     record = names.topic(broker.environment, name)
     is_sealed_only = False
@@ -282,7 +290,7 @@ def _picture(
     elif lost_parts:
         unreadable = range(lost_parts[0].first.offset, lost_parts[-1].last.offset + 1)
     drawn = [extent for extent in extents if extent.messages]
-    return draw(drawn, marks, stats.end, horizon_end, unreadable)
+    return draw_picture(drawn, marks, stats.end, horizon_end, unreadable)
 
 
 def _needs(part: Part, object_name: str) -> bool:

@@ -131,7 +131,7 @@ class Picture:
         return len(self.texts)
 
 
-def draw(
+def draw_picture(
     extents: Sequence[Extent],
     marks: Sequence[Mark],
     end: int,

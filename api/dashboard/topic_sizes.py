@@ -32,7 +32,7 @@ class TopicSizes:
     """
 
     rows: Sequence[TopicRow] = ()
-    at: int = 0
+    read_at: int = 0
 
 
 class TopicSizesCache:
@@ -52,7 +52,7 @@ class TopicSizesCache:
 
     async def all_sizes(self) -> TopicSizes:
         """Return the sizes of all topics, also of those without a trigger; of more than `FEW_TOPICS`, a recent read."""
-        last, age = self._last, self._clock.now_ms() - self._last.at
+        last, age = self._last, self._clock.now_ms() - self._last.read_at
         if len(last.rows) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
             return await self._reads.answer(self._read)
         if age >= RENEW_AFTER_MS and (self._renewal is None or self._renewal.done()):

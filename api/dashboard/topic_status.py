@@ -38,17 +38,18 @@ UP_TO_DATE, NOT_DUE = "up to date", "not due"
 class TopicStatus:
     """The state of a topic.
 
-    `saved`: the share of its raw bytes that a compacted read does not read; None: never compacted. `returned`: messages
-    of a compacted read; `read_bytes`: the bytes that it reads, with garbage; `messages`, `bytes`: of a raw read.
-    `next_run`: cause of the next run, in words; `next_at`: its time in milliseconds, where that is known.
+    `saved_share`: the share of its raw bytes that a compacted read does not read; None: never compacted.
+    `compacted_read_messages`: what a compacted read returns; `compacted_read_bytes`: what it reads, with garbage.
+    `raw_messages`, `raw_bytes`: of a raw read. `next_run`: cause of the next run, in words; `next_at`: its time in
+    milliseconds, where that is known.
     """
 
     states: Sequence[str]
-    saved: float | None
-    messages: int
-    bytes: int
-    returned: int | None
-    read_bytes: int | None
+    saved_share: float | None
+    raw_messages: int
+    raw_bytes: int
+    compacted_read_messages: int | None
+    compacted_read_bytes: int | None
     next_run: str
     next_at: int | None = None
 
@@ -60,7 +61,14 @@ def topic_status(
     next_run, next_at = _next_run(row, backlog, control, now)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
     return TopicStatus(
-        _states(row, backlog), row.saved, row.messages, row.raw_bytes, returned, row.read_bytes, next_run, next_at
+        _states(row, backlog),
+        row.saved_share,
+        row.messages,
+        row.raw_bytes,
+        returned,
+        row.compacted_read_bytes,
+        next_run,
+        next_at,
     )
 
 

@@ -73,7 +73,7 @@ class TopicRow:
         return self.summary.all_bytes + (self.backlog.open_bytes if self.backlog else 0)
 
     @functools.cached_property
-    def read_bytes(self) -> int | None:
+    def compacted_read_bytes(self) -> int | None:
         """Return the bytes that a compacted read reads: the compacted ledger with its garbage, and the backlog; None:
         never compacted, or it cannot be read."""
         compacted = None if self.is_unreadable else self.summary.compacted_bytes
@@ -82,12 +82,12 @@ class TopicRow:
     @functools.cached_property
     def saved_bytes(self) -> int:
         """Return the number of raw bytes that a compacted read does not read."""
-        return 0 if self.read_bytes is None else max(0, self.raw_bytes - self.read_bytes)
+        return 0 if self.compacted_read_bytes is None else max(0, self.raw_bytes - self.compacted_read_bytes)
 
     @functools.cached_property
-    def saved(self) -> float | None:
+    def saved_share(self) -> float | None:
         """Return the share of the raw bytes that a compacted read saves; None: there is none, or all is trimmed."""
-        return None if self.read_bytes is None or not self.raw_bytes else self.saved_bytes / self.raw_bytes
+        return None if self.compacted_read_bytes is None or not self.raw_bytes else self.saved_bytes / self.raw_bytes
 
     @property
     def backlog_bytes(self) -> int | None:
@@ -95,7 +95,7 @@ class TopicRow:
         return self.backlog.bytes if self.backlog else None
 
     @property
-    def cleanable(self) -> float | None:
+    def cleanable_ratio(self) -> float | None:
         """Return the cleanable ratio; None: there is nothing that could be dirty or clean."""
         backlog = self.backlog
         return backlog.dirty_ratio if backlog is not None and (backlog.dirty or backlog.clean) else None
@@ -157,7 +157,7 @@ COLUMNS = (
     Column(
         "saved",
         "Saved",
-        lambda row: row.saved,
+        lambda row: row.saved_share,
         share,
         meaning="The share of the raw bytes that a compacted read does not read. It reads the compacted ledger with "
         "its garbage, then what is not compacted yet. Unreadable: by the last run, an object of the compacted ledger "
@@ -175,7 +175,7 @@ COLUMNS = (
     Column(
         "cleanable",
         "Cleanable",
-        lambda row: row.cleanable,
+        lambda row: row.cleanable_ratio,
         share,
         meaning="Kafka's cleanable ratio: sealed bytes that are not compacted yet, as a share of these and the "
         "compacted ledger. 100 %: nothing is compacted yet. It makes a topic due only where cleanup.policy has "
@@ -217,15 +217,15 @@ class TableView:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of topics. `states`: topics by state. `saved`: as `TopicRow.saved`, of all topics together, also of
-    those that were never compacted; None: there are no raw bytes."""
+    """Totals of topics. `states`: topics by state. `saved_share`: as `TopicRow.saved_share`, of all topics together,
+    also of those that were never compacted; None: there are no raw bytes."""
 
     topics: int
     states: Mapping[str, int]
     messages: int
     raw_bytes: int
     compacted_bytes: int
-    saved: float | None
+    saved_share: float | None
     backlog_bytes: int
 
 

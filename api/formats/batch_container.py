@@ -63,7 +63,7 @@ class BatchMessageContainer:
             self._last_rows = 0
             raise ended
 
-    def with_lines_of_last_entry(self, message: str) -> str:
+    def prefix_lines_of_last_entry(self, message: str) -> str:
         """Return a message about the last entry, with the numbers of its lines before it; unchanged if no entry is the
         last."""
         if not self._last_rows:

@@ -76,7 +76,7 @@ def produce_messages(
             is_complete = True
         except InvalidRecord as error:
             raise InvalidRecord(
-                with_file_name(container.with_lines_of_last_entry(error.message), file), error.remedy
+                with_file_name(container.prefix_lines_of_last_entry(error.message), file), error.remedy
             ) from error
         finally:
             rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"

@@ -21,7 +21,7 @@ from api.dashboard.topic_picture import (
     Extent,
     Mark,
     divide_into_slices,
-    draw,
+    draw_picture,
 )
 
 
@@ -43,7 +43,7 @@ def titles(svg: str) -> list[str]:
 
 def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
     extents = [Extent(SEALED, 0, 23_999, 24_000), Extent(LIVE, 0, 19_999, 5_000), Extent(GARBAGE, 0, 19_999, 1_000)]
-    picture = draw(extents, [], 24_000, 20_000)
+    picture = draw_picture(extents, [], 24_000, 20_000)
     raw, live, garbage = (heights(picture.svg, kind) for kind in (SEALED, LIVE, GARBAGE))
     assert picture.slice_count == len(raw) == 200
     assert set(raw.values()) == {100}
@@ -66,7 +66,7 @@ def test_slices_have_each_message_once(end: int) -> None:
 
 def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None:
     marks = [Mark(CURSOR, 100, "y"), Mark(HORIZON, 50, "the <horizon> & more", "up to 49")]
-    picture = draw([Extent(SEALED, 0, 99, 100)], marks, 100, 50)
+    picture = draw_picture([Extent(SEALED, 0, 99, 100)], marks, 100, 50)
     root = ElementTree.fromstring(picture.svg)
     assert [(line.get("class"), line.get("x1")) for line in root.iter("line")] == [
         (HORIZON, "50.00%"),
@@ -81,7 +81,7 @@ def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None
 
 def test_some_lines_have_labels_and_all_are_drawn() -> None:
     marks = [Mark(CURSOR, number, f"s{number}") for number in range(20)] + [Mark(HORIZON, 9, "h")]
-    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 99, 100)], marks, 100, 9).svg)
+    root = ElementTree.fromstring(draw_picture([Extent(SEALED, 0, 99, 100)], marks, 100, 9).svg)
     assert len(list(root.iter("line"))) == 21
     assert [label.text for label in root.iter("text")] == ["h", "s0", "s1", "s2", "s3", "s4"]
 
@@ -92,7 +92,7 @@ def test_some_lines_have_labels_and_all_are_drawn() -> None:
 def test_messages_that_no_compaction_has_read_are_hatched(
     horizon_end: int | None, hatch: tuple[str, str] | None
 ) -> None:
-    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, horizon_end)
+    picture = draw_picture([Extent(SEALED, 0, 99, 100)], [], 100, horizon_end)
     assert hatched(picture.svg, BEHIND) == ([] if hatch is None else [hatch])
     assert (BEHIND in dict(picture.legend)) is (hatch is not None)
     notes = [text.partition("; ")[2] for text in picture.texts]
@@ -102,7 +102,7 @@ def test_messages_that_no_compaction_has_read_are_hatched(
 
 
 def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages() -> None:
-    picture = draw([Extent(SEALED, 0, 99, 100)], [], 100, 80, range(80))
+    picture = draw_picture([Extent(SEALED, 0, 99, 100)], [], 100, 80, range(80))
     root = ElementTree.fromstring(picture.svg)
     assert hatched(picture.svg, UNREADABLE) == [("0.00%", "80.00%")]
     assert hatched(picture.svg, BEHIND) == [("80.00%", "20.00%")]
@@ -136,7 +136,7 @@ def test_no_line_crosses_a_label_on_a_phone() -> None:
         Mark(READER, 9_183, "", "reader cache at 9,183"),
         Mark(CURSOR, 400, "", "crm-sync at 400"),
     ]
-    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 24_299, 24_300)], marks, 24_300, 20_000).svg)
+    root = ElementTree.fromstring(draw_picture([Extent(SEALED, 0, 24_299, 24_300)], marks, 24_300, 20_000).svg)
     for kind, (left, right, y) in extents_of_labels(root).items():
         above = [line for line in root.iter("line") if line.get("class") != kind and float(line.get("y1", "")) < y]
         assert [line for line in above if left < float(line.get("x1", "")[:-1]) * PHONE / 100 < right] == []
@@ -145,30 +145,30 @@ def test_no_line_crosses_a_label_on_a_phone() -> None:
 @pytest.mark.parametrize("offset", range(0, 101, 10))
 def test_no_label_is_cut_off_on_a_phone(offset: int) -> None:
     marks = [Mark(READER, offset, "", "reader a-name-of-tw… at 12,000")]
-    root = ElementTree.fromstring(draw([Extent(SEALED, 0, 99, 100)], marks, 100, 100).svg)
+    root = ElementTree.fromstring(draw_picture([Extent(SEALED, 0, 99, 100)], marks, 100, 100).svg)
     ((left, right, _),) = extents_of_labels(root).values()
     assert -10 <= left < right <= PHONE + 10
 
 
 def test_the_legend_has_what_the_picture_has() -> None:
     marks = [Mark(READER, 5, "r")]
-    picture = draw([Extent(SEALED, 0, 99, 100), Extent(LIVE, 0, 99, 5)], marks, 100, 100)
+    picture = draw_picture([Extent(SEALED, 0, 99, 100), Extent(LIVE, 0, 99, 5)], marks, 100, 100)
     assert [kind for kind, _ in picture.legend] == [SEALED, LIVE, READER]
     assert (picture.offsets_per_slice, picture.texts[0]) == (1, titles(picture.svg)[0])
 
 
 def test_a_trimmed_topic_begins_where_its_messages_do() -> None:
-    picture = draw([Extent(SEALED, 5_000, 5_999, 1_000)], [Mark(START, 5_000, "s")], 6_000)
+    picture = draw_picture([Extent(SEALED, 5_000, 5_999, 1_000)], [Mark(START, 5_000, "s")], 6_000)
     assert (picture.first, picture.end) == (5_000, 6_000)
     assert len(heights(picture.svg, SEALED)) == 200
 
 
 def test_an_empty_topic_has_a_picture() -> None:
-    picture = draw([], [], 0)
+    picture = draw_picture([], [], 0)
     assert picture.slice_count == 1
     assert "no messages" in str(ElementTree.fromstring(picture.svg).get("aria-label"))
 
 
 def test_few_messages_among_many_offsets_can_be_seen() -> None:
     extents = [Extent(SEALED, 0, 9_999_999, 10_000_000), Extent(LIVE, 0, 9_999_999, 2)]
-    assert set(heights(draw(extents, [], 10_000_000).svg, LIVE).values()) == {1}
+    assert set(heights(draw_picture(extents, [], 10_000_000).svg, LIVE).values()) == {1}

@@ -56,9 +56,9 @@ def test_a_compacted_ledger_that_cannot_be_read_saves_nothing() -> None:
         error = ErrorText("it cannot be read", advice=Advice(AdviceKind.GIVE_UP_COMPACTED, arguments))
         failed = replace(control(""), last_error=ErrorText.from_fields("error", error.fields("error")))
         (read,) = CompactionStates({1: failed}, [], NOW).rows_with_states([item])
-        assert (read.is_unreadable, read.saved) == (saved is None, saved), (lost, ledger_id)
+        assert (read.is_unreadable, read.saved_share) == (saved is None, saved), (lost, ledger_id)
     (read,) = CompactionStates({1: control("the store does not answer")}, [], NOW).rows_with_states([item])
-    assert (read.is_unreadable, read.saved) == (False, 0.7)
+    assert (read.is_unreadable, read.saved_share) == (False, 0.7)
 
 
 def test_an_operator_reads_the_cause_and_others_its_public_part() -> None:

@@ -18,7 +18,7 @@ from api.dashboard.schema_versions import (
     DiffLine,
     SchemaVersion,
     definition_lines,
-    difference,
+    diff_lines,
     schema_history,
 )
 from storage.metadata.schemas import SchemaRecord
@@ -88,7 +88,7 @@ def test_a_long_definition_is_listed_without_its_lines(metadata: MetadataStore) 
     assert after.lines is None
     assert itself.lines is None
     assert before.lines
-    assert difference(["a"], ["a"] * (MOST_LINES + 1)) is None
+    assert diff_lines(["a"], ["a"] * (MOST_LINES + 1)) is None
 
 
 def test_no_schema(metadata: MetadataStore) -> None:

@@ -36,10 +36,11 @@ def status(
 
 def test_the_saved_share_is_that_of_the_first_page_and_the_messages_are_those_of_a_compacted_read() -> None:
     result = status(backlog())
-    assert (result.returned, result.messages) == (5_095, 24_300)
-    assert (result.read_bytes, result.bytes) == (51_000, 243_000)
-    assert result.saved == pytest.approx(1 - 51_000 / 243_000)
-    assert (status(backlog(), compacted=None).returned, status(backlog(), compacted=None).saved) == (None, None)
+    assert (result.compacted_read_messages, result.raw_messages) == (5_095, 24_300)
+    assert (result.compacted_read_bytes, result.raw_bytes) == (51_000, 243_000)
+    assert result.saved_share == pytest.approx(1 - 51_000 / 243_000)
+    never = status(backlog(), compacted=None)
+    assert (never.compacted_read_messages, never.saved_share) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -95,16 +95,16 @@ def test_totals_count_unsealed_messages_and_what_a_compacted_read_saves() -> Non
     unsealed = replace(never, backlog=replace(never.backlog, bytes=50, messages=5, open_messages=5))
     total = totals([compacted, unsealed, replace(row(3), states=(FAILING, DUE))])
     assert (total.topics, total.messages, total.raw_bytes) == (3, 305, 3_050)
-    assert (total.compacted_bytes, total.saved, total.backlog_bytes) == (150, 750 / 3_050, 150)
+    assert (total.compacted_bytes, total.saved_share, total.backlog_bytes) == (150, 750 / 3_050, 150)
     assert total.states == {FAILING: 1, DUE: 1}
-    assert totals([never]).saved == 0
-    assert totals([]).saved is None
+    assert totals([never]).saved_share == 0
+    assert totals([]).saved_share is None
 
 
 def test_a_compacted_ledger_that_is_larger_than_trimmed_raw_saves_nothing() -> None:
     trimmed = replace(row(1), summary=summary(1, raw=10, compacted=500))
-    assert trimmed.saved == 0
-    assert totals([trimmed]).saved == 0
+    assert trimmed.saved_share == 0
+    assert totals([trimmed]).saved_share == 0
 
 
 @pytest.mark.parametrize(

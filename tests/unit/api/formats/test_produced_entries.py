@@ -60,16 +60,16 @@ def test_what_was_read_goes_before_what_ends_it(end: BaseException) -> None:
     with pytest.raises(type(end)):
         added.extend(builder.entries(rows()))
     assert keys(iter(added)) == [[b"k0", b"k1"]]
-    assert builder.with_lines_of_last_entry("no entry's fault") == "no entry's fault"
+    assert builder.prefix_lines_of_last_entry("no entry's fault") == "no entry's fault"
 
 
 def test_an_entry_is_named_by_its_lines() -> None:
     builder = container(2)
     batches = builder.entries([row(0), row(1), row(2)])
     next(batches)
-    assert builder.with_lines_of_last_entry("too large") == "lines 1 to 2: too large"
+    assert builder.prefix_lines_of_last_entry("too large") == "lines 1 to 2: too large"
     next(batches)
-    assert builder.with_lines_of_last_entry("too large") == "line 3: too large"
+    assert builder.prefix_lines_of_last_entry("too large") == "line 3: too large"
 
 
 def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
