@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from api.settings.settings import Settings
-from storage.errors import ObjectMissing, Unavailable
+from storage.errors import Misconfigured, ObjectMissing, Unavailable
 
 if TYPE_CHECKING:
     from storage.clock import Clock
@@ -45,6 +45,22 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
 
                 StoreIdentity(metadata, store).check()
                 raise
+
+
+@contextmanager
+def open_for_reading(settings: Settings) -> Iterator[Environment]:
+    """Open the environment for a command that only reads, as `open_environment` does, and create nothing.
+
+    Raises Misconfigured if the embedded database does not exist.
+    """
+    if settings.embedded_database and not settings.embedded_database_file.exists():
+        raise Misconfigured(
+            f"the data directory {settings.data_directory} has no database",
+            "set --data or COMPACTOR_DATA to the directory that has it; importing to a topic, producing to one or "
+            "creating one makes a new database",
+        )
+    with open_environment(settings) as environment:
+        yield environment
 
 
 @contextmanager

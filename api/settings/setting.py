@@ -10,6 +10,8 @@ from storage.options.kinds import BOOLEAN, Duration, Size, Text, ValueKind
 from storage.options.option import Option, option
 
 ENVIRONMENT = "COMPACTOR_"
+_FLAGS = {"compaction.engine": "engine"}
+"""Options whose name is not that of their setting, by setting."""
 
 
 class Url(Text):
@@ -35,6 +37,11 @@ class Setting(Option):
 
     aliases: tuple[ExternalName, ...] = ()
     secret: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Return the option of the program for the setting, if it has one."""
+        return f"--{_FLAGS.get(self.name, self.name.replace('.', '-'))}"
 
     @property
     def environment_variable(self) -> str:

@@ -483,7 +483,7 @@ class Settings:
     def load(cls, environment: Mapping[str, str] = os.environ, config: str | None = None, **flags: object) -> Settings:
         """Return the settings from flags (by attribute; None: not set), the environment, the file and the defaults.
 
-        Raises Misconfigured, which names where the value is set.
+        Raises InvalidInput, which names the flag; Misconfigured, which names where the value is set.
         """
         from api.settings.sources import read_file, read_overrides
 
@@ -500,7 +500,7 @@ class Settings:
         )
 
     def with_flags(self, **flags: object) -> Settings:
-        """Return a copy with the flags (by attribute) that are not None. Raises Misconfigured."""
+        """Return a copy with the flags (by attribute) that are not None. Raises InvalidInput."""
         from api.settings.sources import read_overrides
 
         overrides, from_ = read_overrides({}, flags)
@@ -537,7 +537,12 @@ class Settings:
     @property
     def database_url(self) -> str:
         """Return the database's URL."""
-        return self.database or f"sqlite:///{self.data_directory / 'metadata.db'}"
+        return self.database or f"sqlite:///{self.embedded_database_file}"
+
+    @property
+    def embedded_database_file(self) -> Path:
+        """Return the absolute path of the embedded default database."""
+        return self.data_directory / "metadata.db"
 
     @property
     def embedded_database(self) -> bool:

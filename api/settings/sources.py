@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from api.settings.setting import ENVIRONMENT, ExternalName, Setting
 from api.settings.settings import SETTINGS
-from storage.errors import InvalidInput, Misconfigured
+from storage.errors import CompactorError, InvalidInput, Misconfigured
 from storage.options import policies
 from storage.options.kinds import Duration
 from storage.options.option import closest
@@ -57,7 +57,8 @@ class Overrides(NamedTuple):
 def read_overrides(environment: Mapping[str, str], flags: Mapping[str, object]) -> Overrides:
     """Return the parsed values of settings from flags and environment. A flag has priority over the environment.
 
-    `flags`: by attribute of the setting; None: not set. An empty value counts as not set. Raises Misconfigured.
+    `flags`: by attribute of the setting; None: not set. An empty value counts as not set. Raises InvalidInput for a
+    flag, Misconfigured for a variable of the environment.
     """
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -71,7 +72,8 @@ def read_overrides(environment: Mapping[str, str], flags: Mapping[str, object]) 
             values[setting.name] = _parsed(
                 setting,
                 value if isinstance(value, list | bool | int) else str(value),
-                f"--{setting.name.replace('.', '-')}" if flag is not None else origin,
+                setting.flag if flag is not None else origin,
+                error_kind=Misconfigured if flag is None else InvalidInput,
             )
             origins[setting.name] = origin
     return Overrides(values, origins)
@@ -185,13 +187,19 @@ def _converted(alias: ExternalName | None, value: object) -> object:
     return value
 
 
-def _parsed(setting: Setting, value: object, where: str, alias: ExternalName | None = None) -> object:
+def _parsed(
+    setting: Setting,
+    value: object,
+    where: str,
+    alias: ExternalName | None = None,
+    error_kind: type[CompactorError] = Misconfigured,
+) -> object:
     try:
         return setting.kind.parse(setting.name, value)
     except InvalidInput as error:
         reason = f"the value of {setting.name} cannot be taken" if setting.secret else error.message
         unit = f" ({alias.name} in its own unit)" if alias and isinstance(setting.kind, Duration) else ""
-        raise Misconfigured(f"{where}: {reason}", f"give {setting.kind.allowed}{unit}") from error
+        raise error_kind(f"{where}: {reason}", f"give {setting.kind.allowed}{unit}") from error
 
 
 def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:

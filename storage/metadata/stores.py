@@ -87,6 +87,7 @@ class TenancyStore(Store):
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find)
     check_no_writer = reads(topic_deletion.check_no_writer)
+    delete_unused_topic = writes(topic_deletion.delete_unused_topic)
     delete_topic = writes_once(
         tenancy.delete_topic,
         tenancy.has_deleted,

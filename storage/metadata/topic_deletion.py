@@ -13,22 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, Select, delete, insert, select
+from sqlalchemy import Connection, Select, delete, insert, literal, select
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
 from storage.metadata.leases import held_error
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import DeletedTopic
+from storage.metadata.records import COMPACTION_CURSOR, DeletedTopic
 from storage.metadata.tables import (
     METADATA,
     attempts,
+    cursors,
     deleted_topics,
     leases,
+    ledgers,
     permissions,
     policies as policies_table,
     runs,
+    segments,
     topics as topics_table,
 )
 from storage.metadata.transactions import Context
@@ -80,6 +83,25 @@ def delete_topics(
         ]
         connection.execute(insert(deleted_topics), values)
     return [DeletedTopic(topic.uid, topic.name, now) for topic in doomed]
+
+
+def delete_unused_topic(connection: Connection, context: Context, topic_id: int) -> bool:
+    """Delete the topic if it has never had a message, and has no writer and no cursor but `__compaction`.
+
+    Return whether the topic does not exist afterwards.
+    """
+    connection.execute(_leases_of([topic_id]).with_for_update()).all()
+    held = connection.execute(_leases_of([topic_id])).mappings().all()
+    if any(is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now) for lease in held):
+        return False
+    for topic in topics.lock_all_for_deletion(connection, [topic_id]):
+        others = cursors.c.name != COMPACTION_CURSOR
+        rows = [select(literal(1)).where(table.c.topic_id == topic_id) for table in (ledgers, segments)]
+        rows.append(select(literal(1)).where(cursors.c.topic_id == topic_id, others))
+        if topic.next_offset or any(connection.execute(row.limit(1)).first() for row in rows):
+            return False
+    delete_topics(connection, context, [topic_id], force=False)
+    return True
 
 
 def check_no_writer(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:

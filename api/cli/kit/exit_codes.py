@@ -33,7 +33,7 @@ HELP = (
     "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input, or the request is refused; "
     "3 no such tenant, namespace, topic, cursor, message or run; "
     "4 conflict (it exists, it is not empty, it has clients, another writer or run has it, it is paused); "
-    "5 settings, URL, credentials, permission, bucket, schema or Java are wrong; "
+    "5 settings, data directory, URL, credentials, permission, bucket, schema or Java are wrong; "
     "6 service, store, database or disk cannot serve now; "
     "7 data is missing or damaged, or verify found differences; 8 the key has no value; "
     "9 the compaction that the command waited for failed or was cancelled; 130 interrupted."

@@ -13,7 +13,7 @@ import typer
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, Run, StateName
 from api.cli.kit.terminal import print_line
-from api.components import open_environment, open_for_writing
+from api.components import open_for_reading, open_for_writing
 from api.reports import run_document
 from storage.model import TopicName
 
@@ -27,7 +27,7 @@ def list_compactions(
 ) -> None:
     """List compaction runs, the newest first."""
     name = None if topic is None else TopicName.parse(topic)
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         from api.broker import compaction
         from storage.metadata.records import RunState
 
@@ -41,7 +41,7 @@ def show_compaction(context: typer.Context, run: Run, output: Output = OutputFor
 
     Its progress, policies, statistics and the time of each phase, and the reason if it failed.
     """
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         name, record = environment.metadata.runs.get_with_topic_name(run)
         document = run_document(name, record, environment.clock.now_ms())
     show_run(document, output)

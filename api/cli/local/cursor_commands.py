@@ -14,7 +14,7 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
-from api.components import open_environment, open_for_writing
+from api.components import open_for_reading, open_for_writing
 from api.formats.position_text import PLACES, parse_cursor_position
 from storage.errors import SegmentNotLocal
 
@@ -50,7 +50,7 @@ def create_cursor(
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
     """List the cursors of a topic with their positions and backlogs."""
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         opened = open_topic(environment, topic)
         summaries = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
@@ -60,7 +60,7 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFo
 
 def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputFormat.TABLE) -> None:
     """Show one cursor."""
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         opened = open_topic(environment, topic)
         record_and_summary = environment.metadata.cursors.summary(opened.record.id, cursor)
         document = _document(opened.snapshot_reader(), *record_and_summary)

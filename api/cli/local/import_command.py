@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -13,10 +14,10 @@ from api.cli.kit.stderr import counted, say, say_created, size
 from api.components import open_for_writing
 from api.formats.inputs import InputFormat, read_messages
 from api.formats.text_encoding import TextEncoding
-from storage.errors import InvalidRecord
+from storage.errors import CompactorError, InvalidRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from storage.environment import Environment
     from storage.errors import LeaseHeld
@@ -58,6 +59,31 @@ def open_to_append(environment: Environment, name: TopicName) -> AppendTarget:
     return AppendTarget(OpenTopic(environment, record), existing is None)
 
 
+@contextmanager
+def reporting_creation(environment: Environment, topic: OpenTopic, is_new: bool) -> Iterator[None]:
+    """Report at the end that the command created the topic. After a failure the topic is removed again if it holds
+    nothing, and reported if it does.
+
+    `is_new`: the command created it.
+    """
+    try:
+        yield
+    except BaseException:
+        if is_new and not _remove_unused(environment, topic):
+            say_created(topic.name)
+        raise
+    if is_new:
+        say_created(topic.name)
+
+
+def _remove_unused(environment: Environment, topic: OpenTopic) -> bool:
+    """Delete the topic if it holds nothing. Return whether it is gone; the caller reports it if not."""
+    try:
+        return environment.metadata.tenancy.delete_unused_topic(topic.record.id)
+    except CompactorError:
+        return False
+
+
 def lease_wait_reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
     """Return a callback that reports that another writer has the topic. `max_seconds`: the longest wait, for the
     message."""
@@ -87,20 +113,19 @@ def import_files(
     with open_for_writing(context.obj) as environment:
         sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
         opened, is_new = open_to_append(environment, topic)
-        writer = opened.bulk_append(
-            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
-        )
-        for file, tables in sources:
-            started = time.perf_counter()
-            try:
-                appended = writer.append(tables)
-            except InvalidRecord as error:
-                raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
-            seconds = time.perf_counter() - started
-            say(
-                f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
-                f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
-                f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
+        with reporting_creation(environment, opened, is_new):
+            writer = opened.bulk_append(
+                ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
             )
-        if is_new:
-            say_created(topic)
+            for file, tables in sources:
+                started = time.perf_counter()
+                try:
+                    appended = writer.append(tables)
+                except InvalidRecord as error:
+                    raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
+                seconds = time.perf_counter() - started
+                say(
+                    f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
+                    f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
+                    f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
+                )

@@ -15,7 +15,7 @@ from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEn
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import json_lines_stdout, print_line
 from api.cli.local.opening import open_topic
-from api.components import open_environment, open_for_writing
+from api.components import open_for_reading, open_for_writing
 from api.formats.text_encoding import TextEncoding, to_text
 from api.observability.error_text import text_if_error
 from storage.errors import CompactorError, DataLoss, ErrorText, InvalidInput, Misconfigured, NotFound
@@ -50,7 +50,7 @@ def dump_log(
     if not (what.isascii() and what.isdigit() and len(what) < 20):
         good = _print_lines(_segment_lines(Path(what), -1), document)
     else:
-        with open_environment(context.obj) as environment:
+        with open_for_reading(context.obj) as environment:
             topic, extent = _find(environment, int(what))
             good = _print_lines(_lines_of(environment, topic, extent), document)
     if not good:

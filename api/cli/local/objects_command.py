@@ -16,7 +16,7 @@ from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
-from api.components import open_environment
+from api.components import open_for_reading
 
 
 def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
@@ -24,7 +24,7 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
 
     A line each, in the order of offsets: a path, or a URL. Messages that are not sealed yet are in no object.
     """
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         snapshot = open_topic(environment, topic).snapshot()
         store = environment.store.url
     documents = [

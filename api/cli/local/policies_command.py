@@ -10,7 +10,7 @@ from api.cli.kit.output import show
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
 from api.cli.kit.shared_arguments import TOPIC_HELP, Output, OutputFormat
-from api.components import open_environment, open_for_writing
+from api.components import open_for_reading, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -52,7 +52,7 @@ def topic_policies(
     name = None if topic is None else TopicName.parse(topic)
     origin = PolicyOrigin.BROKER if broker else PolicyOrigin.NAMESPACE if name is None else PolicyOrigin.TOPIC
     scope = policies.PolicyScope(origin, name, namespace)
-    with (open_for_writing if values or remove else open_environment)(context.obj) as environment:
+    with (open_for_writing if values or remove else open_for_reading)(context.obj) as environment:
         if values or remove:
             policies.change(environment, scope, values, remove or ())
         document = policies_document(policies.resolved(environment, scope))

@@ -24,7 +24,7 @@ from api.cli.kit.shared_arguments import (
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import is_terminal, json_lines_stdout
 from api.cli.local.opening import open_topic
-from api.components import open_environment
+from api.components import open_for_reading
 from api.formats.position_text import parse_start
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import InvalidInput
@@ -71,7 +71,7 @@ def read_topic(
     from api.broker.positions import check_start
     from storage.positions import OffsetReset
 
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         source = open_topic(environment, topic)
         check_start(source, first)
         if follow:
@@ -106,7 +106,7 @@ def get_value(
     Exit code 8 if the key has no value: it was never written, or it was deleted.
     """
     encoded = parse_key(key, key_encoding)
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         message = open_topic(environment, topic).get(encoded, sealed_only=sealed_only)
     if message is None:
         say(f"compactor: the key {key!r} of {topic} has no value")

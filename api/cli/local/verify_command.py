@@ -14,7 +14,7 @@ from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.local.engine import engine_of, progress_for
 from api.cli.local.opening import open_topic
-from api.components import open_environment
+from api.components import open_for_reading
 from api.reports import verify_document
 
 
@@ -28,7 +28,7 @@ def verify_topic(
     Checks every object of the topic, and the compacted ledger against the raw messages that are still there. Changes
     nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
     """
-    with open_environment(context.obj) as environment:
+    with open_for_reading(context.obj) as environment:
         first = open_topic(environment, topic).snapshot_reader().first_offset  # an unknown topic: before Spark starts
         from compactor.verify.verify import Verifier
 

@@ -62,7 +62,8 @@ def test_the_first_of_two_files_is_kept_when_the_second_is_bad(program: Program,
     (folder / "never.jsonl").write_bytes(GOOD)
     result = program("import", "t", "good.jsonl", "bad.jsonl", "never.jsonl")
     assert result.exit_code == 2
-    first, second = result.stderr.splitlines()
+    first, created, second = result.stderr.splitlines()
+    assert created.endswith("did not exist: it was created")
     assert first.startswith("good.jsonl: 2 messages")
     assert second.startswith("compactor: bad.jsonl, line 2: ")
     assert len(program("read", "t").done().messages) == 2
@@ -81,3 +82,23 @@ def test_the_help_of_a_refused_line_says_what_to_do(program: Program, folder: Pa
         "compactor: in.jsonl, line 2: Object missing required field `value`: "
         "correct it and import it again; nothing of it was kept\n"
     )
+
+
+def test_a_failed_import_leaves_no_topic_that_it_created(program: Program, folder: Path) -> None:
+    (folder / "in.jsonl").write_bytes(GOOD + b"oops\n")
+    program("topics", "create", "old").done()
+    for topic in ("new", "old"):
+        program("import", topic, "in.jsonl").refused(2, "in.jsonl, line 2: ")
+    program("read", "new").refused(3, "persistent://public/default/new does not exist")
+    assert program("read", "old").done().raw_stdout == b""
+
+
+def test_a_command_that_reads_creates_nothing(program: Program, tmp_path: Path) -> None:
+    for command in (("topics", "list"), ("read", "t"), ("topics", "delete", "t"), ("gc",), ("compactions", "list")):
+        refused = program("--data", str(tmp_path / "none"), *command)
+        refused.refused(5, f"the data directory {tmp_path / 'none'} has no database: set --data or COMPACTOR_DATA to")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_refused_flag_is_a_usage_error_that_names_it(program: Program) -> None:
+    program("topics", "list", "--engine", "nonsense").refused(2, "--engine: 'nonsense' is not a value of", "in-process")

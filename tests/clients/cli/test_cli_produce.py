@@ -100,7 +100,8 @@ def test_ids_that_cannot_be_printed_are_an_error(program: Program, folder: Path,
     result = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False, text=True)
     os.close(out)
     assert result.returncode == 6, result.stderr
-    counted, answer = result.stderr.splitlines()
+    counted, created, answer = result.stderr.splitlines()
+    assert created == "The topic persistent://public/default/t did not exist: it was created"
     assert answer.startswith("compactor: the id of an acknowledged message cannot be printed, ")
     read = program("read", "t").done().messages
     assert read
@@ -123,8 +124,9 @@ def test_a_bad_line_ends_it_and_the_lines_before_are_appended(
     text = produced.stderr.splitlines()
     assert text[0].startswith("5 messages acknowledged")
     assert text[0].endswith(" s; lines from 6 on, if any, were not")
-    assert text[1].startswith("compactor: in.jsonl, line 6: ")
-    assert "the lines before it, if any, were appended" in text[1]
+    assert text[1] == "The topic persistent://public/default/t did not exist: it was created"
+    assert text[2].startswith("compactor: in.jsonl, line 6: ")
+    assert "the lines before it, if any, were appended" in text[2]
     read = program("read", "t").done().messages
     assert [message["value"] for message in read] == ["0", "1", "2", "3", "4"]
     assert produced.stdout.splitlines() == [message["message_id"] for message in read]

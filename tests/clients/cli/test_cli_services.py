@@ -89,7 +89,7 @@ def test_after_two_dashes_nothing_is_an_option(program: Program, folder: Path) -
     assert program("import", "t", "--", "--debug").done().stderr.startswith("--debug: 1 message")
 
 
-def test_debug_shows_the_traceback_before_the_line(program: Program) -> None:
+def test_debug_shows_the_traceback_before_the_line(program: Program, history: str) -> None:
     for arguments in (["--debug", "read", "nope"], ["read", "nope", "--debug"]):
         result = program(*arguments)
         assert result.exit_code == 3

@@ -49,6 +49,23 @@ def rows(store: MetadataStore) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
+def test_an_unused_topic_is_deleted_and_one_in_use_is_not(store: MetadataStore) -> None:
+    def topic(name: str) -> TopicRecord:
+        return store.tenancy.ensure_topic(TopicName.parse(name))
+
+    unused, written, read = topic("unused"), topic("written"), topic("read")
+    store.cursors.ensure(unused.id, COMPACTION_CURSOR)
+    append(store, written, 1)
+    store.cursors.create(read.id, "mine", None, {})
+    with leased(store, unused):
+        assert not store.tenancy.delete_unused_topic(unused.id), "it has a writer"
+    assert [store.tenancy.delete_unused_topic(item.id) for item in (unused, written, read)] == [True, False, False]
+    assert store.tenancy.delete_unused_topic(unused.id), "it is gone"
+    assert {item.name for item in store.topics.all()} >= {written.name, read.name}
+    with pytest.raises(TopicNotFound):
+        store.topics.get(unused.name)
+
+
 def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -> None:
     kept = filled(store, "kept")
     before = rows(store)

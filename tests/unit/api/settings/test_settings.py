@@ -276,3 +276,18 @@ def test_every_setting_is_read_by_something() -> None:
 def test_no_password_of_a_url_is_shown_whatever_it_holds(name: str) -> None:
     displayed = SETTINGS[name].displayed("scheme://me:1234/pa ss'w\"rd@host:1/x?password=other&sslmode=require")
     assert displayed == "scheme://me:***@host:1/x?password=***&sslmode=require"
+
+
+def test_errors_name_flags_as_the_program_does() -> None:
+    from typer.main import get_command
+
+    from api.cli.main import app
+
+    program = get_command(app)
+    serve = program.commands["serve"]  # type: ignore[attr-defined]
+    attributes = {setting.attribute: setting for setting in SETTINGS.values()}
+    options = [option for option in (*program.params, *serve.params) if option.name in attributes]
+    assert len(options) >= 12
+    assert {option.name: option.opts[0] for option in options} == {
+        option.name: attributes[str(option.name)].flag for option in options
+    }
