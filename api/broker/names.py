@@ -6,7 +6,7 @@ a partitioned topic are stored with each partition; a single partition has no po
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker.refusals import (
     MissingNamespace,
@@ -56,18 +56,25 @@ def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
     return records
 
 
-def find_or_create(environment: Environment, name: TopicName, allow_creation: bool) -> tuple[TopicRecord, bool]:
-    """Return a topic or partition, and whether this call created it. `allow_creation`: a missing topic may be created.
+class FoundTopic(NamedTuple):
+    """A topic or partition. `is_new`: the call created it."""
 
-    A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingTopic,
-    MissingNamespace, PartitionWithoutTopic, PartitionOutOfRange.
+    record: TopicRecord
+    is_new: bool
+
+
+def find_or_create(environment: Environment, name: TopicName, allow_creation: bool) -> FoundTopic:
+    """Return a topic or partition. `allow_creation`: create it if it is missing; otherwise raise MissingTopic.
+
+    A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingNamespace,
+    PartitionWithoutTopic, PartitionOutOfRange.
     """
     try:
-        return environment.metadata.topics.get(name), False
+        return FoundTopic(environment.metadata.topics.get(name), False)
     except TopicNotFound:
         check_not_partitioned(environment, name)
         _check_creation(environment, name, allow_creation)
-    return ensure_with_namespace(environment, name), True
+    return FoundTopic(ensure_with_namespace(environment, name), True)
 
 
 def ensure_with_namespace(environment: Environment, name: TopicName) -> TopicRecord:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.errors import InvalidInput
 from storage.options.policies import HOLD, POLICIES, RETENTION_TIMES, SchemaCompatibilityStrategy, TopicPolicies
@@ -143,6 +143,13 @@ class RetentionPolicy(PulsarPolicy):
         return super().applied_wire_value(resolution)
 
 
+class QuotaPolicyNames(NamedTuple):
+    """The names of the policies of a quota: its limit, and the action when the limit is exceeded."""
+
+    limit: str
+    action: str
+
+
 class QuotaType(StrEnum):
     """The measure that a quota limits: the bytes of a backlog, or the age of its oldest message."""
 
@@ -150,10 +157,10 @@ class QuotaType(StrEnum):
     AGE = "message_age"
 
     @property
-    def policy_names(self) -> tuple[str, str]:
-        """Return the names of its policies: the limit, and the action beyond it."""
+    def policy_names(self) -> QuotaPolicyNames:
+        """Return the names of its policies."""
         limit = "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
-        return limit, f"{limit}.action"
+        return QuotaPolicyNames(limit, f"{limit}.action")
 
 
 @dataclass(frozen=True)
