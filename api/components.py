@@ -75,7 +75,7 @@ def open_for_writing(settings: Settings) -> Iterator[Environment]:
         from storage.store_identity import StoreIdentity
 
         with suppress(Unavailable):
-            StoreIdentity(environment.metadata, environment.store).require()
+            StoreIdentity(environment.metadata, environment.store).check_or_bind()
         yield environment
 
 

@@ -82,7 +82,7 @@ def patched(without: Without) -> Iterator[None]:
                 (key_index, "crc32c"),
             ):
                 patches.enter_context(mock.patch.object(module, name, _no_checksum))
-            patches.enter_context(mock.patch.object(run_output.RunOutput, "check", _nothing))
+            patches.enter_context(mock.patch.object(run_output.RunOutput, "check_totals", _nothing))
         if without.fsync:
             patches.enter_context(mock.patch.object(os, "fsync", _nothing))
         yield

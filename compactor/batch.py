@@ -83,10 +83,10 @@ class StallDetector:
         """Note that a new job begins: its time starts, and `is_over` is cleared."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
-    def note_ended(self, ended: int) -> None:
+    def record_finished_tasks(self, count: int) -> None:
         """Note the number of finished tasks of the job. A change starts the time again."""
-        if ended != self._ended:
-            self._ended, self._since = ended, self._clock.now_ms()
+        if count != self._ended:
+            self._ended, self._since = count, self._clock.now_ms()
 
     def end(self) -> None:
         """Note that the job has ended: it cannot stall any more. `is_over` stays."""
@@ -130,7 +130,7 @@ class Job:
         """Begin the run and continue up to its first task set, or its end."""
         self._advance(lambda: next(self._steps))
 
-    def answer(self, outcomes: list[Any]) -> None:
+    def resume(self, outcomes: list[Any]) -> None:
         """Continue the run with the outcomes of its tasks, in order, up to its next task set, or its end.
 
         If a task failed, the first failure is raised inside the run.
@@ -190,14 +190,14 @@ class BatchRunner:
     stall_detector: StallDetector = field(default_factory=StallDetector)
 
     def run(
-        self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
+        self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], batch_size: int
     ) -> Iterator[Outcome]:
-        """Yield an outcome per topic, in order, batch by batch of `size` topics.
+        """Yield an outcome per topic, in order, batch by batch of `batch_size` topics.
 
         `claim` returns a job, returns None if nothing is to be compacted, or raises the error of the outcome.
         """
         remaining = iter(topics)
-        while batch := list(islice(remaining, size)):
+        while batch := list(islice(remaining, batch_size)):
             yield from self._run_batch(batch, claim)
 
     def _run_batch(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
@@ -243,7 +243,7 @@ class BatchRunner:
     def _drive(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.start()
-            self.note_end(job)
+            self.record_failure(job)
         while running := self._waiting(jobs):
             for job, result in zip(running, self.run_tasks(running), strict=True):
                 if job.fenced:
@@ -251,8 +251,8 @@ class BatchRunner:
                 elif isinstance(result, CompactorError):
                     job.fail(result)
                 else:
-                    job.answer(result)
-                self.note_end(job)
+                    job.resume(result)
+                self.record_failure(job)
 
     def _waiting(self, jobs: list[Job]) -> list[Job]:
         """Return the jobs with tasks to run. First the fenced ones end, so that the engine runs nothing for them."""
@@ -262,7 +262,7 @@ class BatchRunner:
         for job in running:
             if job.fenced:
                 job.fail(self.fencing_error(job.run))
-                self.note_end(job)
+                self.record_failure(job)
         return [job for job in running if job.work is not None]
 
     def run_tasks(self, running: list[Job]) -> list[list[Any] | CompactorError]:
@@ -285,7 +285,7 @@ class BatchRunner:
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
         def on_done(tasks: int) -> None:
-            self.stall_detector.note_ended(tasks)
+            self.stall_detector.record_finished_tasks(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(costs))
             self.progress.done(tasks)
@@ -331,7 +331,7 @@ class BatchRunner:
         if waiting and all(job.fenced for job in waiting):
             self.engine.cancel()
 
-    def note_end(self, job: Job) -> None:
+    def record_failure(self, job: Job) -> None:
         """Record the failure of a job's run, if the job has ended with an error. Call it once after each step."""
         if job.outcome is not None and job.outcome.error is not None:
             self._record_failure(job.run, job.outcome.error)

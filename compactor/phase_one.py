@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from compactor.engines.engine import current_stop
+from compactor.engines.engine import current_stop_event
 from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_winners, read_chunks, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
@@ -44,10 +44,10 @@ MARKED_SPAN = 32
 """Maximum span per offset up to which offsets are sorted by marking, which takes at most 32 bytes per offset."""
 
 
-def run_range(plan: RunPlan, number: int) -> RangeTaskResult:
-    """Run one phase-one task: hash range `number`. Raises ObjectMissing, ObjectDamaged, any store error."""
+def run_range(plan: RunPlan, range_number: int) -> RangeTaskResult:
+    """Run one phase-one task: hash range `range_number`. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
-        return _compact_range(store, plan, number)
+        return _compact_range(store, plan, range_number)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
     A task that was cancelled in this process gets an error at its next access.
     """
     with closing(open_store(plan.store)) as store:
-        yield throttled(store, plan.rates, SystemClock(), current_stop())
+        yield throttled(store, plan.rates, SystemClock(), current_stop_event())
 
 
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:
@@ -67,11 +67,13 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     winners = winners_of(runs, by_event)
     chunks = read_chunks(store, plan, hash_range)
     if chunks is not None:
-        winners = merge_winners(winners_of([chunks.due(), winners], by_event), chunks.complete(), by_event)
+        winners = merge_winners(
+            winners_of([chunks.removal_markers(), winners], by_event), chunks.completed_winners(), by_event
+        )
     dirty = mark_expired(winners, _among(store, plan, plan.expired, winners))
     dirty = mark_removed(dirty, _among(store, plan, plan.removed, winners))
     if chunks is not None:
-        dirty = mark_removed(dirty, chunks.removed())
+        dirty = mark_removed(dirty, chunks.removed_offsets())
     levels = _read_levels(store, plan, hash_range, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
@@ -80,7 +82,9 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     new, old = _read_unkeyed(store, plan, number)
     removed = _removed_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
     unkeyed = unkeyed_survivors(new, plan.policies, removed)
-    named = np.concatenate([resolved.survivors, resolved.superseded, decision.named, *map(_offsets, unkeyed.values())])
+    named = np.concatenate(
+        [resolved.survivors, resolved.superseded, decision.row_set_offsets, *map(_offsets, unkeyed.values())]
+    )
     for kind, bitmap in unkeyed_survivors(old, plan.policies, removed).items():
         unkeyed[kind] |= bitmap
         named = np.concatenate([named, _offsets(old[kind] - bitmap)])
@@ -123,7 +127,7 @@ def _read_levels(
         else:
             records = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
         if plan.reindexed and chunks is not None:
-            records.append(chunks.indexed())
+            records.append(chunks.old_part_records())
         level_records = key_index.concatenated(records)
         if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts indexed again, one by one
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
@@ -246,18 +250,18 @@ def _write_row_sets(
 def write_index(
     store: ObjectStore,
     plan: RunPlan,
-    number: int,
+    index_number: int,
     records: IndexRecords,
     hash_range: HashRange,
     unkeyed: dict[str, BitMap64] | None = None,
     chunks: bytes = b"",
 ) -> IndexLocation:
-    """Write a key index as the index object `number` of the run, and return its location.
+    """Write a key index as the index object `index_number` of the run, and return its location.
 
     `unkeyed`: offsets of the rows outside the key map, by class. `chunks`: an encoded chunk table.
     """
     data, directory = key_index.encode_index(records, hash_range, unkeyed, chunks)
-    name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
+    name = names.compacted_index(plan.topic_uid, plan.attempt_id, index_number)
     store.put(name, data)
     return IndexLocation(name, 0, len(data), directory.encode())
 
@@ -267,7 +271,7 @@ def bitmap_of(relative: npt.NDArray[Any]) -> BitMap:
     return BitMap(array("I", relative.astype(np.uint32).tobytes()))
 
 
-def least(times: Iterable[int | None]) -> int | None:
+def earliest(times: Iterable[int | None]) -> int | None:
     """Return the least of the times that are not None; None: all are."""
     return min((time for time in times if time is not None), default=None)
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from compactor.phase_one import ascending, bitmap_of, least, task_store
+from compactor.phase_one import ascending, bitmap_of, earliest, task_store
 from compactor.run.plan import (
     DeletedRowsTask,
     DeletedRowsTaskResult,
@@ -100,17 +100,17 @@ def _surviving_rows(
             yield item.source, table
 
 
-def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
+def read_offsets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
     """Yield, per source, the offsets in its row sets, relative to the source's first offset, ascending. Shape (n,).
 
-    `of_sources`: the row sets of each source. Raises ObjectDamaged for a wrong checksum.
+    `row_sets_by_source`: the row sets of each source. Raises ObjectDamaged for a wrong checksum.
 
     Row sets of neighbouring sources are neighbours in their objects, so one ranged read gets them.
     """
-    located = [item for row_sets in of_sources for item in row_sets]
+    located = [item for row_sets in row_sets_by_source for item in row_sets]
     ranges = [ByteRange(name, row_set.start, row_set.count * 4) for name, row_set in located]
     blocks = iter(read_ranges(store, ranges))
-    for row_sets in of_sources:
+    for row_sets in row_sets_by_source:
         relative = [np.empty(0, dtype=np.uint32)]
         for name, row_set in row_sets:
             block = next(blocks)
@@ -251,10 +251,10 @@ class _PartContent:
         publish = pc.min_max(table.column("publish_time")).as_py()
         self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))
         published = table.column("publish_time").to_numpy()[values]
-        self._oldest_value = least((self._oldest_value, int(published.min()) if len(published) else None))
+        self._oldest_value = earliest((self._oldest_value, int(published.min()) if len(published) else None))
         retained = table.column("retained_at")
         if retained.null_count < len(table):
-            self._oldest_tombstone = least((self._oldest_tombstone, pc.min(retained).as_py()))
+            self._oldest_tombstone = earliest((self._oldest_tombstone, pc.min(retained).as_py()))
             if self._first_tombstone is None:
                 self._first_tombstone = int(offsets[int(np.argmax(retained.is_valid().to_numpy()))])
         total = SourceTotals(len(offsets), int(offsets.astype(np.uint64).sum(dtype=np.uint64)))

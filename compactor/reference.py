@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from compactor.run.plan import RunPolicies
 from storage.model import Message
@@ -46,7 +47,7 @@ def run(
     raw = [message for message in raw if message.offset >= raw_from]
     newest: dict[bytes, Message] = {}
     unkeyed: list[Message] = []
-    messages, rows_of, pending = whole_messages([*state.messages, *raw])
+    messages, rows_of, pending = assemble_messages([*state.messages, *raw])
     for message in messages:
         if message.key is None:
             unkeyed.append(message)
@@ -83,11 +84,18 @@ def run(
     return ReferenceLedger(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
 
 
-def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, list[Message]], list[list[Message]]]:
+class AssembledMessages(NamedTuple):
+    """Messages in order; the rows of each, by its offset; and the pending chunks of each incomplete message."""
+
+    messages: list[Message]
+    rows: dict[int, list[Message]]
+    pending: list[list[Message]]
+
+
+def assemble_messages(rows: Iterable[Message]) -> AssembledMessages:
     """Assemble messages from rows (P10).
 
-    Returns the messages in order; the rows of each message, by its offset; and the pending chunks of each chunked
-    message. Chunk 0 begins a message, or restarts it. The next chunk by index continues it. Other chunks are ignored.
+    Chunk 0 begins a message, or restarts it. The next chunk by index continues it. Other chunks are ignored.
     """
     messages: list[Message] = []
     rows_of: dict[int, list[Message]] = {}
@@ -113,7 +121,7 @@ def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, li
         whole = replace(whole, properties=first.properties, chunk_uuid=None, chunk_index=None, chunk_count=None)
         messages.append(whole)
         rows_of[row.offset] = chunks
-    return messages, rows_of, list(pending.values())
+    return AssembledMessages(messages, rows_of, list(pending.values()))
 
 
 def _order(message: Message, policies: RunPolicies) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compactor.batch import BatchRunner, Job, OnFailed, Outcome, StallDetector, Steps, TaskSet
-from compactor.engines.engine import Engine, Progress, SilentProgress, TaskInputs, answers
+from compactor.engines.engine import Engine, Progress, SilentProgress, TaskInputs, answers_or_raise
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.run import run_input
@@ -87,10 +87,10 @@ HEARTBEAT_MS = 30_000
 class TwoPhaseCompactor:
     """Compactor of topics, without state of a run. `sizing` None: by the engine's parallelism.
 
-    `leader`: returns the token of the leadership that begins these runs. With it, only requested topics are compacted,
-    and a leader that lost its lease begins no run. If it raises an error, no run begins.
-    `claims_at_once`: number of topics whose tails are sealed concurrently, each in a thread. `on_failed`: see
-    BatchRunner. `retry_tail_at`: time of the next run for a topic whose tail was not sealed completely; None: no retry.
+    `leader_token`: returns the token of the leadership that begins these runs. With it, only requested topics are
+    compacted, and a leader that lost its lease begins no run. If it raises an error, no run begins. `claims_at_once`:
+    number of topics whose tails are sealed concurrently, each in a thread. `on_failed`: see BatchRunner.
+    `retry_tail_at`: time of the next run for a topic whose tail was not sealed completely; None: no retry.
     `stalled_ms`: a run fails if none of its tasks ends within that time.
     """
 
@@ -101,7 +101,7 @@ class TwoPhaseCompactor:
     rates: RateLimits = field(default_factory=RateLimits)
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
     heartbeat_ms: int = HEARTBEAT_MS
-    leader: Callable[[], int] | None = None
+    leader_token: Callable[[], int] | None = None
     on_claimed: Callable[[RunRecord], object] = lambda _: None
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
@@ -138,7 +138,7 @@ class TwoPhaseCompactor:
             self.on_failed,
             StallDetector(self.environment.clock, self.stalled_ms),
         )
-        return batch.run(topics, lambda name: self.claim(name, policies), self._sizing.topics_per_job)
+        return batch.run(topics, lambda name: self.seal_and_claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
         """Return, by name, what a run would keep, drop and write (run_output.RunAfterPhaseOne.estimate).
@@ -146,7 +146,7 @@ class TwoPhaseCompactor:
         It runs phase one and deletes the objects of that again. It claims no run, so it may run beside a compaction.
         Its own attempt protects its objects from garbage collection.
         """
-        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         topic = self.environment.metadata.topics.get(name)
         owner = owner_name()
         attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, owner)
@@ -176,7 +176,7 @@ class TwoPhaseCompactor:
                     self.progress.phase(work.name, len(work.costs), work.messages)
                     task = TaskInputs(work.task, work.inputs)
                     done = self.engine.run(len(work.costs), task, self.progress.done, work.costs)
-                    work = steps.send(answers(done))
+                    work = steps.send(answers_or_raise(done))
         except StopIteration as stop:
             phase_one: RunAfterPhaseOne = stop.value
             return phase_one.estimate()
@@ -189,22 +189,22 @@ class TwoPhaseCompactor:
             self.environment.store.delete(stored.name)
         self.environment.metadata.attempts.finish(attempt.attempt_id)
 
-    def claim(self, name: TopicName, requested: RunPolicies | PoliciesOf) -> Job | None:
+    def seal_and_claim(self, name: TopicName, policies: RunPolicies | PoliciesOf) -> Job | None:
         """Roll and seal the tail, claim a run, and return its job, not started; None: there is nothing to compact
         (P11).
 
         Raises the errors of `compact`.
         """
-        if self.leader is not None:
-            self.leader()  # raises before the tail is rolled
-        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        if self.leader_token is not None:
+            self.leader_token()  # raises before the tail is rolled
+        StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         topic = self.environment.metadata.topics.get(name)
         tail_error = self._roll_and_seal(topic)
         snapshot = self.environment.metadata.topic_snapshot(topic.id)
-        policies = _policies_of(snapshot.topic, requested)
+        policies = _policies_of(snapshot.topic, policies)
         if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
             return None
-        token = None if self.leader is None else self.leader()
+        token = None if self.leader_token is None else self.leader_token()
         run = self.environment.metadata.runs.claim(
             topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader_token=token
         )
@@ -244,7 +244,7 @@ class TwoPhaseCompactor:
             phase_one = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
             output = yield from self._carry_out(phase_one)
         timer.lap("phase_two")
-        output.check()
+        output.check_totals()
         timer.note("engine", _shown_engines(engines))
         manifest = output.manifest(
             snapshot.topic.name,

@@ -79,7 +79,7 @@ class StoreIdentity:
         if self._checked(record, uid) and record is not None and record.confirmed:
             binding.verified_locations.add(repr(self.store.location))
 
-    def require(self) -> None:
+    def check_or_bind(self) -> None:
         """Raise WrongStore unless the store is the database's; bind the two if neither was used before.
 
         Raises Misconfigured for a store that does not keep what is written. Later calls in this process cost nothing.

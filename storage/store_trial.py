@@ -24,7 +24,7 @@ class StoreTrial:
     store: ObjectStore
     silence_seconds: float
 
-    def require(self) -> bool:
+    def ensure_passed(self) -> bool:
         """Try the store unless it has passed before; return whether it was tried now.
 
         Raises Misconfigured if it breaks a promise, Unavailable.
@@ -32,7 +32,7 @@ class StoreTrial:
         binding, location = self.metadata.store_binding, location_text(self.store.location)
         if binding.has_passed_trial(location):
             return False
-        bounded = self.store.within(self.silence_seconds)
+        bounded = self.store.with_timeout(self.silence_seconds)
         try:
             bounded.check_capabilities()
         finally:

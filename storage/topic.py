@@ -39,7 +39,7 @@ from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
-from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, limited, rows_before
+from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
 from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
 
@@ -122,10 +122,10 @@ class Topic:
 
     def read_before(
         self, end: int, read_compacted: bool = False, max_messages: int | None = None, max_bytes: int | None = None
-    ) -> tuple[list[pa.RecordBatch], bool]:
-        """Return the last messages before the offset `end`, in ascending order, and whether there are earlier ones.
+    ) -> RowsBefore:
+        """Return the last messages before the offset `end`, in ascending order.
 
-        Only earlier messages that the limits, which are those of `read`, left out count. No more is read than needed.
+        The limits are those of `read`. No more is read than needed.
         Raises DataLoss (R8), SegmentNotLocal.
         """
         return self.read_snapshot(
@@ -212,7 +212,7 @@ class Topic:
         no reader gets. So the id is compared with raw's first row.
         """
         first_offset = reader.first_offset
-        is_in_raw = not first_offset or not reader.is_bound_before_first(seek_position_of(start))
+        is_in_raw = not first_offset or not reader.is_before_first(seek_position_of(start))
         first = self.first_at(start, read_compacted=not is_in_raw)
         if first is None:
             return None if not is_in_raw or reader.is_start_after_end(start) else reader.end
@@ -220,7 +220,7 @@ class Topic:
         is_exact = (first.message_id.ledger_id, first.message_id.entry_id) == (start.ledger_id, start.entry_id)
         return first.offset if is_known or is_exact else None
 
-    def sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
+    def producer_sequences(self, first_offset: int) -> Iterator[ScannedSequences]:
         """Yield the sequence ids of producers of the raw entries from `first_offset` on, up to the topic's present end.
 
         Raises DataLoss, SegmentNotLocal.
@@ -280,17 +280,20 @@ class Topic:
         return point_read(self._environment.store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
 
     def newest_offsets(
-        self, keys: Sequence[bytes], first: int, is_over: Callable[[], bool] = lambda: False
+        self, keys: Sequence[bytes], first_offset: int, should_stop: Callable[[], bool] = lambda: False
     ) -> Mapping[bytes, NewestOffset | None]:
-        """Return the newest message, which may be a tombstone, of each key that a message from offset `first` on has.
+        """Return the newest message, which may be a tombstone, of each key that a message from offset `first_offset` on
+        has.
 
-        None: compaction has removed the message and its index record. `is_over`: called before each read; once it
+        None: compaction has removed the message and its index record. `should_stop`: called before each read; once it
         returns True the search ends, and keys whose newest message is not known then are missing. Raises DataLoss (R8),
         SegmentNotLocal.
         """
         now, distinct = self._environment.clock.now_ms(), list(dict.fromkeys(keys))
         return self.read_snapshot(
-            lambda reader: newest_offsets(self._environment.store, reader, self._hasher, distinct, first, now, is_over)
+            lambda reader: newest_offsets(
+                self._environment.store, reader, self._hasher, distinct, first_offset, now, should_stop
+            )
         )
 
     def _sealed(self) -> TopicSnapshot:

@@ -150,7 +150,7 @@ def carry_out(phase_one: RunAfterPhaseOne) -> RunOutput:
 
 def manifest_of(store: ObjectStore, output: RunOutput) -> Manifest:
     """Return the checked result of a run, as the next run's previous ledger."""
-    output.check()
+    output.check_totals()
     plan, previous = output.phase_one.plan, output.phase_one.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)

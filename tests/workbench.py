@@ -118,7 +118,7 @@ class Workbench(Environment):
         metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock, {"message.timestamp.after.max.ms": None})
         metadata.upgrade()
         store = open_store((folder / "objects").as_uri())
-        StoreIdentity(metadata, store).require()
+        StoreIdentity(metadata, store).check_or_bind()
         return cls(metadata, store, clock, LogDirectory(folder / "log"), engine or InProcessEngine(), sizing)
 
     def topic(self, name: TopicName | str = "t", hasher: KeyHasher | None = None) -> Topic:

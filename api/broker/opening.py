@@ -37,7 +37,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         )
         metadata, clock = environment.metadata, environment.clock
         with suppress(Unavailable):  # then the maintenance tries it
-            store_trial(settings, environment).require()
+            store_trial(settings, environment).ensure_passed()
         _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
         with suppress(Unavailable):  # then it is done before this process gives out an id
             reserve_lost_ids(metadata, environment.log)
@@ -48,7 +48,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         )
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()
-        quick_store = environment.store.within(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
+        quick_store = environment.store.with_timeout(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
         logs = TopicLogs(
             clock, settings.producers_max, settings.producers_idle_ms, maintenance.ensure_sealer_running, leases
         )

@@ -49,7 +49,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         raise InvalidInput(
             f"the offset {position.offset} of {topic.name} is after its end, which is {reader.end}", "use latest"
         )
-    if position == EARLIEST or reader.is_bound_before_first(seek_position_of(position)):
+    if position == EARLIEST or reader.is_before_first(seek_position_of(position)):
         return None
     first = topic.first_at(position)
     if first is None:

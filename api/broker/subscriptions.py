@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from api.broker import names
 from api.broker.entries import MOST_ENTRIES, check_entry_number_limit, entries, entry_id_of, nth
 from api.broker.positions import mark_delete_before
-from compactor.maintenance.backlog_limits import bytes_from, extents
+from compactor.maintenance.backlog_limits import bytes_from, extent_sizes
 from storage.cursor import Cursor
 from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, Fenced, NotFound
 from storage.metadata.records import COMPACTION_CURSOR
@@ -251,7 +251,7 @@ def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
     TopicNotFound, NotTheOwner."""
     environment = broker.environment
     record = names.local_topic(broker, name)
-    sizes = extents(environment.metadata.topic_snapshot(record.id), environment.log)
+    sizes = extent_sizes(environment.metadata.topic_snapshot(record.id), environment.log)
     if start == EARLIEST:
         return bytes_from(sizes, 0)
     first = Topic(environment, record).first_at(start)

@@ -176,7 +176,7 @@ def topic_view(
         except CompactorError as error:
             reason = failure_phrase(error) if wording is None else redacted(error.message)
             manifest_error = error
-    (backlog,) = BacklogReader(environment.metadata, environment.log).of([record.id])
+    (backlog,) = BacklogReader(environment.metadata, environment.log).read([record.id])
     clients = topic_clients(broker, stats, broker.clients.of_topic(name))
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])

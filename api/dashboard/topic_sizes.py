@@ -63,7 +63,7 @@ class TopicSizesCache:
     def present_sizes(self, topic_ids: Collection[int]) -> TopicSizes:
         """Return the present sizes of a page of topics, without deleted ones. Waits for the database."""
         now = self._clock.now_ms()
-        return TopicSizes(topic_rows(self._metadata.topics.summaries(topic_ids), self._backlogs.of(topic_ids)), now)
+        return TopicSizes(topic_rows(self._metadata.topics.summaries(topic_ids), self._backlogs.read(topic_ids)), now)
 
     def _read(self) -> TopicSizes:
         now = self._clock.now_ms()

@@ -76,7 +76,7 @@ def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
     """Return the states of a topic; none for a partitioned topic. Reads the database."""
     metadata = environment.metadata
     topic_ids = [record.id for record in metadata.topics.by_names([name]).values()]
-    backlogs = BacklogReader(metadata, environment.log).of(topic_ids)
+    backlogs = BacklogReader(metadata, environment.log).read(topic_ids)
     rows = CompactionStates.read(environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )

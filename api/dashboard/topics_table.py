@@ -21,7 +21,7 @@ from api.broker import names
 from api.dashboard.failure import lost_object
 from api.dashboard.formats import cause, count, share, size
 from compactor.scheduling.backlog import Backlog, BacklogReader
-from compactor.scheduling.due import due
+from compactor.scheduling.due import due_topics
 from storage.environment import Environment
 from storage.metadata.records import CompactionControl, PartitionedTopic, RunRecord, RunState, TopicSummary
 from storage.model import TopicName
@@ -98,7 +98,7 @@ class TopicRow:
     def cleanable_ratio(self) -> float | None:
         """Return the cleanable ratio; None: there is nothing that could be dirty or clean."""
         backlog = self.backlog
-        return backlog.dirty_ratio if backlog is not None and (backlog.dirty or backlog.clean) else None
+        return backlog.dirty_ratio if backlog is not None and (backlog.dirty_bytes or backlog.clean_bytes) else None
 
     @property
     def threshold_share(self) -> float | None:
@@ -338,8 +338,8 @@ class CompactionStates:
     def rows_with_states(self, rows: Sequence[TopicRow]) -> list[TopicRow]:
         """Return the rows with their states, in the same order. A topic without a state keeps its row."""
         active = {run.topic_id for _, run in self.running}
-        due_topics = due([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
-        causes = {item.topic.id: cause(item.cause) for item in due_topics if item.topic.id not in active}
+        due = due_topics([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
+        causes = {item.topic.id: cause(item.cause) for item in due if item.topic.id not in active}
         affected = self.controls.keys() | active | causes.keys()
         return [self._with_states(row, active, causes) if row.summary.topic_id in affected else row for row in rows]
 
@@ -373,6 +373,6 @@ def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> l
     partitions = set(names.partition_names(partitioned))
     states = CompactionStates.read(environment)  # before the sizes: a page that is not busy refreshes no more
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
-    backlogs = BacklogReader(metadata, environment.log).of([item.topic_id for item in summaries])
+    backlogs = BacklogReader(metadata, environment.log).read([item.topic_id for item in summaries])
     rows = states.rows_with_states(topic_rows(summaries, backlogs))
     return sorted(rows, key=lambda row: row.name.partition)

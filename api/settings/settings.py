@@ -25,7 +25,7 @@ from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
 from storage.file_modes import make_private
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Optional, Text, TextList, WholeNumber
-from storage.options.option import table
+from storage.options.option import options_of
 
 _PORT = WholeNumber("the port", greatest=65_535)
 _COUNT = WholeNumber("pieces", least=1)
@@ -588,7 +588,7 @@ class Settings:
         return self.data_directory
 
 
-SETTINGS = table(Settings, Setting)
+SETTINGS = options_of(Settings, Setting)
 """All settings by name, in the order in which they are shown."""
 
 

@@ -35,7 +35,7 @@ class AutoEngine:
 
     open_spark: Callable[[], Engine]
     parallelism: int
-    limit: int = IN_PROCESS_BYTES
+    in_process_limit: int = IN_PROCESS_BYTES
     choice: str = field(init=False, default="")
     _in_process: Engine = field(init=False, default_factory=InProcessEngine)
     _spark: Engine | None = field(init=False, default=None)
@@ -55,13 +55,13 @@ class AutoEngine:
     ) -> list[Answer | TaskFailure]:
         """Run the job. Raises the errors of `open_spark` too."""
         size = fsum(weights or ())
-        is_small = weights is not None and size < self.limit
-        self._current = self._in_process if is_small else self.open()
+        is_small = weights is not None and size < self.in_process_limit
+        self._current = self._in_process if is_small else self.open_for_large_jobs()
         name, relation = (IN_PROCESS, "below") if is_small else (SPARK, "not below")
-        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {self.limit >> 20} MiB"
+        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {self.in_process_limit >> 20} MiB"
         return self._current.run(count, task, on_done, weights)
 
-    def open(self) -> Engine:
+    def open_for_large_jobs(self) -> Engine:
         """Return the engine for large jobs."""
         if self._spark is None:
             self._spark = self.open_spark()
@@ -78,17 +78,17 @@ class AutoEngineProvider(EngineProvider):
 
     spark: EngineProvider
     parallelism: int
-    limit: int = IN_PROCESS_BYTES
+    in_process_limit: int = IN_PROCESS_BYTES
 
     def open(self, *, large: bool = True) -> Engine:
         """Return an engine. For a large job Spark is opened here, so that its errors come before a run is claimed."""
-        engine = AutoEngine(self.spark.open, self.parallelism, self.limit)
+        engine = AutoEngine(self.spark.open, self.parallelism, self.in_process_limit)
         if large:
-            engine.open()
+            engine.open_for_large_jobs()
         return engine
 
-    def end(self) -> None:
-        self.spark.end()
+    def stop_opening(self) -> None:
+        self.spark.stop_opening()
 
     def close(self) -> None:
         self.spark.close()

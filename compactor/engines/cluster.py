@@ -63,7 +63,7 @@ def max_failures(master: str, configured: str | None) -> int:
     return int(configured or 4)
 
 
-def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> str | None:
+def local_address_for_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> str | None:
     """Connect to a `spark://` master; return this machine's IPv4 address on the route, or None if it is not IPv4.
 
     Executors connect to that address. Raises Misconfigured (not host:port), Unavailable (no connection accepted).

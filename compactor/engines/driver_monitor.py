@@ -42,12 +42,12 @@ class DriverDeadlines:
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """Status of a driver. `executors` None: they are not counted. `ended`: finished tasks of the requested job group.
-    `is_waiting`: no task of the group runs, but tasks of other jobs do."""
+    """Status of a driver. `executors` None: they are not counted. `ended_tasks`: finished tasks of the requested job
+    group. `is_waiting`: no task of the group runs, but tasks of other jobs do."""
 
     stopped: bool
     executors: int | None
-    ended: int = 0
+    ended_tasks: int = 0
     is_waiting: bool = False
 
 
@@ -245,7 +245,7 @@ class JobWatch:
             if status is not None and not self._ended.is_set():
                 self.is_waiting = status.is_waiting
                 with suppress(Exception):  # progress is for display; the terminal may be closed
-                    self._on_done(status.ended)
+                    self._on_done(status.ended_tasks)
             if monitor.failure:
                 monitor.cancel(self._group)
                 if not self._ended.wait(monitor.deadlines.end_seconds):

@@ -51,7 +51,7 @@ class TaskInputs:
         return self.task(self.inputs[number])
 
 
-def answers(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
+def answers_or_raise(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
     """Return the answers of all tasks, in order. Raise the error of the first failed task."""
     good: list[Answer] = []
     for outcome in outcomes:
@@ -141,7 +141,7 @@ class Engine(Protocol):
 _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
-def current_stop() -> threading.Event | None:
+def current_stop_event() -> threading.Event | None:
     """Return the event that is set when the calling task must end; None: it runs in no engine of this process, or its
     process is killed instead."""
     return _STOP.get()
@@ -200,7 +200,7 @@ class EngineProvider(Protocol):
         Raises Misconfigured, Unavailable.
         """
 
-    def end(self) -> None:
+    def stop_opening(self) -> None:
         """Cancel a start in progress; `open` raises Unavailable from now on. Active engines continue. Does not wait."""
         return
 

@@ -1,7 +1,7 @@
 """Start of Spark's JVM, which can be cancelled.
 
 The start takes seconds, on a busy machine half a minute, and a process that ends must not wait for it. So this module
-launches the JVM as PySpark would, and knows its process from the first moment. `end` kills it from any thread, and
+launches the JVM as PySpark would, and knows its process from the first moment. `kill` ends it from any thread, and
 callers that wait for it get an error. The JVM has its own process group, so Ctrl-C does not reach it. It ends when its
 stdin closes, which happens at the latest when our process ends.
 
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 _POLL_SECONDS = 0.1
 _INFO = "_PYSPARK_DRIVER_CONN_INFO_PATH"
@@ -30,6 +30,13 @@ _INFO = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 
 class StartFailed(Exception):
     """The JVM ended before it was reachable, or its start was cancelled."""
+
+
+class Gateway(NamedTuple):
+    """The address of a JVM's gateway: its port on this machine, and its secret."""
+
+    port: int
+    secret: str
 
 
 class Jvm:
@@ -41,11 +48,11 @@ class Jvm:
         """The process of the JVM; None: it was not launched."""
         self.is_ended = False
 
-    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
-        """Launch the JVM and wait until it is reachable. Return the port and the secret of its gateway.
+    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> Gateway:
+        """Launch the JVM and wait until it is reachable; return its gateway.
 
         `submit`: Spark's start script. `options`: Spark's settings, name and value. `log`: file for its stderr. Raises
-        StartFailed, also if another thread calls `end`.
+        StartFailed, also if another thread calls `kill`.
         """
         command = [str(submit)]
         for name, value in options:
@@ -67,10 +74,10 @@ class Jvm:
                         raise StartFailed(f"Java ended with exit code {process.returncode} during its start")
                 return _read(info)
             except BaseException:
-                self.end()
+                self.kill()
                 raise
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the JVM, or prevent its launch. Idempotent."""
         with self._lock:
             self.is_ended = True
@@ -86,10 +93,10 @@ class Jvm:
             process.stdin.close()
 
 
-def _read(info: Path) -> tuple[int, str]:
+def _read(info: Path) -> Gateway:
     content = info.read_bytes()
     port, length = struct.unpack_from(">iI", content)
-    return port, content[8 : 8 + length].decode()
+    return Gateway(port, content[8 : 8 + length].decode())
 
 
 @contextmanager

@@ -62,10 +62,10 @@ class SparkEngineProvider:
                 self._end_session()
             if self._first is not None:
                 self._check_executors(self._first.monitor)
-                return self._first.another()
+                return self._first.on_same_session()
             self._starting = jvm = Jvm()
             try:
-                self._check_open()  # `end` may have run just before `_starting` was set
+                self._check_open()  # `stop_opening` may have run just before `_starting` was set
                 return self._start(jvm)
             except (Misconfigured, Unavailable):
                 self._check_open()
@@ -73,16 +73,16 @@ class SparkEngineProvider:
             finally:
                 self._starting = None
 
-    def end(self) -> None:
+    def stop_opening(self) -> None:
         """Cancel the start of a session, and open no session from now on. Does not wait."""
         self._closed = True
         starting = self._starting
         if starting is not None:
-            starting.end()
+            starting.kill()
 
     def close(self) -> None:
         """Stop the session, if it was started, and open none from now on. Waits for a start in progress to end."""
-        self.end()
+        self.stop_opening()
         with self._lock:
             self._end_session()
 
@@ -110,7 +110,7 @@ class SparkEngineProvider:
 
     def _end_session(self) -> None:
         if self._first is not None:
-            self._first.end()
+            self._first.close_with_java()
         self._first = None
 
     def _check_executors(self, monitor: DriverMonitor) -> None:

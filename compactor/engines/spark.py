@@ -44,7 +44,7 @@ from pyspark.sql import SparkSession
 
 from compactor.engines import cluster
 from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, JobWatch
-from compactor.engines.engine import TaskFailure, TaskInputs, answers, pack
+from compactor.engines.engine import TaskFailure, TaskInputs, answers_or_raise, pack
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
 from compactor.engines.kinds import SPARK
@@ -95,7 +95,7 @@ def open_session(
 ) -> SparkSession:
     """Start a session, and return it. `notify` gets lines for the user; Spark's own output goes to the log file.
 
-    `jvm`: the JVM to launch, whose `end` cancels the start from another thread; None: a new one.
+    `jvm`: the JVM to launch, whose `kill` cancels the start from another thread; None: a new one.
 
     Only the settings of the first session of a process count, because a process has one JVM. On a cluster, Spark's own
     files have the other settings (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
@@ -104,7 +104,7 @@ def open_session(
     # Py4J logs stack traces when a call is interrupted or Java dies, beside the errors that it raises. Python prints
     # records without a handler, so this one takes them; handlers of the application still get them.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
-    facing = cluster.reach_master(settings.master) if settings.master.startswith("spark://") else None
+    facing = cluster.local_address_for_master(settings.master) if settings.master.startswith("spark://") else None
     java = find_java_home(os.environ)
     if shutil.which("bash") is None:
         raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
@@ -130,7 +130,7 @@ def open_session(
                 _equip_executors(session, settings, notify)
         except BaseException as error:
             if jvm.process is not None:
-                jvm.end()
+                jvm.kill()
                 _drop_java()
             if not isinstance(error, Exception):
                 raise
@@ -152,7 +152,7 @@ def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
     if SparkContext._gateway is not None:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
     # Java may be stopped and never answer. Its end gives every waiting call an error.
-    late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.end)
+    late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.kill)
     late.daemon = True
     late.start()
     try:
@@ -312,7 +312,7 @@ class SparkEngine:
         late.daemon = True
         late.start()
         try:
-            answers(self.run(self.parallelism, _import_phases, lambda _: None))
+            answers_or_raise(self.run(self.parallelism, _import_phases, lambda _: None))
         finally:
             late.cancel()
 
@@ -352,7 +352,7 @@ class SparkEngine:
         self._cancelled_group = self._group
         self.monitor.cancel(self._cancelled_group)
 
-    def another(self) -> SparkEngine:
+    def on_same_session(self) -> SparkEngine:
         """Return another engine on the same session."""
         return SparkEngine(self.session, self.monitor)
 
@@ -362,7 +362,7 @@ class SparkEngine:
             self.monitor.ask(self.session.stop)
         self.monitor.close()
 
-    def end(self) -> None:
+    def close_with_java(self) -> None:
         """Stop the session, as `close` does, and end its Java, even if Java does not answer. A new session can then
         start."""
         java = getattr(SparkContext._gateway, "proc", None)

@@ -104,7 +104,7 @@ def extent_bytes(extent: LedgerRecord | SegmentRecord, end: OpenSegmentEnd | Non
     return None
 
 
-def extents(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
+def extent_sizes(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes]:
     """Return the sizes of the topic's non-empty ledgers and segments, in order; of an open segment only if it is in
     `log`."""
     sizes = (
@@ -191,7 +191,7 @@ class BacklogLimits:
                 continue
             if unit == "bytes":
                 backlog = bytes_from(
-                    extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log),
+                    extent_sizes(self.environment.metadata.topic_snapshot(topic.id), self.environment.log),
                     slowest.mark_delete_offset + 1,
                 )
             else:
@@ -204,7 +204,7 @@ class BacklogLimits:
         """Acknowledge the oldest messages for the subscriptions whose backlog is too large."""
         remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
-            sizes = extents(self.environment.metadata.topic_snapshot(topic.id), self.environment.log)
+            sizes = extent_sizes(self.environment.metadata.topic_snapshot(topic.id), self.environment.log)
             self._acknowledge_below(
                 Topic(self.environment, topic), self._cursors(topic), start_of_last_bytes(sizes, remaining)
             )

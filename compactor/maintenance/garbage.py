@@ -136,7 +136,7 @@ class GarbageCollector:
 
     def _refuse_other_store(self, dry_run: bool) -> None:
         identity = StoreIdentity(self.environment.metadata, self.environment.store)
-        identity.check() if dry_run else identity.require()
+        identity.check() if dry_run else identity.check_or_bind()
 
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         failpoint(Failpoint.GC_LISTED)

@@ -89,7 +89,7 @@ class Retention:
                 tail_left = ErrorText.of(damage)
             if dry_run:
                 return TrimResult(snapshot.topic, plan, False, tail_left, damage is not None)
-            if not sealed and (plan.unsealed or plan.start_offset > snapshot.topic.next_offset):
+            if not sealed and (plan.needs_sealing or plan.start_offset > snapshot.topic.next_offset):
                 # a writer or sealer may hold the tail, or it is damaged
                 error = LogManager(self.environment).try_roll_and_seal(topic)
                 sealed, tail_left = True, NO_ERROR if error is None else ErrorText.of(error)
@@ -190,7 +190,7 @@ class Retention:
         kept = policies.retention_ms_effective
         if DELETE not in policies.cleanup_policy or kept is None:
             return None
-        young = reader.bound(StartTime(now - kept), read_compacted=False)
+        young = reader.seek_position(StartTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
     def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId) -> int:

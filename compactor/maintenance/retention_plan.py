@@ -75,7 +75,7 @@ class TrimPlan:
     held: tuple[TrimCandidate, ...] = ()
 
     @property
-    def unsealed(self) -> bool:
+    def needs_sealing(self) -> bool:
         """True if a removed extent must be rolled and sealed first."""
         return any(not candidate.extent.sealed for candidate in self.candidates)
 
@@ -191,7 +191,7 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
 
 def without_unsealed(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
     """Return the part of a plan that removes only sealed extents, and moves the start no further."""
-    if plan.unsealed or plan.start_offset > topic.next_offset:
+    if plan.needs_sealing or plan.start_offset > topic.next_offset:
         sealed = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.candidates))
         return replace(plan, start_offset=max(topic.start_offset, _start_after(sealed, 0)), candidates=sealed)
     return plan

@@ -40,7 +40,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
     end = stored.end_offset
     while end < below:
         try:
-            for scanned in Topic(environment, topic).sequences(end):
+            for scanned in Topic(environment, topic).producer_sequences(end):
                 for name, sequence in scanned.highest.items():
                     highest[name] = max(sequence, highest.pop(name, sequence))
                 end = scanned.end

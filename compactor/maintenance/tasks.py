@@ -7,10 +7,10 @@
     retention   trim topics by their cleanup policies (retention.py): the leader
     garbage     delete objects without references (garbage.py): the leader
 
-`due` decides by the clock and the last start of each task, so nothing waits here; api/background/maintenance_loop.py
-calls `run_due` once a second. The failure of a topic is logged, and retried at the next start; other topics continue.
-All tasks are safe beside any other work, even beside an old leader that has not noticed its replacement. Leadership
-only saves work.
+`due_tasks` decides by the clock and the last start of each task, so nothing waits here;
+api/background/maintenance_loop.py calls `run_due` once a second. The failure of a topic is logged, and retried at the
+next start; other topics continue. All tasks are safe beside any other work, even beside an old leader that has not
+noticed its replacement. Leadership only saves work.
 
 Memory: the records of all topics, and that of garbage.py. This module must not know settings and threads.
 """
@@ -28,7 +28,7 @@ from types import MappingProxyType
 from compactor.maintenance.backlog_limits import BacklogLimits, ExceededQuota, ServedCursor, has_limits
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
-from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
 from storage.clock import is_due
 from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, TopicNotFound
@@ -56,7 +56,7 @@ Starts = Mapping[MaintenanceTask, int | None]
 """The last start of each task, in ms; None or absent: the task is due."""
 
 
-def due(starts: Starts, intervals: Intervals, leads: bool, now: int) -> list[MaintenanceTask]:
+def due_tasks(starts: Starts, intervals: Intervals, leads: bool, now: int) -> list[MaintenanceTask]:
     """Return the due tasks at `now` (milliseconds), in order. `leads`: whether this process is the leader.
 
     After the clock was set back a task is due, because the time since its last start is unknown.
@@ -70,8 +70,8 @@ class Maintenance:
     """Runner of due tasks. One thread at a time runs them; `make_due` may be called from any thread.
 
     `grace_ms`: grace time of garbage. `leads`: returns whether this process is the leader. `stopping`: ends a task
-    between two topics. `rest`: waits between topics, so that thousands of topics do not slow down the other work of the
-    process (scan_throttle.py).
+    between two topics. `throttle`: waits between topics, so that thousands of topics do not slow down the other work of
+    the process (scan_throttle.py).
     """
 
     environment: Environment
@@ -79,7 +79,7 @@ class Maintenance:
     grace_ms: int
     leads: Callable[[], bool]
     stopping: Callable[[], bool] = lambda: False
-    rest: Rest = lambda _: None
+    throttle: Throttle = lambda _: None
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
     """The argument `served` of `BacklogLimits`."""
     over_quota: Mapping[int, ExceededQuota] = field(init=False, default_factory=dict)
@@ -102,7 +102,7 @@ class Maintenance:
         }
         with self._running:
             try:
-                tasks = due(self._starts, self.intervals, self.leads(), self.environment.clock.now_ms())
+                tasks = due_tasks(self._starts, self.intervals, self.leads(), self.environment.clock.now_ms())
             except CompactorError as error:  # the database is away, so the leader is unknown
                 _log.warning("maintenance: %s", error)
                 return []
@@ -116,7 +116,9 @@ class Maintenance:
     def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
         """Yield all topics with their policies, page by page, until the process stops."""
         resolver = self.environment.metadata.policies.resolver()
-        for page in paced(self.environment.metadata.topics.in_pages(TOPICS_AT_ONCE), self.environment.clock, self.rest):
+        for page in paced(
+            self.environment.metadata.topics.in_pages(TOPICS_AT_ONCE), self.environment.clock, self.throttle
+        ):
             for topic in page:
                 if self.stopping():
                     return
@@ -170,7 +172,7 @@ class Maintenance:
 
     def _collect(self) -> None:
         collector = GarbageCollector(self.environment, self.grace_ms)
-        for collected in paced(collector.collect_all(), self.environment.clock, self.rest):
+        for collected in paced(collector.collect_all(), self.environment.clock, self.throttle):
             if collected.error is not None and not isinstance(collected.error, TopicNotFound):
                 _log.warning(
                     "%s: %s: %s", MaintenanceTask.GARBAGE, collected.topic or collected.topic_uid, collected.error

@@ -33,14 +33,14 @@ from storage.objects.interface import ObjectStore
 class ChunkDecision:
     """Decision about the chunks of a hash range.
 
-    `table`: the live chunks, by offset. `named`: offsets for the row sets (survivors of dirty ledgers, removed rows of
-    old parts), without last chunks with a key, which `resolve` names. `pending`, `expired`: numbers of kept and of
-    removed chunks of incomplete messages. `null_keys`: number of messages without a key that this run completes and
-    keeps. `oldest_…`, `first_tombstone`: as in ChunkTable (storage/ledger/chunk_table.py).
+    `table`: the live chunks, by offset. `row_set_offsets`: offsets for the row sets (survivors of dirty ledgers,
+    removed rows of old parts), without last chunks with a key, which `resolve` names. `pending`, `expired`: numbers of
+    kept and of removed chunks of incomplete messages. `null_keys`: number of messages without a key that this run
+    completes and keeps. `oldest_…`, `first_tombstone`: as in ChunkTable (storage/ledger/chunk_table.py).
     """
 
     table: Chunks = field(default_factory=chunk_table.empty_chunks)
-    named: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    row_set_offsets: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     pending: int = 0
     expired: int = 0
     null_keys: int = 0
@@ -65,7 +65,7 @@ class RangeChunks:
             self._assembled.message_numbers[self._removed_chunks & (self._assembled.message_numbers >= 0)]
         ] = True
 
-    def complete(self) -> IndexRecords:
+    def completed_winners(self) -> IndexRecords:
         """Return the winner of each key among the messages that this run completes, in hash order."""
         records = self._assembled.records(self._assembled.keyed & self._new)
         if not self._plan.policies.event_time_order:
@@ -79,17 +79,17 @@ class RangeChunks:
         below: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
         return below if rows_to is None else below | (self._assembled.chunks["publish_time"] <= rows_to)
 
-    def removed(self) -> U64:
+    def removed_offsets(self) -> U64:
         """Return the offsets, ascending, of keyed messages that this run completes but the limits remove (C2)."""
         return np.sort(self._assembled.offset[self._removed & self._new & self._assembled.keyed])
 
-    def due(self) -> IndexRecords:
+    def removal_markers(self) -> IndexRecords:
         """Return markers, in hash order, for messages of old parts that time or limits remove (T1, T2, C2)."""
         records = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
         marked = records.offset | MARKER
         return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
-    def indexed(self) -> IndexRecords:
+    def old_part_records(self) -> IndexRecords:
         """Return records, in hash order, of the messages of old parts, for an index that is rebuilt from rows."""
         return self._assembled.records(self._assembled.keyed & ~self._new)
 
@@ -153,18 +153,19 @@ def read_chunks(store: ObjectStore, plan: RunPlan, hash_range: HashRange) -> Ran
     return RangeChunks(plan, chunks) if len(chunks) else None
 
 
-def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: ChunkDecision) -> ChunkTable | None:
-    """Write the chunk table of hash range `number` and return its record; None: no chunk stays, so none is written."""
+def write_chunks(store: ObjectStore, plan: RunPlan, range_number: int, decision: ChunkDecision) -> ChunkTable | None:
+    """Write the chunk table of hash range `range_number` and return its record; None: no chunk stays, so none is
+    written."""
     if not len(decision.table):
         return None
     data = decision.table.tobytes()
-    name = names.chunks(plan.topic_uid, plan.attempt_id, number)
+    name = names.chunks(plan.topic_uid, plan.attempt_id, range_number)
     store.put(name, data)
     return ChunkTable(
         name,
         len(data),
         crc32c(data),
-        plan.ranges[number],
+        plan.ranges[range_number],
         decision.pending,
         decision.oldest_value,
         decision.oldest_tombstone,
@@ -173,23 +174,23 @@ def write_chunks(store: ObjectStore, plan: RunPlan, number: int, decision: Chunk
     )
 
 
-def merge_winners(winners: IndexRecords, complete: IndexRecords, by_event: bool) -> IndexRecords:
+def merge_winners(winners: IndexRecords, chunked_winners: IndexRecords, by_event: bool) -> IndexRecords:
     """Return the winner of each key among both sides, in hash order. Each side is in hash order, one record per key.
 
     `by_event`: the largest event time wins (P9), otherwise the largest offset.
     """
-    at = key_index.find(winners, complete.hi, complete.lo)
+    at = key_index.find(winners, chunked_winners.hi, chunked_winners.lo)
     both = at >= 0
-    others = winners.take(np.where(both, at, 0)) if len(winners) else complete
-    later = complete.offset & key_index.OFFSET_MASK > others.offset & key_index.OFFSET_MASK
+    others = winners.take(np.where(both, at, 0)) if len(winners) else chunked_winners
+    later = chunked_winners.offset & key_index.OFFSET_MASK > others.offset & key_index.OFFSET_MASK
     if by_event:
-        assert complete.event_time is not None
+        assert chunked_winners.event_time is not None
         assert others.event_time is not None
-        larger = complete.event_time > others.event_time
-        later = larger | ((complete.event_time == others.event_time) & later)
+        larger = chunked_winners.event_time > others.event_time
+        later = larger | ((chunked_winners.event_time == others.event_time) & later)
     else:
-        complete, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (complete, winners))
-    together = concatenated([winners, complete.take(~both | later)])
+        chunked_winners, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (chunked_winners, winners))
+    together = concatenated([winners, chunked_winners.take(~both | later)])
     return together.take(key_index.latest(together.hi, together.lo))
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
 
-from compactor.phase_one import bitmap_of, least, task_store, write_index
+from compactor.phase_one import bitmap_of, earliest, task_store, write_index
 from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
 from storage.ledger import chunk_table, key_index, names
 from storage.ledger.chunk_table import Mask
@@ -63,12 +63,12 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
     return ScanTaskResult(
         scan.source,
         index=result.index.write(store, scan.source) if scan.reindex else None,
-        due=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
-        oldest_value=least(result.values),
-        oldest_tombstone=least(result.tombstones),
-        first_tombstone=least(result.first_tombstones),
+        removal_markers=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
+        oldest_value=earliest(result.values),
+        oldest_tombstone=earliest(result.tombstones),
+        first_tombstone=earliest(result.first_tombstones),
         removed=_write_bitmaps(store, plan, scan, [result.unkeyed_removed])[0] if result.unkeyed_removed else None,
-        oldest_row=least(result.remaining),
+        oldest_row=earliest(result.remaining),
     )
 
 
@@ -103,10 +103,10 @@ class _PartScan:
         due = due_value | due_tombstone | removed
         if due.any():
             self.markers.append(_markers(keyed.filter(pa.array(due)), self._plan))
-        self.values.append(least(published[~tombstone & ~due].tolist()))
-        self.tombstones.append(least(retained[tombstone & ~due].tolist()))
-        self.first_tombstones.append(least(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
-        self.remaining.append(least([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
+        self.values.append(earliest(published[~tombstone & ~due].tolist()))
+        self.tombstones.append(earliest(retained[tombstone & ~due].tolist()))
+        self.first_tombstones.append(earliest(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
+        self.remaining.append(earliest([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
 
     def _unkeyed(self, table: pa.Table) -> pa.Table:
         """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""

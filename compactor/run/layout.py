@@ -32,13 +32,13 @@ BITMAP_ROWS = 16_000_000
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of phase two. `kept`: numbers of the old parts that stay; the others are dead, or rewritten in
+    """The layout of phase two. `kept_parts`: numbers of the old parts that stay; the others are dead, or rewritten in
     `parts`.
 
     `parts`: tasks that write new parts. `bitmaps`: tasks that write the deleted rows of kept parts.
     """
 
-    kept: tuple[int, ...]
+    kept_parts: tuple[int, ...]
     parts: tuple[PartTask, ...]
     bitmaps: tuple[DeletedRowsTask, ...]
 
@@ -159,15 +159,15 @@ def _rows_held(source: Source) -> int:
     return source.messages + (source.deleted.cardinality if source.deleted else 0)
 
 
-def part_count(written: float, cost: float, survivors: int, sizing: Sizing) -> int:
+def part_count(written_bytes: float, cost_bytes: float, survivors: int, sizing: Sizing) -> int:
     """Return the number of parts to write: enough for the limits, in whole rounds of tasks unless parts get small.
 
-    `written`: bytes of the parts. `cost`: bytes to write and, at READ_COST, to read. `survivors`: rows. A last round
-    with one task would leave the other cores idle.
+    `written_bytes`: bytes of the parts. `cost_bytes`: bytes to write and, at READ_COST, to read. `survivors`: rows. A
+    last round with one task would leave the other cores idle.
     """
-    least = max(1, -(-int(written) // sizing.part_bytes), -(-survivors // sizing.part_rows))
+    least = max(1, -(-int(written_bytes) // sizing.part_bytes), -(-survivors // sizing.part_rows))
     rounds = -(-least // sizing.parallelism) * sizing.parallelism
-    return max(least, min(rounds, int(cost) // sizing.small_part_bytes))
+    return max(least, min(rounds, int(cost_bytes) // sizing.small_part_bytes))
 
 
 def cut_parts(

@@ -175,14 +175,14 @@ class ScanTask:
 class ScanTaskResult:
     """Result of a scan.
 
-    `index`: the rebuilt index. `due`: markers of the keyed rows of an old part that are removed. `expired`: expired
-    rows of a dirty ledger. `removed`: as in a plan. `oldest_value`, `oldest_tombstone`, `first_tombstone`,
+    `index`: the rebuilt index. `removal_markers`: markers of the keyed rows of an old part that are removed. `expired`:
+    expired rows of a dirty ledger. `removed`: as in a plan. `oldest_value`, `oldest_tombstone`, `first_tombstone`,
     `oldest_row`: of the remaining rows of an old part, as in the manifest.
     """
 
     source: int
     index: IndexLocation | None = None
-    due: IndexLocation | None = None
+    removal_markers: IndexLocation | None = None
     expired: DeletedRows | None = None
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
@@ -325,13 +325,13 @@ def range_bits(records: int, sizing: Sizing) -> int:
     return max(0, max(by_memory, by_cores) - 1).bit_length()
 
 
-def merged_levels(dirty: int, levels: Sequence[int]) -> int:
-    """Return how many of the levels, newest first, to merge with a new level of `dirty` records.
+def levels_to_merge(new_records: int, levels: Sequence[int]) -> int:
+    """Return how many of the levels, newest first, to merge with a new level of `new_records` records.
 
     Afterwards each level has at least LEVEL_RATIO times the records of the next newer one. So the number of levels, and
     of merges per record, grows with the logarithm of the records.
     """
-    total = dirty
+    total = new_records
     for number, records in enumerate(levels):
         if records >= LEVEL_RATIO * total:
             return number

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 
-from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Sizing, Source, merged_levels, range_bits
+from compactor.run.plan import (
+    RunPlan,
+    RunPolicies,
+    ScanTask,
+    ScanTaskResult,
+    Sizing,
+    Source,
+    levels_to_merge,
+    range_bits,
+)
 from storage.ledger.chunk_table import RECORD, ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
@@ -161,7 +170,7 @@ def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: b
     Markers precede the dirty indexes; rebuilt indexes replace those of ledgers with the topic's start inside, and, if
     `reindexed`, the levels of old parts.
     """
-    due = tuple(result.due for result in results if result.due is not None)
+    due = tuple(result.removal_markers for result in results if result.removal_markers is not None)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
     removed = tuple((result.source, result.removed) for result in results if result.removed is not None)
     rebuilt = {result.source: result.index for result in results if result.index is not None}
@@ -175,7 +184,7 @@ def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: b
 def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
     """Return the plan with the number of its hash ranges and of the levels that it merges."""
     dirty_indexes = plan.indexes[len(plan.indexes) - (len(plan.sources) - plan.old_parts) :]
-    merged = merged_levels(_weight(plan.indexes), [_weight(level) for level in plan.levels])
+    merged = levels_to_merge(_weight(plan.indexes), [_weight(level) for level in plan.levels])
     unkeyed_removed = any(source < plan.old_parts for source, _ in plan.removed)
     if reindexed or unkeyed_removed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
         # a rebuilt level has an index per part; removed rows outside the key map may be in any level

@@ -71,7 +71,7 @@ class RunAfterPhaseOne:
             "messages_dropped": new + before - kept,
             **_statistics(statistics),
             "parts_before": self.plan.old_parts,
-            "parts_kept": len(self.layout.kept),
+            "parts_kept": len(self.layout.kept_parts),
             "parts_to_write": len(self.layout.parts),
             "levels_merged": self.plan.merged,
             "bytes_to_write": int(self.layout.bytes_to_write(self.plan, self.expected))
@@ -87,14 +87,14 @@ class RunOutput:
     parts: Sequence[PartTaskResult]
     bitmaps: Sequence[DeletedRowsTaskResult]
 
-    def check(self) -> None:
+    def check_totals(self) -> None:
         """Raise ObjectDamaged if phase two did not reach the expected totals, or if new parts do not ascend."""
         none, expected = SourceTotals(), self.phase_one.expected
         actual: dict[int, SourceTotals] = {}
         for kept in (*(result.kept for result in self.parts), *(result.kept for result in self.bitmaps)):
             for source, totals in kept.items():
                 actual[source] = actual.get(source, none) + totals
-        for number in self.phase_one.layout.kept:  # a kept part without a new bitmap keeps all its rows
+        for number in self.phase_one.layout.kept_parts:  # a kept part without a new bitmap keeps all its rows
             old = self.phase_one.plan.sources[number]
             actual.setdefault(number, SourceTotals(old.messages, old.offset_sum))
         wrong = sorted(n for n in actual.keys() | expected.keys() if actual.get(n, none) != expected.get(n, none))
@@ -144,10 +144,10 @@ class RunOutput:
             chunks=tuple(result.chunks for result in self.phase_one.ranges if result.chunks is not None),
         )
 
-    def last_message_id(self, manifest: Manifest, before: MessageId | None) -> MessageId | None:
+    def last_message_id(self, manifest: Manifest, previous_id: MessageId | None) -> MessageId | None:
         """Return the id of the last live message (R6); None: the compacted ledger is empty.
 
-        `before`: the last live message of the previous compacted ledger.
+        `previous_id`: the last live message of the previous compacted ledger.
         """
         if not manifest.parts:
             return None
@@ -155,7 +155,7 @@ class RunOutput:
         if last.deleted is None:
             return last.last.message_id
         last_alive = [result.last_alive for result in self.bitmaps if result.last_alive is not None]
-        return last_alive[-1] if last_alive else before
+        return last_alive[-1] if last_alive else previous_id
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
         """Return the statistics for the run's row, by name; sizes in bytes. `manifest`: as `manifest` returns it."""
@@ -177,7 +177,7 @@ class RunOutput:
             "levels_merged": self.phase_one.plan.merged,
             "hash_ranges": len(self.phase_one.ranges),
             "parts": len(manifest.parts),
-            "parts_kept": len(self.phase_one.layout.kept),
+            "parts_kept": len(self.phase_one.layout.kept_parts),
             "parts_written": len(new),
             "tasks": len(self.phase_one.scans) + len(self.phase_one.ranges) + len(self.phase_one.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
@@ -197,7 +197,7 @@ class RunOutput:
         scanned = {result.source: result for result in self.phase_one.scans}
         deleted = {source: location for result in self.bitmaps for source, location in result.deleted.items()}
         kept = []
-        for number in self.phase_one.layout.kept:
+        for number in self.phase_one.layout.kept_parts:
             part = self.phase_one.previous.parts[number]
             if number in deleted:
                 part = replace(part, deleted=deleted[number], offset_sum=self.phase_one.expected[number].offset_sum)

@@ -52,7 +52,7 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
     resolved = metadata.policies.resolved(topic)
     replaced = {POLICY_OF[name] for name in overrides}
     for name, unreadable in resolved.unreadable.items():
-        if POLICIES[name].unreadable is NO_RUN and name not in replaced:
+        if POLICIES[name].fallback is NO_RUN and name not in replaced:
             raise InvalidInput(
                 f"{topic.name} cannot be compacted: the policy {name} of its {unreadable.origin} cannot be read "
                 f"({unreadable.stored.reason}), and without it a run may choose the wrong messages",

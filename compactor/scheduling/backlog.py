@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Rest, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.open_segments import OpenSegmentCounter, open_segment_content
@@ -27,7 +27,7 @@ from storage.options.resolution import CompactionTriggers
 
 @dataclass(frozen=True)
 class Backlog:
-    """Backlog of a topic after its horizon. `bytes`, `messages`, `dirty`, `clean`: see the module.
+    """Backlog of a topic after its horizon. `bytes`, `messages`, `dirty_bytes`, `clean_bytes`: see the module.
 
     `oldest`: earliest publish time in milliseconds; None: the backlog is empty, or is in the open segment alone and the
     triggers have no lag. `first_extent_newest_time`: latest publish time of its first ledger or segment. Runs take
@@ -40,8 +40,8 @@ class Backlog:
     triggers: CompactionTriggers
     bytes: int = 0
     messages: int = 0
-    dirty: int = 0
-    clean: int = 0
+    dirty_bytes: int = 0
+    clean_bytes: int = 0
     oldest: int | None = None
     first_extent_newest_time: int | None = None
     open_messages: int = 0
@@ -49,17 +49,17 @@ class Backlog:
     @property
     def open_bytes(self) -> int:
         """The logical bytes of the open segment."""
-        return self.bytes - self.dirty
+        return self.bytes - self.dirty_bytes
 
     @property
     def dirty_ratio(self) -> float:
         """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty), without the open segment (S2)."""
-        return _share(self.dirty, self.clean)
+        return _share(self.dirty_bytes, self.clean_bytes)
 
     @property
     def ratio_with_open(self) -> float:
         """The dirty ratio, 0 to 1, with the open segment, which a run also takes. It decides the order of topics."""
-        return _share(self.bytes, self.clean)
+        return _share(self.bytes, self.clean_bytes)
 
     @property
     def threshold_share(self) -> float | None:
@@ -76,7 +76,7 @@ class UnsealedBacklog:
     bytes: int = 0
 
 
-def unsealed(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
+def unsealed_backlog(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBacklog:
     """Return the backlog of a topic in segments, without an open segment in another log directory."""
     messages = size = 0
     for segment in snapshot.segments:
@@ -95,7 +95,7 @@ class BacklogReader:
         self._metadata = metadata
         self._open = OpenSegmentCounter(log)
 
-    def of(self, topic_ids: Collection[int]) -> list[Backlog]:
+    def read(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
         resolver = self._metadata.policies.resolver()
         return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
@@ -108,12 +108,12 @@ class BacklogReader:
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
         return measured
 
-    def read_triggered(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
-        """Return the backlogs of all topics with a trigger. `rest` waits between pages (scan_throttle.py)."""
+    def read_triggered(self, clock: Clock, throttle: Throttle = lambda _: None) -> list[Backlog]:
+        """Return the backlogs of all topics with a trigger. `throttle` waits between pages (scan_throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()
-        for topics in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), clock, rest):
+        for topics in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), clock, throttle):
             page = self._metadata.backlogs.of([topic.id for topic in topics])
             opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)

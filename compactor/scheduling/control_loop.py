@@ -20,7 +20,7 @@ from random import Random
 
 from compactor.engines.engine import EngineProvider
 from compactor.scheduling.backlog import BacklogReader
-from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due, jobs, without
+from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due_topics, jobs_to_begin, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.clock import is_due
@@ -140,7 +140,7 @@ class ControlLoop:
         engines."""
         self._ending.set()
         self._wake.set()
-        self._engines.end()
+        self._engines.stop_opening()
         self._leadership.resign()
         self.worker.drain(grace_seconds)
         for thread in self._threads:
@@ -205,7 +205,7 @@ class ControlLoop:
             if self._settings.automatic:
                 backlogs = self._backlogs.read_triggered(self._environment.clock, self._rest)
                 controls = self._control.all()
-                self._due = due(backlogs, controls, now)
+                self._due = due_topics(backlogs, controls, now)
                 self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
 
@@ -232,12 +232,12 @@ class ControlLoop:
         unavailable = self.worker.unavailable_topic_ids()
         requested = [topic.id for topic, _ in self._control.requests() if topic.id not in unavailable]
         self._due = without(self._due, unavailable.union(requested))
-        measured = {item.topic.id: item for item in self._backlogs.of(requested)} if requested else {}
+        measured = {item.topic.id: item for item in self._backlogs.read(requested)} if requested else {}
         backlogs = [measured[topic_id] for topic_id in requested if topic_id in measured]
         backlogs += [item.backlog for item in self._due]
         causes = {item.topic.id: item.cause for item in self._due}
         small_ids = {item.topic.id for item in backlogs if self._slots.is_small(item)}
-        for topics in jobs(backlogs, large, small, self._slots):
+        for topics in jobs_to_begin(backlogs, large, small, self._slots):
             ready = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:

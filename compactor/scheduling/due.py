@@ -48,7 +48,7 @@ class WorkerSlots:
 
     def is_small(self, backlog: Backlog) -> bool:
         """Return whether the topic is small: it may share a job with other small ones."""
-        return backlog.bytes <= self.small_bytes and backlog.clean <= CLEAN_FOR_DIRTY * self.small_bytes
+        return backlog.bytes <= self.small_bytes and backlog.clean_bytes <= CLEAN_FOR_DIRTY * self.small_bytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     return None
 
 
-def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
+def due_topics(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
     """Return the topics that are due at `now`: by dirty ratio with the open segment and backlog, largest first, and
     name.
 
@@ -129,19 +129,21 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], 
     topics = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
-        if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionControl()), now):
+        if cause is not None and may_be_requested(controls.get(backlog.topic.id, CompactionControl()), now):
             topics.append(DueTopic(backlog, cause))
     return sorted(topics, key=lambda item: (-item.backlog.ratio_with_open, -item.backlog.bytes, str(item.topic.name)))
 
 
-def may_begin(control: CompactionControl, now: int) -> bool:
+def may_be_requested(control: CompactionControl, now: int) -> bool:
     """Return whether a due topic may be requested: it is not requested, paused, aborting, or waiting after a
     failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 
 
-def jobs(backlogs: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots) -> list[list[TopicRecord]]:
+def jobs_to_begin(
+    backlogs: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots
+) -> list[list[TopicRecord]]:
     """Return the jobs to begin now, in order, each as its topics. `backlogs`: the candidates, in order of priority.
 
     `busy_large`, `busy_small`: worker slots that large and small topics use.

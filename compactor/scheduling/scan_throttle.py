@@ -17,14 +17,14 @@ TOPICS_AT_ONCE = 100
 """Number of topics per page: some milliseconds of work."""
 
 Item = TypeVar("Item")
-Rest = Callable[[float], object]
+Throttle = Callable[[float], object]
 """A function that waits at most the given number of seconds."""
 
 
-def paced(items: Iterable[Item], clock: Clock, rest: Rest) -> Iterator[Item]:
-    """Yield the items. After each, `rest` waits `RESTS` times as long as the item took to produce and to handle."""
+def paced(items: Iterable[Item], clock: Clock, throttle: Throttle) -> Iterator[Item]:
+    """Yield the items. After each, `throttle` waits `RESTS` times as long as the item took to produce and to handle."""
     start = clock.now_ms()
     for item in items:
         yield item
-        rest(RESTS * max(0, clock.now_ms() - start) / 1000)
+        throttle(RESTS * max(0, clock.now_ms() - start) / 1000)
         start = clock.now_ms()

@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from compactor.batch import Outcome
 from compactor.engines.engine import Engine, EngineProvider
@@ -89,6 +90,13 @@ class JobTopics:
         return next((topic for topic in self.topics if topic.id == run.topic_id), None)
 
 
+class BusySlots(NamedTuple):
+    """The numbers of worker slots that large and small topics use."""
+
+    large: int
+    small: int
+
+
 class Worker:
     """A runner of jobs in threads. Thread-safe. `drain` ends it."""
 
@@ -149,11 +157,11 @@ class Worker:
             _log.info("compactions continue: an engine is available")
         return engine
 
-    def busy_slots(self) -> tuple[int, int]:
-        """Return the number of worker slots that large topics use, and the number that small topics use."""
+    def busy_slots(self) -> BusySlots:
+        """Return the numbers of worker slots in use."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
-            return large, len(self._jobs) - large
+            return BusySlots(large, len(self._jobs) - large)
 
     def unavailable_topic_ids(self) -> set[int]:
         """Return the ids of topics that cannot begin now: they run, or wait some seconds after an obstacle, such as
@@ -228,7 +236,7 @@ class Worker:
             sizing=replace(sizing, topics_per_job=max(1, len(job.topics))),
             rates=settings.rates,
             heartbeat_ms=settings.run_dead_ms,
-            leader=self._token,
+            leader_token=self._token,
             on_claimed=partial(_note_claim, job),
             claims_at_once=_CLAIMS_AT_ONCE,
             on_failed=partial(self._run_failed, job),

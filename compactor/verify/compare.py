@@ -6,6 +6,7 @@ Verify implements the rules (semantics.md P4–P6, P8–P10) and docs/format.md 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,10 +83,10 @@ class RowsObjectWalk:
 
     def __iter__(self) -> Iterator[pa.Table]:
         for group, table in zip(self._reader.groups, self._reader, strict=True):
-            offsets = numbers(table, "offset")
+            offsets = integer_column(table, "offset")
             rising = offsets[1:] > offsets[:-1]
             ascend = np.zeros(len(rising), dtype=np.bool_)
-            for column in (numbers(table, name) for name in reversed(ID_COLUMNS)):
+            for column in (integer_column(table, name) for name in reversed(ID_COLUMNS)):
                 ascend = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & ascend)
             first, before = _position(table, 0), self.last
             joins = before is None or (first[0] > before[0] and first[1] > before[1])
@@ -115,6 +116,20 @@ class RowsObjectWalk:
         }
 
 
+class GroupOffsets(NamedTuple):
+    """A row group by its number, and the positions, in an array of offsets, of those in its range."""
+
+    group: int
+    positions: I64
+
+
+class FoundRows(NamedTuple):
+    """The rows of a search by offset, and the position of each in the array of offsets."""
+
+    positions: I64
+    table: pa.Table
+
+
 class RowsByOffset:
     """Rows of one object, by offset. It caches the last row group."""
 
@@ -122,26 +137,26 @@ class RowsByOffset:
         self.reader = RowsReader(store, rows_object)
         self._group: tuple[int, pa.Table] | None = None
 
-    def groups(self, offsets: I64) -> Iterator[tuple[int, I64]]:
-        """Yield each row group whose offset range has some of the offsets, with their positions in `offsets`."""
+    def groups_of(self, offsets: I64) -> Iterator[GroupOffsets]:
+        """Yield each row group whose range of offsets has some of the offsets."""
         for number, group in enumerate(self.reader.groups):
             inside = np.flatnonzero((offsets >= group.first_offset) & (offsets <= group.last_offset))
             if len(inside):
-                yield number, inside
+                yield GroupOffsets(number, inside)
 
-    def rows(self, number: int, offsets: I64, columns: list[str] | None = None) -> tuple[I64, pa.Table]:
-        """Return the positions in `offsets` that row group `number` has, and a table of their rows in that order.
+    def find_in_group(self, group: int, offsets: I64, columns: list[str] | None = None) -> FoundRows:
+        """Return the rows of row group `group` that have one of the offsets, in the order of `offsets`.
 
         `columns` None: all. Consecutive calls for one group must name the same columns, because the group is cached.
         """
-        if self._group is None or self._group[0] != number:
-            self._group = (number, self.reader.read(number, columns))
+        if self._group is None or self._group[0] != group:
+            self._group = (group, self.reader.read(group, columns))
         table = self._group[1]
-        present = numbers(table, "offset")
+        present = integer_column(table, "offset")
         order = np.argsort(present, kind="stable")  # the offsets of a damaged ledger may not ascend
         at = order[np.minimum(np.searchsorted(present, offsets, sorter=order), len(present) - 1)]
         positions = np.flatnonzero(present[at] == offsets)
-        return positions, table.take(pa.array(at[positions]))
+        return FoundRows(positions, table.take(pa.array(at[positions])))
 
 
 def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
@@ -161,14 +176,14 @@ def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, 
         findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {actual} bytes long in the store, not {size}"))
 
 
-def keyed_mask(table: pa.Table) -> pa.Table:
+def keyed_rows(table: pa.Table) -> pa.Table:
     """Return the rows that are in the key map (P6, P8, P10)."""
     return table.filter(pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), 0)))
 
 
 def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
     """Return a mask of the rows outside the key map, by class. Shape (n,) each."""
-    slot = numbers(table, "slot")
+    slot = integer_column(table, "slot")
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
     masks["chunks"] &= ~chunk_table_mask(table)
@@ -188,7 +203,7 @@ def _position(table: pa.Table, row: int) -> tuple[int, MessageId]:
     return int(table.column("offset")[row].as_py()), rows.message_id(table, row)
 
 
-def numbers(table: pa.Table, column: str) -> I64:
+def integer_column(table: pa.Table, column: str) -> I64:
     """Return a column of integers without nulls. Shape (n,)."""
     return np.asarray(table.column(column).to_numpy(), dtype=np.int64)
 
@@ -201,7 +216,7 @@ def records_of(keyed: pa.Table, hasher: KeyHasher) -> IndexRecords:
     key = keyed.column("key").combine_chunks()
     hi, lo = hasher(key.chunk(0) if isinstance(key, pa.ChunkedArray) else key)
     lengths = pc.fill_null(pc.binary_length(keyed.column("payload")), 0).to_numpy()
-    offset = numbers(keyed, "offset").astype(np.uint64)
+    offset = integer_column(keyed, "offset").astype(np.uint64)
     flagged = np.where(lengths == 0, offset | TOMBSTONE, offset)
     event_time = pc.fill_null(keyed.column("event_time"), NO_EVENT_TIME).to_numpy().astype(np.int64)
     return IndexRecords(hi, lo, flagged, flagged, event_time)
@@ -232,11 +247,15 @@ def add_record_differences(
     findings.add_each(kind, where, what, offsets_of(records), keys, lambda row: key_hash(records, row))
 
 
-def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:
-    """Return, for each hash of either side, its position in `left` and in `right`, −1 where absent.
+class AlignedPositions(NamedTuple):
+    """For each hash of either side, its position in `left` and in `right`, −1 where absent. Shapes (n,)."""
 
-    Each side has a hash at most once. Shapes (n,), in hash order.
-    """
+    left: I64
+    right: I64
+
+
+def align(left: IndexRecords, right: IndexRecords) -> AlignedPositions:
+    """Return the positions of each hash of either side, in hash order. Each side has a hash at most once."""
     hi, lo = np.concatenate([left.hi, right.hi]), np.concatenate([left.lo, right.lo])
     order = np.lexsort((lo, hi))
     high, low = hi[order], lo[order]
@@ -248,18 +267,27 @@ def align(left: IndexRecords, right: IndexRecords) -> tuple[I64, I64]:
         at = np.full(int(begins.sum()), -1, dtype=np.int64)
         at[members] = np.arange(len(members))
         positions.append(at)
-    return positions[0], positions[1]
+    return AlignedPositions(*positions)
 
 
-def split(left: IndexRecords, right: IndexRecords) -> tuple[IndexRecords, IndexRecords, IndexRecords, IndexRecords]:
-    """Return the records only in `left`, only in `right`, and of the common hashes those of `left` and of `right`.
+class RecordDiff(NamedTuple):
+    """The records only in `left`, only in `right`, and of the common hashes those of `left` and of `right`.
 
     The last two have equal length and hash order.
     """
+
+    only_left: IndexRecords
+    only_right: IndexRecords
+    common_left: IndexRecords
+    common_right: IndexRecords
+
+
+def diff(left: IndexRecords, right: IndexRecords) -> RecordDiff:
+    """Return the difference of two sets of records, by hash. Each side has a hash at most once."""
     at_left, at_right = align(left, right)
     both = (at_left >= 0) & (at_right >= 0)
     only_left, only_right = left.take(at_left[at_right < 0]), right.take(at_right[at_left < 0])
-    return only_left, only_right, left.take(at_left[both]), right.take(at_right[both])
+    return RecordDiff(only_left, only_right, left.take(at_left[both]), right.take(at_right[both]))
 
 
 def last_of_each(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
@@ -278,7 +306,7 @@ def newest_of_each(records: IndexRecords) -> IndexRecords:
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK))
 
 
-def largest_of_each(records: IndexRecords) -> IndexRecords:
+def event_winner_of_each(records: IndexRecords) -> IndexRecords:
     """Return, per hash, the record of the largest event time, then of the largest offset (P9)."""
     assert records.event_time is not None
     return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK, records.event_time))

@@ -81,7 +81,7 @@ class Findings:
 
     def add(self, difference: Difference, count: int = 1) -> None:
         """Count a difference `count` times, and name it if fewer than `limit` of its kind are named."""
-        if self.remaining_names(difference.kind):
+        if self.names_left(difference.kind):
             self.named.append(difference)
         self.add_count(difference.kind, count)
 
@@ -102,7 +102,7 @@ class Findings:
 
         `keys`: the key of each, by its number in `offsets`. `key_hash`: returns the key hash for such a number.
         """
-        room = self.remaining_names(kind)
+        room = self.names_left(kind)
         for number, offset in enumerate(islice(offsets, room)):
             key = None if keys is None else keys[number].as_py()
             self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
@@ -117,7 +117,7 @@ class Findings:
             if value != actual[name]:
                 self.add_inconsistency(where, text.format(name, _plain(value), _plain(actual[name])))
 
-    def check_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
+    def check_lower_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
         """Add an inconsistency for each lower bound that is None or above the least actual value.
 
         `actual`: the values by name of the bound, an attribute of `holder`. `item`: the noun that has the values ("a
@@ -133,7 +133,7 @@ class Findings:
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
-    def remaining_names(self, kind: DifferenceKind) -> int:
+    def names_left(self, kind: DifferenceKind) -> int:
         """Return how many more differences of this kind will be named."""
         return max(0, self.limit - sum(1 for difference in self.named if difference.kind is kind))
 
@@ -142,7 +142,7 @@ class Findings:
         for difference in other.named:
             if difference in self.named:
                 self.add_count(difference.kind, -1)
-            elif self.remaining_names(difference.kind):
+            elif self.names_left(difference.kind):
                 self.named.append(difference)
         for kind, count in other.counts.items():
             self.add_count(kind, count)
@@ -195,7 +195,7 @@ class TaskFindings:
     dropped_to: int = -1
     last_alive: MessageId | None = None
 
-    def add(self, name: str, fingerprint: Fingerprint) -> None:
+    def add_fingerprint(self, name: str, fingerprint: Fingerprint) -> None:
         """Add `fingerprint` to the fingerprint with this name."""
         self.fingerprints[name] = self.fingerprints.get(name, Fingerprint()) + fingerprint
 
@@ -268,7 +268,7 @@ class ReportBuilder:
         index = _summed(answers)
         differing = {name for name, total in index.items() if total != self._rows.get(name, Fingerprint())}
         if self._complete:
-            names = map(self.plan.range_name, range(len(self.plan.ranges)))
+            names = map(self.plan.fingerprint_name, range(len(self.plan.ranges)))
             self.differing = [number for number, name in enumerate(names) if name in differing]
             self.unkeyed_differ = not differing.isdisjoint((CHUNK_TABLES, *UNKEYED_CLASSES))
         where = compacted.manifest.name
@@ -315,7 +315,7 @@ def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
     total = TaskFindings(Findings(0))
     for answer in answers:
         for name, fingerprint in answer.fingerprints.items():
-            total.add(name, fingerprint)
+            total.add_fingerprint(name, fingerprint)
     return total.fingerprints
 
 

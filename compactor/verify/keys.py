@@ -34,18 +34,18 @@ from compactor.verify.compare import (
     RowsByOffset,
     add_record_differences,
     align,
+    diff,
+    event_winner_of_each,
     fingerprint_of_bits,
+    integer_column,
     key_hash,
-    keyed_mask,
-    largest_of_each,
+    keyed_rows,
     last_of_each,
     live_groups,
     newest_of_each,
-    numbers,
     offsets_of,
     record_bits,
     records_of,
-    split,
 )
 from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import VerifyPlan, WinnerOrder
@@ -60,17 +60,17 @@ from storage.objects.interface import ObjectStore
 _KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
 
 
-def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Compare the keys of hash range `number` with raw.
+def check_range(store: ObjectStore, plan: VerifyPlan, range_number: int) -> TaskFindings:
+    """Compare the keys of hash range `range_number` with raw.
 
     Counts keys, undecided keys, and the values and tombstones among chunked messages. The fingerprint covers the
     visible records without those of chunked messages.
     """
-    hash_range = plan.ranges[number]
+    hash_range = plan.ranges[range_number]
     answer = TaskFindings(Findings(plan.limit), complete=False)
     serving = _visible_records(store, plan, hash_range, answer.findings)
     chunks: RangeChunksCheck | None = None
-    with answer.findings.record_damage(f"chunk tables of {plan.where} and of raw"):
+    with answer.findings.record_damage(f"chunk tables of {plan.compacted_ledger_label} and of raw"):
         chunks = RangeChunksCheck(store, plan, hash_range)
     if chunks is None:
         return answer
@@ -84,7 +84,7 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindin
         of_rows = fingerprint_of_bits(record_bits(alive, plan.by_event)) - fingerprint_of_bits(
             record_bits(chunked, plan.by_event)
         )
-        answer.add(plan.range_name(number), of_rows)
+        answer.add_fingerprint(plan.fingerprint_name(range_number), of_rows)
         chunks.compare(set(offsets_of(alive).tolist()), answer.findings)
         if winners is not None:
             _Range(store, plan, answer).compare(serving, *winners)
@@ -119,7 +119,7 @@ def _winners(
         return None
     indexes.append(chunks.winners())
     by_offset, by_event, cut = _participants(plan, indexes)
-    newest, largest = newest_of_each(by_offset), largest_of_each(by_event)
+    newest, largest = newest_of_each(by_offset), event_winner_of_each(by_event)
     winners = newest if plan.order is WinnerOrder.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.order is WinnerOrder.EITHER:
@@ -198,7 +198,9 @@ class _Range:
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.order is WinnerOrder.EVENT and winner.event_time is not None:
             # Once a removed winner is purged from the index, a later message becomes visible (P9).
-            excused = (winner.event_time <= self._plan.history.purged_to) & (offsets_of(record) > offsets_of(winner))
+            excused = (winner.event_time <= self._plan.history.deletions_purgeable_to) & (
+                offsets_of(record) > offsets_of(winner)
+            )
         revived = removed & visible & ~excused
         wrong = at_winner & (deleted == value)
         self._name(
@@ -220,7 +222,7 @@ class _Range:
         if self._plan.order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
             return
         needed = removed & (winner.event_time != NO_EVENT_TIME)
-        needed &= winner.event_time > self._plan.history.purged_to
+        needed &= winner.event_time > self._plan.history.deletions_purgeable_to
         remembered = indexed & (offsets_of(record) == offsets_of(winner))
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
@@ -239,25 +241,25 @@ class _Range:
             with self._answer.findings.record_damage(ledger.rows.name):
                 rows = RowsByOffset(self._store, ledger.rows_object)
                 expired[undecided] = False
-                for number, inside in rows.groups(offsets[undecided]):
+                for number, inside in rows.groups_of(offsets[undecided]):
                     unread = undecided[inside]
                     least = rows.reader.least(number, "publish_time")
                     if least is not None and limits[unread].max() < least:
                         continue
-                    present, table = rows.rows(number, offsets[unread], ["offset", "publish_time"])
+                    present, table = rows.find_in_group(number, offsets[unread], ["offset", "publish_time"])
                     expired[unread] = True
-                    expired[unread[present]] = numbers(table, "publish_time") <= limits[unread[present]]
+                    expired[unread[present]] = integer_column(table, "publish_time") <= limits[unread[present]]
         return expired
 
     def _name(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
-        add_record_differences(self._answer.findings, kind, self._plan.where, records, what)
+        add_record_differences(self._answer.findings, kind, self._plan.compacted_ledger_label, records, what)
 
 
-def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Compare index and parts of hash range `number` key by key, and name the differences. Reads all parts."""
+def explain_range(store: ObjectStore, plan: VerifyPlan, range_number: int) -> TaskFindings:
+    """Compare index and parts of hash range `range_number` key by key, and name the differences. Reads all parts."""
     findings = Findings(plan.limit)
-    where = f"index and parts of {plan.where}"
-    hash_range = plan.ranges[number]
+    where = f"index and parts of {plan.compacted_ledger_label}"
+    hash_range = plan.ranges[range_number]
     with findings.record_damage(where):
         index = _visible_records(store, plan, hash_range, findings)
         if index is None:
@@ -273,7 +275,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
 
 
 def _compare_live(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
-    no_record, no_row, row, record = split(live, index)
+    no_record, no_row, row, record = diff(live, index)
     same = row.offset == record.offset
     displaced = offsets_of(row) != offsets_of(record)
     if by_event and row.event_time is not None and record.event_time is not None:
@@ -290,7 +292,7 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -
     """Return a record per live keyed row, and per chunked message, of the hash range."""
     live = []
     for table in live_groups(store, plan.readable_manifest, _KEY_COLUMNS):
-        records = records_of(keyed_mask(table), plan.hasher)
+        records = records_of(keyed_rows(table), plan.hasher)
         if hash_range.bits:
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
@@ -316,8 +318,8 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, expected: str) ->
     for rows_object in [rows_object for first, last, rows_object in extents if first <= offset <= last]:
         with suppress(*UNREADABLE):
             rows, at = RowsByOffset(store, rows_object), np.array([offset])
-            for number, _ in rows.groups(at):
-                table = keyed_mask(rows.rows(number, at, _KEY_COLUMNS)[1])
+            for number, _ in rows.groups_of(at):
+                table = keyed_rows(rows.find_in_group(number, at, _KEY_COLUMNS).table)
                 records = records_of(table, plan.hasher)
                 if len(records) and key_hash(records, 0) == expected:
                     key: bytes = table.column("key")[0].as_py()

@@ -26,16 +26,16 @@ from compactor.verify.compare import (
     add_record_differences,
     check_size,
     compare_bitmaps,
+    diff,
+    event_winner_of_each,
     fingerprint,
     fingerprint_of_bits,
-    keyed_mask,
-    largest_of_each,
+    integer_column,
+    keyed_rows,
     newest_of_each,
-    numbers,
     offsets_of,
     record_bits,
     records_of,
-    split,
     unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, TaskFindings
@@ -50,9 +50,9 @@ from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
 
-def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Compare raw ledger `number`: its rows with the database, its index with its rows."""
-    ledger = plan.ledgers[number]
+def check_ledger(store: ObjectStore, plan: VerifyPlan, ledger_number: int) -> TaskFindings:
+    """Compare raw ledger `ledger_number`: its rows with the database, its index with its rows."""
+    ledger = plan.ledgers[ledger_number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts.update({"ledgers": 1, "indexes": 1})
     rows: _LedgerRows | None = None
@@ -92,15 +92,15 @@ class _LedgerRows:
 
     def add(self, table: pa.Table) -> None:
         """Add one row group."""
-        self.records.append(records_of(keyed_mask(table), self._hasher))
+        self.records.append(records_of(keyed_rows(table), self._hasher))
         self.chunks.append(chunk_table.chunk_records(table, self._hasher))
-        offsets = numbers(table, "offset").astype(np.uint64)
+        offsets = integer_column(table, "offset").astype(np.uint64)
         for name, mask in unkeyed_masks(table).items():
             self.unkeyed[name] |= BitMap64(array("Q", offsets[mask].tobytes()))
-        entries = numbers(table, "entry_id")
+        entries = integer_column(table, "entry_id")
         self._entries += int(np.count_nonzero(entries[1:] != entries[:-1])) + (int(entries[0]) != self._last_entry)
         self._last_entry = int(entries[-1])
-        self._ledgers |= set(np.unique(numbers(table, "ledger_id")).tolist())
+        self._ledgers |= set(np.unique(integer_column(table, "ledger_id")).tolist())
         self._retained += len(table) - table.column("retained_at").null_count
 
     def compare(self, ledger: LedgerRecord, walk: RowsObjectWalk, findings: Findings) -> None:
@@ -130,7 +130,7 @@ def _compare_records(findings: Findings, where: str, rows: IndexRecords, index: 
     _compare_winners(findings, where, "newest record", newest_of_each(rows), index)
     if index.event_time is not None and rows.event_time is not None:
         by_event = index.event_winners()
-        _compare_winners(findings, where, "event-time winner", largest_of_each(rows), by_event, by_event=True)
+        _compare_winners(findings, where, "event-time winner", event_winner_of_each(rows), by_event, by_event=True)
     elif rows.event_time is not None and np.any(rows.event_time != NO_EVENT_TIME):
         findings.add(Difference(DifferenceKind.MISSING, where, "the event times of its rows are not in the index"))
 
@@ -139,7 +139,7 @@ def _compare_winners(
     findings: Findings, where: str, record: str, rows: IndexRecords, index: IndexRecords, *, by_event: bool = False
 ) -> None:
     """Add the differences between the winners of the rows and the index. `record`: the noun for a winner."""
-    missing, extra, of_rows, indexed = split(rows, index)
+    missing, extra, of_rows, indexed = diff(rows, index)
     same = of_rows.offset == indexed.offset
     if by_event and of_rows.event_time is not None and indexed.event_time is not None:
         same &= of_rows.event_time == indexed.event_time
@@ -154,9 +154,9 @@ def _compare_winners(
     add_record_differences(findings, DifferenceKind.ALTERED, where, indexed.take(~same & ~revived), what)
 
 
-def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Check index `number` of the compacted ledger: its structure, horizon and checksums."""
-    location = plan.locations[number]
+def check_index(store: ObjectStore, plan: VerifyPlan, index_number: int) -> TaskFindings:
+    """Check index `index_number` of the compacted ledger: its structure, horizon and checksums."""
+    location = plan.locations[index_number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts["indexes"] = 1
     with answer.findings.record_damage(location.name):
@@ -201,11 +201,11 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     return records
 
 
-def check_part(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Check part `number` of the manifest. Return fingerprints of its live rows by hash range and class."""
+def check_part(store: ObjectStore, plan: VerifyPlan, part_number: int) -> TaskFindings:
+    """Check part `part_number` of the manifest. Return fingerprints of its live rows by hash range and class."""
     answer = TaskFindings(Findings(plan.limit), complete=False)
     answer.counts["parts"] = 1
-    part = plan.readable_manifest.parts[number]
+    part = plan.readable_manifest.parts[part_number]
     with answer.findings.record_damage(part.rows.stored.name):
         _PartCheck(store, plan, part, answer).run()
         answer.complete = True
@@ -240,7 +240,7 @@ class _PartCheck:
         if deleted != len(dead) and part.deleted:
             what = f"of {len(dead)} deleted rows only {deleted} are in the part"
             self._findings.add_inconsistency(part.deleted.name, what)
-        self._findings.check_bounds(self._name, part, "a row", self._oldest)
+        self._findings.check_lower_bounds(self._name, part, "a row", self._oldest)
 
     def _dead(self) -> I64:
         """Return the offsets of the deleted rows, ascending."""
@@ -258,20 +258,22 @@ class _PartCheck:
     def _add(self, table: pa.Table, dead: I64) -> None:
         """Add one row group of the part. `dead`: the offsets of the deleted rows."""
         self._answer.counts["part rows"] += len(table)
-        offsets = numbers(table, "offset")
+        offsets = integer_column(table, "offset")
         at = np.minimum(np.searchsorted(dead, offsets), max(0, len(dead) - 1))
         alive = dead[at] != offsets if len(dead) else np.ones(len(offsets), dtype=np.bool_)
         if not alive.any():
             return
         live = table.filter(pa.array(alive))
         offsets = offsets[alive]
-        self._note_oldest("oldest_row", numbers(live, "publish_time"))
+        self._note_oldest("oldest_row", integer_column(live, "publish_time"))
         self._live += len(live)
         self._offset_sum += int(offsets.sum())
         self._answer.last_alive = rows.message_id(live, len(live) - 1)
         self._add_keyed(live)
         self._add_unkeyed(live, offsets)
-        self._answer.add(CHUNK_TABLES, chunk_fingerprint(chunk_table.chunk_records(live, self._plan.hasher)))
+        self._answer.add_fingerprint(
+            CHUNK_TABLES, chunk_fingerprint(chunk_table.chunk_records(live, self._plan.hasher))
+        )
         self._answer.counts["part rows compared with raw"] += self._raw.compare(live, self._name)
 
     def _note_oldest(self, bound: str, times: I64) -> None:
@@ -279,7 +281,7 @@ class _PartCheck:
             self._oldest[bound].append(int(times.min()))
 
     def _add_keyed(self, live: pa.Table) -> None:
-        keyed = keyed_mask(live)
+        keyed = keyed_rows(live)
         records = records_of(keyed, self._plan.hasher)
         tombstones = int(np.count_nonzero(records.offset & TOMBSTONE))
         self._answer.counts.update({"values": len(records) - tombstones, "tombstones": tombstones})
@@ -288,12 +290,14 @@ class _PartCheck:
         prefixes = (records.hi >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keyed), np.int64)
         mixed = record_bits(records, self._plan.by_event)
         for prefix in np.unique(prefixes).tolist():
-            self._answer.add(self._plan.range_name(prefix), fingerprint_of_bits(mixed[prefixes == prefix]))
+            self._answer.add_fingerprint(
+                self._plan.fingerprint_name(prefix), fingerprint_of_bits(mixed[prefixes == prefix])
+            )
 
     def _check_times(self, keyed: pa.Table, records: IndexRecords) -> None:
         """Add the expired values, the overdue tombstones, and the wrong times of tombstones (T1, T2)."""
         history = self._plan.history
-        offsets, published = numbers(keyed, "offset"), numbers(keyed, "publish_time")
+        offsets, published = integer_column(keyed, "offset"), integer_column(keyed, "publish_time")
         retained = np.asarray(keyed.column("retained_at").fill_null(0).to_numpy(), dtype=np.int64)
         has_time = keyed.column("retained_at").is_valid().to_numpy()
         tombstone = records.offset & TOMBSTONE != 0
@@ -322,8 +326,8 @@ class _PartCheck:
 
     def _add_unkeyed(self, live: pa.Table, offsets: I64) -> None:
         for name, mask in unkeyed_masks(live).items():
-            self._answer.add(name, fingerprint(offsets[mask]))
-        slot = numbers(live, "slot")
+            self._answer.add_fingerprint(name, fingerprint(offsets[mask]))
+        slot = integer_column(live, "slot")
         never = (slot == int(rows.RowType.COMPACTED_OUT)) | (slot == int(rows.RowType.MARKER))
         what = "a part has a row of a slot that is never delivered"
         self._findings.add_each(DifferenceKind.EXTRA, self._name, what, offsets[never])
@@ -338,7 +342,7 @@ class _RawRows:
 
     def compare(self, live: pa.Table, where: str) -> int:
         """Compare live rows of a part, bit for bit, with raw. Return how many rows had a raw row."""
-        offsets = numbers(live, "offset")
+        offsets = integer_column(live, "offset")
         compared = 0
         for ledger in self._plan.ledgers_to_horizon:
             first, end = np.searchsorted(offsets, [ledger.first_offset, ledger.last_offset + 1], "left").tolist()
@@ -348,8 +352,8 @@ class _RawRows:
             matched = np.zeros(len(part_rows), dtype=np.bool_)
             with self._findings.record_damage(ledger.rows.name):
                 rows_of = self._rows_of(ledger)
-                for number, inside in rows_of.groups(part_offsets):
-                    present, raw = rows_of.rows(number, part_offsets[inside])
+                for number, inside in rows_of.groups_of(part_offsets):
+                    present, raw = rows_of.find_in_group(number, part_offsets[inside])
                     matched[inside[present]] = True
                     self._compare_rows(part_rows.take(pa.array(inside[present])), raw, where)
                 what = f"a part has a row that ledger {ledger.ledger_id} does not have"

@@ -62,12 +62,12 @@ class VerifyPlan:
         return self.manifest
 
     @property
-    def where(self) -> str:
+    def compacted_ledger_label(self) -> str:
         """The name of the compacted ledger in differences."""
         return f"compacted ledger {self.readable_manifest.ledger_id}"
 
     @staticmethod
-    def range_name(number: int) -> str:
+    def fingerprint_name(number: int) -> str:
         """Return the name of the fingerprint of the keyed rows of a hash range."""
         return f"range {number}"
 
@@ -109,7 +109,7 @@ class VerifyPlan:
     @cached_property
     def order(self) -> WinnerOrder:
         """The order in which raw decides winners. Without any event time both orders are the same."""
-        orders = self.history.orders
+        orders = self.history.event_time_orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.ledgers_to_horizon)
         if orders == {False} or no_events:
             return WinnerOrder.OFFSET

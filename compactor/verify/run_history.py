@@ -95,27 +95,27 @@ class RunHistory:
         return cls((*earlier, own), complete)
 
     @property
-    def orders(self) -> frozenset[bool]:
+    def event_time_orders(self) -> frozenset[bool]:
         """The orders of the runs: True if the largest event time won, False if the newest offset won."""
         known = (run.policies.event_time_order for run in self.runs)
         return frozenset(known if self.complete else (False, True))
 
     @property
-    def purged_to(self) -> int:
+    def deletions_purgeable_to(self) -> int:
         """The event time up to which deletions may be purged from the index (P9). Later deletions must be in it."""
         if not self.complete:
             return ALWAYS
         return max((run.now - run.policies.event_time_max_lateness_ms for run in self.runs), default=NEVER)
 
     @property
-    def null_keys_dropped_to(self) -> int:
+    def null_keys_droppable_to(self) -> int:
         """The offset up to which null keys may have been dropped; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         return max((run.horizon for run in self.runs if not run.policies.retain_null_key), default=-1)
 
     @property
-    def unkeyed_dropped_to(self) -> int:
+    def unkeyed_removable_to(self) -> int:
         """The offset up to which the topic's limits (C2) may have removed any row outside the key map; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
@@ -126,14 +126,14 @@ class RunHistory:
         """Return, per offset of a value, the publish time up to which a run may have removed it (T2, C2)."""
         return self._may_remove(offsets, _values_to)
 
-    def chunks_droppable_to(self, first: int, end: int = ALWAYS) -> int:
-        """Return the publish time up to which a run may have dropped the chunk at `first` as incomplete (P10).
+    def chunks_droppable_to(self, chunk_offset: int, end: int = ALWAYS) -> int:
+        """Return the publish time up to which a run may have dropped the chunk at `chunk_offset` as incomplete (P10).
 
-        Only runs whose horizon is in [`first`, `end`) count.
+        Only runs whose horizon is in [`chunk_offset`, `end`) count.
         """
         if not self.complete:
             return ALWAYS
-        limits = (run.policies.incomplete_removed_to(run.now) for run in self.runs if first <= run.horizon < end)
+        limits = (run.policies.incomplete_removed_to(run.now) for run in self.runs if chunk_offset <= run.horizon < end)
         return max((limit for limit in limits if limit is not None), default=NEVER)
 
     def values_removed_to(self, offsets: I64) -> I64:

@@ -33,8 +33,8 @@ from compactor.verify.compare import (
     chunk_table_mask,
     compare_bitmaps,
     fingerprint,
+    integer_column,
     live_groups,
-    numbers,
     offsets_of,
     unkeyed_masks,
 )
@@ -187,9 +187,9 @@ class RangeChunksCheck:
             chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known_if_read(at)[0]
         )
 
-    def compare(self, visible: set[int], findings: Findings) -> None:
-        """Compare the live chunks with raw, and add differences to `findings`. `visible`: offsets of the visible index
-        records."""
+    def compare(self, visible_offsets: set[int], findings: Findings) -> None:
+        """Compare the live chunks with raw, and add differences to `findings`. `visible_offsets`: offsets of the
+        visible index records."""
         history = self._plan.history
         expected: set[int] = set()
         excused: set[int] = set()
@@ -197,16 +197,16 @@ class RangeChunksCheck:
             if message.offset in self.uncertain:
                 excused.update(message.offsets, self._raw.stale[message.offset])
             elif message.keyed:
-                expected.update(message.offsets if message.offset in visible else ())
+                expected.update(message.offsets if message.offset in visible_offsets else ())
             elif self._plan.readable_manifest.policies.get("retain_null_key"):
-                dropped = message.offset <= history.null_keys_dropped_to and not self._alive & set(message.offsets)
+                dropped = message.offset <= history.null_keys_droppable_to and not self._alive & set(message.offsets)
                 expected.update(() if dropped else message.offsets)
         for chunk in self._raw.pending:
             offset = _offset(chunk)
             may_be_removed = chunk["publish_time"] <= history.chunks_droppable_to(offset) or self._may_be_removed(chunk)
             (excused if may_be_removed else expected).add(offset)
         alive = BitMap64(self._alive - (excused - expected))
-        compare_bitmaps(findings, self._plan.where, "chunks", BitMap64(expected), alive)
+        compare_bitmaps(findings, self._plan.compacted_ledger_label, "chunks", BitMap64(expected), alive)
         for message in self.live.complete:
             self._check_times(message, findings)
 
@@ -222,7 +222,7 @@ class RangeChunksCheck:
         elif message.keyed and not tombstone and message.published <= self._plan.history.values_removed_to(at)[0]:
             difference = DifferenceKind.REVIVED, EXPIRED
         if difference is not None:
-            findings.add(Difference(difference[0], self._plan.where, difference[1], message.offset))
+            findings.add(Difference(difference[0], self._plan.compacted_ledger_label, difference[1], message.offset))
 
 
 def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
@@ -243,7 +243,7 @@ def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) ->
             total += chunk_fingerprint(chunks)
             read += 1
     if read == len(plan.readable_manifest.chunks):
-        answer.add(CHUNK_TABLES, total)
+        answer.add_fingerprint(CHUNK_TABLES, total)
 
 
 def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, findings: Findings) -> None:
@@ -258,7 +258,7 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
         "first_tombstone": [message.offset for message in kept if message.empty],
         "oldest_pending": list(newest.values()),
     }
-    findings.check_bounds(table.name, table, "a message", bounds)
+    findings.check_lower_bounds(table.name, table, "a message", bounds)
     if table.pending != len(messages.pending):
         findings.add_inconsistency(
             table.name, f"the manifest records pending {table.pending}, the table has {len(messages.pending)}"
@@ -281,10 +281,10 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
     if bitmaps is None:
         return answer
     for name, bitmap in bitmaps.items():
-        answer.add(name, fingerprint(_offsets(bitmap)))
+        answer.add_fingerprint(name, fingerprint(_offsets(bitmap)))
     if not plan.readable_manifest.policies.get("retain_null_key"):
-        compare_bitmaps(answer.findings, plan.where, "null_keys", BitMap64(), bitmaps["null_keys"])
-    dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
+        compare_bitmaps(answer.findings, plan.compacted_ledger_label, "null_keys", BitMap64(), bitmaps["null_keys"])
+    dropped_to, limited_to = plan.history.null_keys_droppable_to, plan.history.unkeyed_removable_to
     for ledger in plan.ledgers_to_horizon:
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
         with answer.findings.record_damage(ledger.index.name):
@@ -294,7 +294,7 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFind
                 raw = _participants(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), indexed)
                 if ledger.first_offset <= removed_to:
                     raw &= indexed  # a run may have removed the others, and no later run restores them
-                compare_bitmaps(answer.findings, plan.where, name, raw, indexed)
+                compare_bitmaps(answer.findings, plan.compacted_ledger_label, name, raw, indexed)
     return answer
 
 
@@ -325,12 +325,12 @@ def _offsets(bitmap: BitMap64) -> I64:
 def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
     """Name the rows outside the key map, and the chunks, in which index and parts differ. `number` is ignored."""
     findings = Findings(plan.limit)
-    where = f"index and parts of {plan.where}"
+    where = f"index and parts of {plan.compacted_ledger_label}"
     with findings.record_damage(where):
         live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
         chunks = BitMap64()
         for table in live_groups(store, plan.readable_manifest, _COLUMNS):
-            offsets = numbers(table, "offset")
+            offsets = integer_column(table, "offset")
             for name, mask in unkeyed_masks(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
             chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
@@ -352,4 +352,4 @@ def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, n
             offset = int(chunk["offset"] & OFFSET_MASK)
             if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):
                 what = "the chunk table differs from the row of the chunk"
-                findings.add(Difference(DifferenceKind.ALTERED, plan.where, what, offset))
+                findings.add(Difference(DifferenceKind.ALTERED, plan.compacted_ledger_label, what, offset))

@@ -26,7 +26,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from compactor.engines.engine import Engine, Progress, SilentProgress, answers
+from compactor.engines.engine import Engine, Progress, SilentProgress, answers_or_raise
 from compactor.run.plan import Sizing, range_bits
 from compactor.verify.findings import DETAILED_RANGES, DifferenceKind, Findings, Report, ReportBuilder, TaskFindings
 from compactor.verify.keys import check_range, explain_range, with_keys
@@ -145,7 +145,7 @@ class Verifier:
     def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[TaskFindings]:
         self.progress.phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
-        return answers(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
+        return answers_or_raise(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
 
     def _manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:
         if snapshot.compacted is None:

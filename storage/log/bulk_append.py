@@ -95,7 +95,7 @@ class BulkAppend:
         Without messages, nothing is committed. Raises LeaseHeld, Fenced, InvalidRecord, any store error, Misconfigured
         for a store of another database, and any error of `tables`; then nothing was appended.
         """
-        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         with writer_lease(self.environment, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)

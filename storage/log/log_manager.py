@@ -292,7 +292,7 @@ class LogManager:
             return None
         uid = self.environment.log.known_uid
         assert uid is not None, "a segment is in it"
-        StoreIdentity(self.environment.metadata, self.environment.store).require()
+        StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         claimed = self.environment.metadata.sealing.claim(
             topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, include_abandoned=again
         )

@@ -223,7 +223,7 @@ class ObjectStore(ABC):
         Raises `Misconfigured`, which names the broken promises, and other store errors.
         """
 
-    def within(self, seconds: float) -> ObjectStore:
+    def with_timeout(self, seconds: float) -> ObjectStore:
         """Return a store of the same objects for a caller that cannot wait.
 
         Its calls raise Unavailable after about `seconds` without an answer. The caller closes it separately, unless it

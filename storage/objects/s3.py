@@ -134,7 +134,7 @@ class S3Store(ObjectStore):
             return b"" if start <= self.size(name) else self._too_short(name, start, length)
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
         key = self.key(name)
-        with self.naming(name, "read"):
+        with self.translating_errors(name, "read"):
             try:
                 data = self._read(key, ranged if start or length is not None else {})
             except ClientError as error:
@@ -152,7 +152,7 @@ class S3Store(ObjectStore):
 
     def size(self, name: str) -> int:
         key = self.key(name)
-        with self.naming(name, "read"):
+        with self.translating_errors(name, "read"):
             try:
                 return int(self.client.head_object(Bucket=self.bucket, Key=key)["ContentLength"])
             except ClientError as error:
@@ -162,7 +162,7 @@ class S3Store(ObjectStore):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._prefix + prefix)
-        with self.naming(prefix + "*", "list"):
+        with self.translating_errors(prefix + "*", "list"):
             for page in pages:
                 for item in page.get("Contents", ()):
                     name = item["Key"].removeprefix(self._prefix)
@@ -171,7 +171,7 @@ class S3Store(ObjectStore):
 
     def delete(self, name: str) -> None:
         key = self.key(name)
-        with self.naming(name, "delete"):
+        with self.translating_errors(name, "delete"):
             try:
                 self.client.delete_object(Bucket=self.bucket, Key=key)
             except ClientError as error:
@@ -186,7 +186,7 @@ class S3Store(ObjectStore):
         finally:
             streamed.close()
 
-    def within(self, seconds: float) -> ObjectStore:
+    def with_timeout(self, seconds: float) -> ObjectStore:
         quick = replace(self._requests, attempts=_ATTEMPTS_WITHIN, silence_seconds=seconds / _ATTEMPTS_WITHIN)
         return S3Store(self.location, quick, self._clock)
 
@@ -206,7 +206,7 @@ class S3Store(ObjectStore):
         Raises `ObjectExists` if the object has another mark, and other store errors.
         """
         for attempt in range(1, self._requests.attempts + 1):
-            with self.naming(name, "write"):
+            with self.translating_errors(name, "write"):
                 try:
                     send()
                     return
@@ -239,7 +239,7 @@ class S3Store(ObjectStore):
         return {key.lower(): value for key, value in head["Metadata"].items()}.get(MARK) == mark
 
     @contextmanager
-    def naming(self, name: str, verb: str) -> Iterator[None]:
+    def translating_errors(self, name: str, verb: str) -> Iterator[None]:
         """Turn botocore's errors inside the context into the project's.
 
         `name`, `verb`: the object, and what is done with it, for the error's text.

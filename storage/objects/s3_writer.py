@@ -61,7 +61,7 @@ class S3Writer(ObjectWriter):
             self._spool.write(view)
         end = self._position + view.nbytes
         if end >= self._threshold:
-            with self._store.naming(self.name, "write"):
+            with self._store.translating_errors(self.name, "write"):
                 self._send_parts(end - end % self._part_bytes, end)
 
     def _commit(self) -> None:

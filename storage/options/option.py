@@ -1,6 +1,6 @@
 """An option: one name, its kind of values, its meaning, its default. Policies and settings are options.
 
-A table of options is a frozen dataclass whose fields are declared with `option`; `table` reads it.
+A table of options is a frozen dataclass whose fields are declared with `option`; `options_of` reads it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def option(declared: Option) -> Any:
     return field(default=declared.default, metadata={_OPTION: declared})
 
 
-def table(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
+def options_of(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
     """Return the options that dataclass `of` declares, by name, in order. `kind`: the class of these options."""
     declared = ((item.name, item.metadata[_OPTION]) for item in fields(of) if _OPTION in item.metadata)
     return MappingProxyType({item.name: replace(item, attribute=attribute) for attribute, item in declared})

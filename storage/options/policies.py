@@ -38,7 +38,7 @@ from storage.options.kinds import (
     ValueKind,
     WholeNumber,
 )
-from storage.options.option import Option, option, table
+from storage.options.option import Option, option, options_of
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
@@ -71,17 +71,17 @@ class UnreadableStoredValue:
 
 @dataclass(frozen=True)
 class Policy(Option):
-    """A policy. `aliases`: its other names. `unreadable`: the substitute of a stored value that cannot be read.
+    """A policy. `aliases`: its other names. `fallback`: the substitute of a stored value that cannot be read.
 
-    `unreadable` is a value of the policy or a FallbackValue.
+    `fallback` is a value of the policy or a FallbackValue.
     """
 
     aliases: tuple[str, ...] = ()
-    unreadable: object = WIDER
+    fallback: object = WIDER
 
 
 def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
-    return option(Policy(name, kind, doc, default, aliases=aliases, unreadable=unreadable))
+    return option(Policy(name, kind, doc, default, aliases=aliases, fallback=unreadable))
 
 
 class SchemaCompatibilityStrategy(StrEnum):
@@ -368,7 +368,7 @@ class TopicPolicies:
         return milliseconds if milliseconds >= 0 else None
 
 
-POLICIES = table(TopicPolicies, Policy)
+POLICIES = options_of(TopicPolicies, Policy)
 """All policies by name, in the order in which they are listed."""
 _BY_ANY_NAME = {
     name.lower(): policy for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)

@@ -147,7 +147,7 @@ def resolve(
             unreadable.pop(name, None)
             if isinstance(value, UnreadableStoredValue):
                 unreadable[name] = UnreadableSetting(origin, value)
-                value = POLICIES[name].unreadable
+                value = POLICIES[name].fallback
             if not isinstance(value, FallbackValue):
                 values[name], origins[name] = value, origin
         if origin not in _NEAR:

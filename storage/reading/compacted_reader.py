@@ -92,7 +92,7 @@ class CompactedReader:
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
         self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
-            self._raw.begin(self._next, first - 1)
+            self._raw.seek(self._next, first - 1)
 
     @property
     def state(self) -> ContinuationToken | None:
@@ -123,7 +123,7 @@ class CompactedReader:
                     self._next = SeekOffset(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
-                self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
+                self._raw.seek(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
             for table in self._raw.tables(snapshot):
                 self._next, self._known_to = SeekOffset(last_offset(table) + 1), last_offset(table)
                 yield table
@@ -173,7 +173,7 @@ class CompactedReader:
         """
         reader = self._reader(snapshot)
         try:
-            return reader.bound(self._start, read_compacted=True)
+            return reader.seek_position(self._start, read_compacted=True)
         except ObjectMissing:
             if self._take_snapshot().extents == snapshot.extents:
                 raise

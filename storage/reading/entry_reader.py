@@ -3,9 +3,9 @@
 Entries of unsealed segments are delivered as they were sent; those of ledgers and compacted parts are rebuilt from
 their rows (storage/entries/rebuild.py). A read returns the entries of one table of the source, so at most some MiB. At
 the topic's end it returns no entries; a later read returns those that were appended since. A reader whose caller
-received entries from the tail cache continues after them with `pass_to`. A caller without room for the entries of the
-last read drops them, and `return_to` lets the reader continue at the first of them; until then it holds neither tables
-nor a pin.
+received entries from the tail cache continues after them with `advance_to`. A caller without room for the entries of
+the last read drops them, and `rewind_to` lets the reader continue at the first of them; until then it holds neither
+tables nor a pin.
 
 Errors are those of the source (raw_reader.py, compacted_reader.py); the next read continues where this one was. Not
 thread-safe.
@@ -103,7 +103,7 @@ class EntryReader:
     def _current(self) -> ContinuationToken:
         return self._source.state or self._state
 
-    def pass_to(self, offset: int) -> None:
+    def advance_to(self, offset: int) -> None:
         """Continue at `offset`, for a reader at the topic's end whose caller has delivered all entries before it."""
         state = self._current
         compacted = state.compacted
@@ -111,7 +111,7 @@ class EntryReader:
             compacted = replace(compacted or CompactedProgress(), is_raw=True, complete_to=None)
         self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
 
-    def return_to(self, offset: int) -> None:
+    def rewind_to(self, offset: int) -> None:
         """Continue at an entry of the last read, or at its end, so that the entries from `offset` on are read again.
 
         Entries before `offset` were delivered, the others were not. If a compacted read delivered some entries of the

@@ -86,7 +86,7 @@ class _PointRead:
 
     def newest(self) -> Message | None:
         self._search.newest()
-        offset = self._search.row_of(self._key)
+        offset = self._search.row_offset(self._key)
         if offset is None:
             return None
         if offset > self._horizon:

@@ -29,7 +29,7 @@ from storage.ledger.rows_file import RowsReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord
 from storage.model import EARLIEST, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_compacted
+from storage.reading.snapshot_reader import SnapshotReader, deliverable, naming_compacted
 
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]
@@ -99,15 +99,15 @@ class LastMessageFinder:
             if reader.groups[number].last_offset < first:
                 return
             table = reader.read(number, [*_ID, *_CHUNK])
-            if unfinished.note_plain(_from(first, delivered(table))):
+            if unfinished.note_plain(_from(first, deliverable(table))):
                 return
 
     def _search_segment(self, segment: SegmentRecord, first: int, unfinished: _Unfinished) -> None:
-        for tables in self._reader.segment_windows(segment, first, _EVERY):
+        for tables in self._reader.segment_windows_backwards(segment, first, _EVERY):
             records = (chunk_records(table, self._hasher) for table in tables)
             unfinished.add(np.concatenate([chunk_table.empty_chunks(), *records]))
             for table in reversed(tables):
-                if unfinished.note_plain(_from(first, delivered(table))):
+                if unfinished.note_plain(_from(first, deliverable(table))):
                     break
             if unfinished.is_over:
                 return

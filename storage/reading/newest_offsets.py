@@ -53,17 +53,18 @@ def newest_offsets(
     reader: SnapshotReader,
     hasher: KeyHasher,
     keys: Sequence[bytes],
-    first: int,
+    first_offset: int,
     now: int,
-    is_over: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Mapping[bytes, NewestOffset | None]:
     """Return the newest message of each of `keys`, which are distinct.
 
-    None: the topic has no message of the key, from the offset `first` on. `now`: the time (ms) against which lateness
-    is checked in event-time order. `is_over`: called before each read; once it returns True the search ends, and keys
-    whose newest message is not known then are missing. Raises ObjectMissing, ObjectDamaged, SegmentNotLocal.
+    None: the topic has no message of the key, from the offset `first_offset` on. `now`: the time (ms) against which
+    lateness is checked in event-time order. `should_stop`: called before each read; once it returns True the search
+    ends, and keys whose newest message is not known then are missing. Raises ObjectMissing, ObjectDamaged,
+    SegmentNotLocal.
     """
-    return KeySearch(store, reader, hasher, keys, first, now, is_over).newest() if keys else {}
+    return KeySearch(store, reader, hasher, keys, first_offset, now, should_stop).newest() if keys else {}
 
 
 class _Over(Exception):
@@ -73,7 +74,7 @@ class _Over(Exception):
 class KeySearch:
     """A search for the newest messages of some keys in one snapshot.
 
-    `newest` searches, once; `row_of` then returns rows. For the other arguments see `newest_offsets`.
+    `newest` searches, once; `row_offset` then returns rows. For the other arguments see `newest_offsets`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class KeySearch:
                 unknown |= np.isin(self._hi, chunks["key_hi"])
         return {key: self._answer(place) for key, place in self._place.items() if not unknown[place]}
 
-    def row_of(self, key: bytes) -> int | None:
+    def row_offset(self, key: bytes) -> int | None:
         """Return the offset of the last row of the key's newest message, after `newest`; None: there is no such row."""
         place = self._place[key]
         return int(self._offset[place]) if self._offset[place] >= 0 and not self._removed[place] else None

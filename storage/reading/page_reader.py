@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -266,9 +267,14 @@ def limited(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Gene
             yield from table.slice(0, budget.take(table)).combine_chunks().to_batches()
 
 
-def rows_before(
-    reader: SnapshotReader, end: int, read_compacted: bool, limits: ReadLimits
-) -> tuple[list[pa.RecordBatch], bool]:
+class RowsBefore(NamedTuple):
+    """Rows before an offset, in ascending order. `has_earlier`: the limits left out earlier rows."""
+
+    batches: list[pa.RecordBatch]
+    has_earlier: bool
+
+
+def rows_before(reader: SnapshotReader, end: int, read_compacted: bool, limits: ReadLimits) -> RowsBefore:
     """Return the last rows before the offset `end`, in ascending order, and whether the limits left out earlier ones.
 
     Tables come newest first, and no more are read than the page needs. Raises ObjectMissing, ObjectDamaged,
@@ -277,13 +283,13 @@ def rows_before(
     budget, batches = PageBudget(limits), list[pa.RecordBatch]()
     for table in _tables_before(reader, end, read_compacted):
         if budget.is_full:
-            return batches, True
+            return RowsBefore(batches, True)
         last = table if limits.messages is None else table.slice(max(0, len(table) - limits.messages))
         taken = budget.take(last.take(pa.array(range(len(last) - 1, -1, -1))))  # which begins at the newest row
         batches[:0] = last.slice(len(last) - taken).combine_chunks().to_batches()
         if taken < len(table):
-            return batches, True
-    return batches, False
+            return RowsBefore(batches, True)
+    return RowsBefore(batches, False)
 
 
 def _tables_before(reader: SnapshotReader, end: int, read_compacted: bool) -> Iterator[pa.Table]:

@@ -70,7 +70,7 @@ class RawReader:
         """The state after the last table that was delivered; None: the start is not resolved yet."""
         return None if self.next is None else ContinuationToken(start_position_of(self.next))
 
-    def begin(self, bound: SeekPosition, delivered_to: int) -> None:
+    def seek(self, bound: SeekPosition, delivered_to: int) -> None:
         """Continue from `bound`; messages up to the offset `delivered_to` are not delivered again."""
         self.next, self._delivered_to = bound, delivered_to
 
@@ -111,12 +111,12 @@ class RawReader:
 
         A start that no message has reached yet (latest, a time in the future) is the topic's end.
         """
-        bound = reader.bound(self._start, read_compacted=False)
+        bound = reader.seek_position(self._start, read_compacted=False)
         return SeekOffset(reader.end) if self._start == LATEST or bound == NOWHERE else bound
 
     def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
         """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
-        if self._delivered_to + 1 >= reader.first_offset or not reader.is_bound_before_first(bound):
+        if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(bound):
             return False
         compacted = reader.snapshot.compacted
         stands = compacted is not None and not bound.is_surely_after(compacted.horizon)

@@ -165,7 +165,7 @@ class SnapshotReader:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
 
-    def is_bound_before_first(self, bound: SeekPosition) -> bool:
+    def is_before_first(self, bound: SeekPosition) -> bool:
         """Return whether the message that a bound by offset or id names is before the topic's first message.
 
         EARLIEST and LATEST never are.
@@ -210,7 +210,7 @@ class SnapshotReader:
             return newest is None or start.ledger_id > newest
         return self.end == 0  # of what was truncated no id is known any more
 
-    def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
+    def seek_position(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
         """Return the bound of `start`; for a time, that of the first message published then or later.
 
         NOWHERE: there is no such message. `read_compacted`: search the compacted ledger first. Raises ObjectMissing,
@@ -284,7 +284,7 @@ class SnapshotReader:
                 table = _from(SeekOffset(after + 1), table)
                 if len(passed := _from(bound, table)):
                     self.read_to = passed.column("offset")[-1].as_py()
-                if len(table := _from(bound, delivered(table))):
+                if len(table := _from(bound, deliverable(table))):
                     yield table
             if last is not None:
                 self.read_to = last.offset
@@ -304,8 +304,8 @@ class SnapshotReader:
             if isinstance(extent, LedgerRecord):
                 tables = self._rows_before(extent.rows_object, end)
             else:
-                windows = self.segment_windows(extent, first, end, WINDOW // 16)
-                tables = (delivered(table) for window in windows for table in reversed(window))
+                windows = self.segment_windows_backwards(extent, first, end, WINDOW // 16)
+                tables = (deliverable(table) for window in windows for table in reversed(window))
             for table in tables:
                 if len(messages := between(table, first, end)):
                     yield messages
@@ -322,20 +322,20 @@ class SnapshotReader:
                     if len(table := between(table if self.retention is None else self.retention.apply(table), 0, end)):
                         yield table
 
-    def segment_windows(
-        self, segment: SegmentRecord, first: int, end: int, length: int = 1
+    def segment_windows_backwards(
+        self, segment: SegmentRecord, first: int, end: int, first_length: int = 1
     ) -> Iterator[list[pa.Table]]:
         """Yield the rows of a segment in windows of offsets, from `end` down to `first`: a list of tables each.
 
-        The first window has `length` offsets; they grow up to `WINDOW`.
+        The first window has `first_length` offsets; they grow up to `WINDOW`.
         """
         last = self.unsealed.last_position(self.snapshot.topic, segment)
         first = max(first, segment.first_offset)
         end = min(end, first if last is None else last.offset + 1)
         while end > first:
-            start = max(first, end - length)
+            start = max(first, end - first_length)
             yield list(self.segment_window(segment, start, end))
-            end, length = start, min(8 * length, WINDOW)
+            end, first_length = start, min(8 * first_length, WINDOW)
 
     def segment_window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
         """Yield the rows of a segment from the offset `start` to before `stop`, also those that no reader gets."""
@@ -392,7 +392,7 @@ class SnapshotReader:
                     table = mark_budgeted(table)
                 if deleted:
                     table = table.filter(pa.array(live_mask(deleted, first_offset, table.column("offset").to_numpy())))
-                if len(table := delivered(table)):
+                if len(table := deliverable(table)):
                     yield table
                 del table
 
@@ -480,7 +480,7 @@ def first_offset(snapshot: TopicSnapshot) -> int:
     return max(first, snapshot.topic.start_offset)
 
 
-def delivered(table: pa.Table) -> pa.Table:
+def deliverable(table: pa.Table) -> pa.Table:
     """Return the rows of a table that readers get: without compacted-out slots and markers (W2)."""
     slot = table.column("slot")
     hidden = pc.or_(pc.equal(slot, int(rows.RowType.COMPACTED_OUT)), pc.equal(slot, int(rows.RowType.MARKER)))

@@ -29,7 +29,7 @@ from compactor.run.plan import (
     row_sets_by_source,
 )
 from compactor.scheduling.backlog import Backlog, BacklogReader
-from compactor.scheduling.due import cause_of, due
+from compactor.scheduling.due import cause_of, due_topics
 from storage.entries.chunk_assembler import messages
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.log.directory import LogDirectory
@@ -321,12 +321,12 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return single(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
 
     def ratio(topic: Topic) -> float:
-        (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read([topic.record.id])
         return backlog.dirty_ratio
 
-    def due_topics() -> list[str]:
+    def names_of_due_topics() -> list[str]:
         backlogs = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
-        return [backlog.topic.name.topic for backlog in due(backlogs, {}, bench.clock.now_ms())]
+        return [backlog.topic.name.topic for backlog in due_topics(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}
     for name, clean, dirty in (("half", 4, 4), ("more", 4, 5), ("most", 1, 9), ("clean", 4, 0)):
@@ -340,14 +340,14 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     assert {name: ratio(topic) for name, topic in topics.items()} == {
         "half": 0.5, "more": 5 / 9, "most": 0.9, "clean": 0.0
     }  # fmt: skip
-    assert due_topics() == ["most", "more"]
+    assert names_of_due_topics() == ["most", "more"]
     more = topics["more"]
     more.log_manager().roll(more.record)
     assert ratio(more) == 0.6, "a rolled segment counts as its ledger will"
     bench.metadata.policies.change([topic_scope(more.record)], {"min.compaction.lag.ms": 1})
-    assert due_topics() == ["most"]
+    assert names_of_due_topics() == ["most"]
     bench.advance(1)
-    assert due_topics() == ["most", "more"]
+    assert names_of_due_topics() == ["most", "more"]
     roll_and_seal(more)
     assert ratio(more) == 0.6
     bench.compact(more)

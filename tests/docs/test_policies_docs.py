@@ -29,15 +29,15 @@ def test_the_table_has_every_policy_in_order_and_no_other() -> None:
 
 def instead(policy: Policy) -> str:
     """Return the value that counts where the stored one cannot be read, as the list states it."""
-    if policy.unreadable is NO_RUN:
+    if policy.fallback is NO_RUN:
         return f"- `{policy.name}`: no compaction"
-    if policy.unreadable in (NO_LIMIT, ALWAYS_MS):
+    if policy.fallback in (NO_LIMIT, ALWAYS_MS):
         return f"- `{policy.name}`: {'no limit' if 'quota' in policy.name else 'forever'}"
-    return f"- `{policy.name}`: `{cell(to_json(policy.name, policy.unreadable))}`"
+    return f"- `{policy.name}`: `{cell(to_json(policy.name, policy.fallback))}`"
 
 
 def test_the_page_says_what_counts_instead_of_an_unreadable_value() -> None:
-    others = [policy for policy in POLICIES.values() if policy.unreadable is not WIDER]
+    others = [policy for policy in POLICIES.values() if policy.fallback is not WIDER]
     lines = re.findall(r"^- `[^`]+\.[^`]+`: (?:`.*`|no compaction|forever|no limit)$", PAGE, re.MULTILINE)
     assert lines == list(map(instead, others))
 

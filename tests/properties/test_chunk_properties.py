@@ -69,7 +69,7 @@ steps = st.lists(
 def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str, Any]], colliding: bool) -> None:
     table = table_of(Drawn().rows(drawn, START, START), 3, 100, START)
     stored_rows = list(row_messages(iter(table.to_batches()), -1))
-    messages, rows_of, pending = reference.whole_messages(stored_rows)
+    messages, rows_of, pending = reference.assemble_messages(stored_rows)
     assert list(assembled(stored_rows)) == messages
 
     created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
@@ -146,7 +146,7 @@ def _replay(
         compare(bench, topic, state, horizon)
         for key in {row.key for row in everything if row.key is not None}:
             assert topic.get(key) == value_of(key, whole(state), [], of(topic, bench), clock.now_ms())
-        assert list(topic.messages(read_compacted=True)) == reference.whole_messages(state.messages)[0]
+        assert list(topic.messages(read_compacted=True)) == reference.assemble_messages(state.messages).messages
         assert list(row_messages(topic.read(), -1)) == everything
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11
         verifier = Verifier(replace(bench, clock=clock), bench.engine, sizing=step["sizing"])
@@ -158,7 +158,7 @@ def _replay(
 def compare(bench: Workbench, topic: Topic, state: reference.ReferenceLedger, horizon: int) -> None:
     """Compare the manifest of the compacted ledger with the reference."""
     manifest = manifest_of(topic, bench)
-    messages, _, pending = reference.whole_messages(state.messages)
+    messages, _, pending = reference.assemble_messages(state.messages)
     keyed = [message for message in messages if message.key is not None]
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
     assert manifest.dropped_to == state.dropped_to
@@ -186,12 +186,12 @@ def of(topic: Topic, bench: Workbench) -> RunPolicies:
 
 def whole(state: reference.ReferenceLedger) -> reference.ReferenceLedger:
     """The state with its messages whole."""
-    return replace(state, messages=tuple(reference.whole_messages(state.messages)[0]))
+    return replace(state, messages=tuple(reference.assemble_messages(state.messages).messages))
 
 
 def tail_of(state: reference.ReferenceLedger, added: list[Message]) -> list[Message]:
     """The messages that rows behind the horizon complete."""
-    messages, _, _ = reference.whole_messages([*state.messages, *added])
+    messages, _, _ = reference.assemble_messages([*state.messages, *added])
     behind = added[0].offset if added else 0
     return [message for message in messages if added and message.offset >= behind]
 

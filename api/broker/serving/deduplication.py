@@ -62,7 +62,7 @@ class Deduplication:
             self._end = stored.end_offset
             for name, number in stored.highest.items():
                 self._note(name, (number, WHOLE))
-        for scan in self._topic.sequences(stored.end_offset):
+        for scan in self._topic.producer_sequences(stored.end_offset):
             with self._lock:
                 self._end = max(self._end, scan.end)
                 self._note_count += 1

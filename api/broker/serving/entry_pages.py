@@ -77,7 +77,7 @@ class EntryPages:
                 if self._reader is None:
                     self._reader = self._open_reader()
                 if skip_to is not None and self._reader.next_offset != skip_to:
-                    self._reader.pass_to(skip_to)
+                    self._reader.advance_to(skip_to)
                 entries = self._reader.read()
                 self._page = Page(entries, None if entries else self._reader.next_offset)
         finally:
@@ -99,7 +99,7 @@ class EntryPages:
         if offset is not None and not self._is_closed:
             self._page = None
             if self._reader is not None:
-                self._reader.return_to(offset)
+                self._reader.rewind_to(offset)
 
     def _close_reader(self) -> None:
         if self._lock.acquire(blocking=False):  # else the thread that has it calls this again

@@ -189,10 +189,10 @@ class _Work:
         """Add the unsealed messages, which a run seals first, to an estimate; return None if both are empty."""
         if isinstance(estimate, Exception):
             return estimate
-        from compactor.scheduling.backlog import unsealed
+        from compactor.scheduling.backlog import unsealed_backlog
 
         try:
-            tail = unsealed(self.environment.log, open_topic(self.environment, name).snapshot())
+            tail = unsealed_backlog(self.environment.log, open_topic(self.environment, name).snapshot())
         except CompactorError as error:
             return error
         if not tail.messages:

@@ -75,7 +75,7 @@ def show_stats(context: typer.Context, topic: Topic, output: Output = OutputForm
 
     Its raw ledgers, compacted ledger and horizon, the backlog, the last run, and the last message ids.
     """
-    from compactor.scheduling.backlog import unsealed
+    from compactor.scheduling.backlog import unsealed_backlog
 
     with open_for_reading(context.obj) as environment:
         opened = open_topic(environment, topic)
@@ -83,7 +83,7 @@ def show_stats(context: typer.Context, topic: Topic, output: Output = OutputForm
         snapshot, end = reader.snapshot, _if_local(lambda: reader.end)
         last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
         last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
-        tail = unsealed(environment.log, snapshot)
+        tail = unsealed_backlog(environment.log, snapshot)
         other_logs = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
     document = stats_document(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
@@ -132,7 +132,7 @@ def delete_topic(
     reject_yes_with_dry_run(yes, dry_run)
     with (open_for_writing if yes else open_for_reading)(context.obj) as environment:
         from api.broker import names
-        from compactor.scheduling.backlog import unsealed
+        from compactor.scheduling.backlog import unsealed_backlog
 
         partitioned = environment.metadata.partitions.find(topic)
         if partitioned is None:
@@ -149,7 +149,7 @@ def delete_topic(
         for record in records:
             snapshot = environment.metadata.topic_snapshot(record.id)
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
-            tail = unsealed(environment.log, snapshot)
+            tail = unsealed_backlog(environment.log, snapshot)
             messages += tail.messages
             logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers) + tail.bytes
             cursors += len(environment.metadata.cursors.of_topic(record.id))

@@ -254,7 +254,7 @@ def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, 
         try:
             bound = bound or self._first_bound(read)
             for table in read.raw(bound, delivered_to):
-                self.begin(SeekOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
+                self.seek(SeekOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
                 yield table
             return
         except ObjectMissing:
@@ -379,7 +379,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "newest-for-oldest": Bug(
             "A part says when its newest value was published in place of its oldest, so expiry comes too late.",
-            ((phase_two, "least", _newest),),
+            ((phase_two, "earliest", _newest),),
         ),
         "cursors-not-waited-for": Bug(
             "Tombstones that win do not wait for the slowest cursor.",

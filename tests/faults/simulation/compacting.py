@@ -87,7 +87,7 @@ class Compacting:
         world = self._world
         faults, process.floor = process.faults, None
         try:
-            job = compactor.claim(model.record.name, self._from_start(model, used))
+            job = compactor.seal_and_claim(model.record.name, self._from_start(model, used))
         except CompactionRunning as error:
             last = world.observer.runs.last(model.record.id)
             stopping = model.stops and "was aborted" in str(error)
@@ -192,7 +192,7 @@ class Compacting:
         elif isinstance(result, CompactorError):
             job.fail(result)
         else:
-            job.answer(result[0])
+            job.resume(result[0])
         self._end(running)
 
     def _end(self, running: Running) -> None:
@@ -204,13 +204,13 @@ class Compacting:
         error = job.outcome.error
         if running.model.deleted_at is not None:
             require(error is not None and not isinstance(error, DataLoss), f"{job.run} of a deleted topic: {error!r}")
-            self._batch(running.process).note_end(job)
+            self._batch(running.process).record_failure(job)
             world.note(f"  ended with its topic: {error!r}"[:150])
             return
         row = world.observer.runs.get(job.run.run_id)
         topic = world.observer.topics.get(running.model.record.name)
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
-        self._batch(running.process).note_end(job)
+        self._batch(running.process).record_failure(job)
         after = world.observer.runs.get(job.run.run_id)
         message = f"run {row.run_id} of {topic.name}"
         world.note(f"  ended as {after.state} {after.error}"[:150])

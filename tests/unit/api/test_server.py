@@ -153,4 +153,4 @@ def test_a_service_starts_while_the_store_is_away(tmp_path: Path, monkeypatch: p
     settings = Settings(data=str(tmp_path / "data"))
     monkeypatch.setattr(LocalStore, "get", lambda *_: (_ for _ in ()).throw(Unavailable("the store is away", "wait")))
     with open_for_writing(settings) as environment, pytest.raises(Unavailable):
-        StoreIdentity(environment.metadata, environment.store).require()
+        StoreIdentity(environment.metadata, environment.store).check_or_bind()

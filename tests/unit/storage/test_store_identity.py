@@ -78,15 +78,15 @@ def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: 
         def get(self, name: str) -> bytes:
             self.looks += 1
             if self.looks == 1 and before:
-                other.require()
+                other.check_or_bind()
             try:
                 return super().get(name)
             finally:
                 if self.looks == 1 and not before:
-                    other.require()
+                    other.check_or_bind()
 
     metadata = database(tmp_path, "fresh")
-    StoreIdentity(metadata, Watched(tmp_path / "new")).require()
+    StoreIdentity(metadata, Watched(tmp_path / "new")).check_or_bind()
     assert metadata.store_binding.find() == fresh.store_binding.find()
     assert metadata.store_binding.verified_locations
 
@@ -106,7 +106,7 @@ def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tm
 
 def test_the_store_of_two_databases_that_were_both_bound(bench: Workbench, tmp_path: Path) -> None:
     other = replace(bench, metadata=database(tmp_path, "other"), store=store_at(tmp_path, "others"))
-    StoreIdentity(other.metadata, other.store).require()
+    StoreIdentity(other.metadata, other.store).check_or_bind()
     with pytest.raises(WrongStore, match="is another one"):
         StoreIdentity(database(tmp_path, "other"), bench.store).check()
 
@@ -117,7 +117,7 @@ def test_it_costs_one_small_get_a_process(bench: Workbench, tmp_path: Path, monk
     counted.objects[STORE_UID] = bench.store.get(STORE_UID)
     for _ in range(3):
         StoreIdentity(metadata, counted).check()
-        StoreIdentity(metadata, counted).require()
+        StoreIdentity(metadata, counted).check_or_bind()
     assert sum(counted.requests.values()) == 1
 
 
@@ -126,7 +126,7 @@ def test_readers_make_nothing(tmp_path: Path) -> None:
     StoreIdentity(metadata, store).check()
     assert names(store) == []
     assert metadata.store_binding.find() is None
-    StoreIdentity(metadata, store).require()
+    StoreIdentity(metadata, store).check_or_bind()
     binding = metadata.store_binding.find()
     assert binding is not None
     assert binding.confirmed
@@ -140,9 +140,9 @@ def test_a_database_and_store_from_before_are_bound_in_silence(bench: Workbench,
     metadata = database(tmp_path)
     mistyped = store_at(tmp_path, "objetcs")
     with pytest.raises(WrongStore, match=r"does not have the object topics/.*which the database names"):
-        StoreIdentity(metadata, mistyped).require()
+        StoreIdentity(metadata, mistyped).check_or_bind()
     assert names(mistyped) == []
-    StoreIdentity(metadata, bench.store).require()
+    StoreIdentity(metadata, bench.store).check_or_bind()
     assert STORE_UID in names(bench.store)
 
 
@@ -169,7 +169,7 @@ def test_what_a_topic_without_ledgers_left_is_the_databases_own(
     forget(bench)
     if deleted:
         bench.metadata.tenancy.delete_topic(topic.record.id)
-    StoreIdentity(database(tmp_path), bench.store).require()
+    StoreIdentity(database(tmp_path), bench.store).check_or_bind()
     assert STORE_UID in names(bench.store)
 
 
@@ -180,7 +180,7 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     with monkeypatch.context() as patched:
         patched.setattr(LocalStore, "put", lambda *_: (_ for _ in ()).throw(Unavailable("away", "wait")))
         with pytest.raises(Unavailable):
-            StoreIdentity(metadata, store).require()
+            StoreIdentity(metadata, store).check_or_bind()
     begun = metadata.store_binding.find()
     assert begun is not None
     assert not begun.confirmed
@@ -194,9 +194,9 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     with monkeypatch.context() as patched:
         patched.setattr(LocalStore, "put", put_without_answer)
         with pytest.raises(Unavailable):
-            StoreIdentity(again, store).require()
+            StoreIdentity(again, store).check_or_bind()
     StoreIdentity(again, store).check()
-    StoreIdentity(again, store).require()
+    StoreIdentity(again, store).check_or_bind()
     finished = again.store_binding.find()
     assert finished is not None
     assert (finished.uid, finished.confirmed) == (begun.uid, True)
@@ -205,7 +205,7 @@ def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
     late = database(tmp_path, "late")
     late.store_binding.ensure(store.url)
     with pytest.raises(WrongStore, match="belongs to another database"):
-        StoreIdentity(late, store).require()
+        StoreIdentity(late, store).check_or_bind()
 
 
 @pytest.mark.parametrize(
@@ -233,18 +233,18 @@ def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None
     assert (adoption.store_uid, adoption.has_object, adoption.is_bound) == (None, True, False)
     assert STORE_UID not in names(moved)
     assert identity.adopt() == adoption
-    StoreIdentity(database(tmp_path), moved).require()
+    StoreIdentity(database(tmp_path), moved).check_or_bind()
     with pytest.raises(WrongStore, match="is another one"):
         StoreIdentity(database(tmp_path), bench.store).check()
     assert identity.adopt().is_bound
     # a database that was restored from before, or rebuilt
     fresh = database(tmp_path, "fresh")
     assert StoreIdentity(fresh, moved).adopt().database_uid is None
-    StoreIdentity(database(tmp_path, "fresh"), moved).require()
+    StoreIdentity(database(tmp_path, "fresh"), moved).check_or_bind()
     # and one that has lost its objects
     empty = store_at(tmp_path, "empty")
     assert not StoreIdentity(bench.metadata, empty).adopt(force=True).has_object
-    StoreIdentity(database(tmp_path), empty).require()
+    StoreIdentity(database(tmp_path), empty).check_or_bind()
 
 
 def forget(bench: Workbench) -> None:

@@ -27,7 +27,7 @@ def counts(bench: Workbench, topic: Topic) -> tuple[int, int, int]:
     (listed,) = add_open_segments(bench.metadata, bench.log, bench.metadata.topics.summaries())
     snapshot = stats_snapshot(bench, topic.name)
     assert snapshot is not None
-    (backlog,) = BacklogReader(bench.metadata, bench.log).of([topic.record.id])
+    (backlog,) = BacklogReader(bench.metadata, bench.log).read([topic.record.id])
     return listed.all_bytes, snapshot.size, backlog.bytes
 
 

@@ -43,7 +43,7 @@ def test_only_a_large_job_opens_spark_and_once() -> None:
         opened.append(InsteadOfSpark())
         return opened[-1]
 
-    engine = AutoEngine(open_spark, 2, limit=1 << 20)
+    engine = AutoEngine(open_spark, 2, in_process_limit=1 << 20)
     assert engine.run(3, str, lambda _: None, [1.0, 2.0, 3.0]) == ["0", "1", "2"]
     assert engine.choice == "in-process: 0.0 MiB, below 1 MiB"
     assert not opened

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engines.cluster import check_master, is_local, max_failures, reach_master, zip_packages
+from compactor.engines.cluster import check_master, is_local, local_address_for_master, max_failures, zip_packages
 from storage.errors import Misconfigured, Unavailable
 
 
@@ -56,14 +56,14 @@ def test_the_address_that_faces_the_master() -> None:
     with socket.create_server(("127.0.0.1", 0)) as second, socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
         closed.close()
-        assert reach_master(f"spark://127.0.0.1:{port},127.0.0.1:{second.getsockname()[1]}") == "127.0.0.1"
+        assert local_address_for_master(f"spark://127.0.0.1:{port},127.0.0.1:{second.getsockname()[1]}") == "127.0.0.1"
 
 
 def test_a_master_that_is_not_there_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(Unavailable, match=rf"no Spark master answers at .*127\.0\.0\.1:{port}: Connection refused"):
-        reach_master(f"spark://127.0.0.1:{port}")
+        local_address_for_master(f"spark://127.0.0.1:{port}")
 
 
 def test_a_master_that_does_not_answer_is_given_up() -> None:
@@ -77,7 +77,7 @@ def test_a_master_that_does_not_answer_is_given_up() -> None:
                 client.setblocking(False)
                 client.connect_ex(address)
             with pytest.raises(Unavailable, match="no Spark master answers"):
-                reach_master(f"spark://127.0.0.1:{address[1]}", within_seconds=0.2)
+                local_address_for_master(f"spark://127.0.0.1:{address[1]}", within_seconds=0.2)
         finally:
             for client in waiting:
                 client.close()
@@ -86,7 +86,7 @@ def test_a_master_that_does_not_answer_is_given_up() -> None:
 @pytest.mark.parametrize("master", ["spark://host", "spark://a:1,", "spark://a:99999", "spark://a:b", "spark://a:1/x"])
 def test_a_master_without_host_and_port(master: str) -> None:
     with pytest.raises(Misconfigured, match="does not name host:port"):
-        reach_master(master, within_seconds=0.1)
+        local_address_for_master(master, within_seconds=0.1)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from compactor.engines.driver_monitor import (
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
-FINE = DriverStatus(stopped=False, executors=2, ended=1)
+FINE = DriverStatus(stopped=False, executors=2, ended_tasks=1)
 ALONE = DriverStatus(stopped=False, executors=0)
 
 

@@ -13,8 +13,8 @@ from compactor.engines.engine import (
     InProcessEngine,
     InProcessEngineProvider,
     TaskFailure,
-    answers,
-    current_stop,
+    answers_or_raise,
+    current_stop_event,
     pack,
 )
 from storage.errors import Fenced, ObjectMissing
@@ -36,8 +36,8 @@ def test_what_fails_stands_in_its_place() -> None:
     assert isinstance(outcomes[3].error, ZeroDivisionError)
     assert seen == [1, 2, 3, 4]
     with pytest.raises(ObjectMissing, match="object 1 is gone"):
-        answers(outcomes)
-    assert answers([1, 2]) == [1, 2]
+        answers_or_raise(outcomes)
+    assert answers_or_raise([1, 2]) == [1, 2]
 
 
 def test_a_cancel_is_heard_between_tasks_and_holds_for_this_job_alone() -> None:
@@ -48,7 +48,7 @@ def test_a_cancel_is_heard_between_tasks_and_holds_for_this_job_alone() -> None:
     def cancelled_by_the_second(number: int) -> int:
         if number == 1:
             engine.cancel()
-        (answer,) = answers(other.run(1, lambda _: number, lambda _: None))
+        (answer,) = answers_or_raise(other.run(1, lambda _: number, lambda _: None))
         return answer
 
     with pytest.raises(Fenced, match="was cancelled"):
@@ -61,7 +61,7 @@ def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> 
     engine = InProcessEngine()
 
     def ends(_: int) -> None:
-        stop = current_stop()
+        stop = current_stop_event()
         assert stop is not None
         assert not stop.is_set()
         engine.cancel()
@@ -70,7 +70,7 @@ def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> 
 
     with pytest.raises(Fenced, match="was cancelled"):
         engine.run(1, ends, lambda _: None)
-    assert current_stop() is None
+    assert current_stop_event() is None
 
 
 def test_without_weights_every_task_is_a_partition() -> None:

@@ -48,15 +48,15 @@ def test_it_says_how_it_is_reached_and_ends_with_all_that_it_started(tmp_path: P
     assert Path(f"{submit}.arguments").read_text() == "--conf spark.a=b c pyspark-shell\n"
     process = process_of(jvm)
     assert (process.poll(), os.getpgid(process.pid)) == (None, process.pid)
-    jvm.end()
-    jvm.end()
+    jvm.kill()
+    jvm.kill()
     assert process.poll() == -signal.SIGKILL
 
 
 def test_who_waits_for_it_hears_that_it_was_given_up_and_none_starts_afterwards(tmp_path: Path) -> None:
     jvm = Jvm()
     submit = script(tmp_path, WAITS)
-    ender = threading.Thread(target=lambda: (process_of(jvm), jvm.end()))
+    ender = threading.Thread(target=lambda: (process_of(jvm), jvm.kill()))
     ender.start()
     with pytest.raises(StartFailed, match="exit code -9"):
         launched(jvm, submit)

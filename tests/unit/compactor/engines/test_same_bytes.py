@@ -52,5 +52,5 @@ def test_spark_writes_what_this_process_writes(tmp_path: Path, spark_engine: Eng
     assert len(in_process) > 20
     assert written(tmp_path / "spark", spark_engine, sizing) == in_process
     # phases of one run on both engines: the limit is between their sizes
-    auto = AutoEngine(lambda: spark_engine, sizing.parallelism, limit=8 << 10)
+    auto = AutoEngine(lambda: spark_engine, sizing.parallelism, in_process_limit=8 << 10)
     assert written(tmp_path / "auto", auto, sizing) == in_process

@@ -23,8 +23,8 @@ from pyspark.java_gateway import launch_gateway
 from api.cli.local.engine import engine_of
 from api.settings.settings import Settings
 from compactor.engines.driver_monitor import DriverCaller, DriverStatus
-from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers
-from compactor.engines.jvm import Jvm
+from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers_or_raise
+from compactor.engines.jvm import Gateway, Jvm
 from compactor.engines.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
@@ -47,9 +47,9 @@ def test_an_error_of_ours_comes_back_as_it_was_raised(spark_engine: Engine) -> N
         raise Unavailable("the store is away", "wait")
 
     with pytest.raises(ObjectMissing, match="object 0 is gone: restore it"):
-        answers(spark_engine.run(1, missing, print))
+        answers_or_raise(spark_engine.run(1, missing, print))
     with pytest.raises(Unavailable, match=r"^the store is away: wait$"):
-        answers(spark_engine.run(1, away, print))
+        answers_or_raise(spark_engine.run(1, away, print))
 
 
 def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> None:
@@ -59,7 +59,7 @@ def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> 
         return {0: 1}[number + 41]
 
     with pytest.raises(RuntimeError, match="KeyError: 41") as raised:
-        answers(spark_engine.run(1, defect, print))
+        answers_or_raise(spark_engine.run(1, defect, print))
     assert "in defect" in raised.value.__notes__[0]
 
 
@@ -169,11 +169,11 @@ class FakeJvm(Jvm):
         monkeypatch.setattr("compactor.engines.spark.ClientServer", lambda **_: SimpleNamespace(jvm=None))
         monkeypatch.setattr("compactor.engines.spark.java_import", lambda *_: None)
 
-    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> tuple[int, str]:
+    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> Gateway:
         self.java_options = dict(options)["spark.driver.extraJavaOptions"]
         (file,) = re.findall(r"-Dlog4j2.configurationFile=file://(\S+)", self.java_options)
         self.log_settings = Path(file).read_text(encoding="utf-8")
-        return 1234, "secret"
+        return Gateway(1234, "secret")
 
 
 def test_java_logs_to_the_file_of_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
     java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
     context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
     driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
-    assert driver.status("group") == DriverStatus(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+    assert driver.status("group") == DriverStatus(stopped=False, executors=None, ended_tasks=10, is_waiting=is_waiting)
 
 
 def test_the_gateway_imports_what_pyspark_does() -> None:

@@ -20,7 +20,7 @@ from tests.unit.compactor.engines.test_spark import until
 
 def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_path: Path) -> None:
     assert isinstance(spark_engine, SparkEngine)
-    first, second = (spark_engine.another() for _ in range(2))
+    first, second = (spark_engine.on_same_session() for _ in range(2))
     go = tmp_path / "go"
 
     def waits(number: int) -> int:
@@ -66,7 +66,7 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
     assert len(opened) == 1
     assert len({id(engine) for engine in created}) == 3
     assert created[0].run(2, lambda number: number, print) == [0, 1]
-    monkeypatch.setattr(SparkEngine, "end", lambda _: None)  # others use the session
+    monkeypatch.setattr(SparkEngine, "close_with_java", lambda _: None)  # others use the session
     engines.close()
     with pytest.raises(Unavailable, match="Spark was stopped"):
         engines.open()
@@ -92,7 +92,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(engines.open)
         starting.wait(60)
-        engines.end()  # it does not wait
+        engines.stop_opening()  # it does not wait
         with pytest.raises(Unavailable, match="Spark was stopped"):
             opening.result()
     engines.close()

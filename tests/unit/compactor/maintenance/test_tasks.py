@@ -11,7 +11,7 @@ from sqlalchemy import update
 
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.maintenance.tasks import Maintenance, MaintenanceTask, due
+from compactor.maintenance.tasks import Maintenance, MaintenanceTask, due_tasks
 from compactor.scheduling.scan_throttle import RESTS
 from storage.entries.encode import encode_message
 from storage.environment import Environment
@@ -53,13 +53,13 @@ def starts(**began: int | None) -> dict[MaintenanceTask, int | None]:
 )
 def test_what_is_due(now: int, expected: list[MaintenanceTask]) -> None:
     began = starts(sweep=100, backlog=100, retention=100, garbage=100)
-    assert due(began, INTERVALS, True, now) == expected
-    assert due(began, INTERVALS, False, now) == [task for task in expected if task in EACH_SERVICES]
+    assert due_tasks(began, INTERVALS, True, now) == expected
+    assert due_tasks(began, INTERVALS, False, now) == [task for task in expected if task in EACH_SERVICES]
 
 
 def test_at_first_all_is_due() -> None:
-    assert due(starts(), INTERVALS, True, 0) == list(MaintenanceTask)
-    assert due(starts(), INTERVALS, False, 0) == EACH_SERVICES
+    assert due_tasks(starts(), INTERVALS, True, 0) == list(MaintenanceTask)
+    assert due_tasks(starts(), INTERVALS, False, 0) == EACH_SERVICES
 
 
 class Bench:
@@ -313,7 +313,7 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
         return real(topic_id)
 
     monkeypatch.setattr(pins, "gc_snapshot", slowly)
-    bench.maintenance.rest = rested.append
+    bench.maintenance.throttle = rested.append
     bench.maintenance.run_due()
     assert [item for item in rested if item] == [RESTS * 0.5, RESTS * 0.5]
 

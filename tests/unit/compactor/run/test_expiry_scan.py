@@ -106,7 +106,7 @@ MARK = int(MARKER)
 
 
 def due(store: ObjectStore, result: ScanTaskResult) -> list[int]:
-    return offsets(store, result.due, MARK)
+    return offsets(store, result.removal_markers, MARK)
 
 
 MIXED = [
@@ -149,8 +149,8 @@ def test_values_go_by_publish_time_and_tombstones_by_when_they_were_kept(
 def test_markers_know_a_tombstone_and_the_event_time(object_store: ObjectStore) -> None:
     content = [Row(b"a", 10, event=77), Row(b"b", 10, retained=5, event=88), Row(b"c", 10)]
     result = scanned(object_store, part_of(object_store, content), ScanTask(0, values_to=10, tombstones_to=5))
-    assert result.due is not None
-    records = key_index.read_records(object_store, result.due, HashRange(), events=True)
+    assert result.removal_markers is not None
+    records = key_index.read_records(object_store, result.removal_markers, HashRange(), events=True)
     assert records.event_time is not None
     assert sorted(zip(records.offset.tolist(), records.event_time.tolist(), strict=True)) == [
         (BASE | MARK, 77),
@@ -221,7 +221,7 @@ def test_row_groups_in_which_nothing_can_be_due_are_not_read(
 def test_nothing_due_writes_nothing(object_store: ObjectStore) -> None:
     plan = plan_of(object_store, part_of(object_store, MIXED))
     result = run_scan(plan, ScanTask(0, values_to=1, tombstones_to=1))
-    assert result.due is None
+    assert result.removal_markers is None
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id))) == []
 
 
@@ -236,7 +236,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
     ]
     plan = plan_of(object_store, part_of(object_store, content, dead=[1]), hasher=hasher)
     result = run_scan(plan, ScanTask(0, reindex=True))
-    assert (result.due, result.oldest_value, result.oldest_tombstone) == (None, 3, 8)
+    assert (result.removal_markers, result.oldest_value, result.oldest_tombstone) == (None, 3, 8)
     assert result.index is not None
     records = key_index.read_records(object_store, result.index, HashRange(), events=True)
     assert records.event_time is not None
@@ -271,7 +271,12 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     source = part_of(object_store, MIXED)
     plan = plan_of(object_store, source, old=False)
     result = run_scan(plan, ScanTask(0, values_to=10))
-    assert (result.index, result.due, result.oldest_value, result.oldest_tombstone) == (None, None, None, None)
+    assert (result.index, result.removal_markers, result.oldest_value, result.oldest_tombstone) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert result.expired is not None
     assert [list(item) for item in read_all_deleted(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
     assert result.expired.name.startswith(names.run_prefix(plan.topic_uid, plan.attempt_id))

@@ -171,7 +171,7 @@ BIG = Sizing(1, part_bytes=1000)
 )
 def test_garbage_of_just_the_ratio_stays_and_more_is_written_anew(before: int, goes: int, kept: bool) -> None:
     result, _ = laid_out([source(0, 100, 1000, dead=before), source(100, 10, 1)], 1, [goes, 1], BIG)
-    assert result.kept == ((0,) if kept else ())
+    assert result.kept_parts == ((0,) if kept else ())
     assert written(result) == ([[1]] if kept else [[0, 1]])
 
 
@@ -179,14 +179,14 @@ def test_garbage_of_just_the_ratio_stays_and_more_is_written_anew(before: int, g
 def test_a_part_of_which_nothing_is_left_is_left_out(before: int) -> None:
     sources = [source(0, 100, 1000), source(100, 100, 1000, dead=before), source(200, 100, 1000)]
     result, remaining = laid_out(sources, 3, [0, 100 - before, 0], BIG)
-    assert (result.kept, result.parts, result.bitmaps) == ((0, 2), (), ())
+    assert (result.kept_parts, result.parts, result.bitmaps) == ((0, 2), (), ())
     assert remaining[1].count == 0
 
 
 def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
     sources = [source(0, 100, 1000), source(100, 100, 1000), source(200, 100, 1000), source(300, 100, 1000)]
     result, _ = laid_out(sources, 4, [60, 100, 60, 0], BIG)
-    assert (result.kept, written(result)) == ((3,), [[0, 2]])
+    assert (result.kept_parts, written(result)) == ((3,), [[0, 2]])
 
 
 def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alone() -> None:
@@ -194,7 +194,7 @@ def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alo
         """Old parts that are written together with a dirty ledger of that size."""
         sources = [source(100 * number, 100, size) for number, size in enumerate([*sizes, dirty])]
         result, _ = laid_out(sources, len(sizes), [0] * len(sizes) + [100], BIG)
-        return [number for number in range(len(sizes)) if number not in result.kept]
+        return [number for number in range(len(sizes)) if number not in result.kept_parts]
 
     assert merged(400, 200, dirty=100) == []
     assert merged(400, 199, dirty=100) == [0, 1]
@@ -208,13 +208,13 @@ def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alo
 def test_two_parts_that_could_stay_are_never_written() -> None:
     sources = [source(100 * number, 100, size) for number, size in enumerate([30, 20, 10])]
     result, _ = laid_out(sources, 3, [1, 1, 1], BIG)
-    assert (result.kept, result.parts) == ((0, 1, 2), ())
+    assert (result.kept_parts, result.parts) == ((0, 1, 2), ())
 
 
 def test_a_small_part_behind_one_that_is_written_anew_joins_it() -> None:
     sources = [source(0, 100, 1000), source(100, 100, 300), source(200, 100, 300)]
     result, _ = laid_out(sources, 3, [60, 0, 0], BIG)
-    assert (result.kept, written(result)) == ((2,), [[0, 1]])
+    assert (result.kept_parts, written(result)) == ((2,), [[0, 1]])
 
 
 # --- bitmaps
@@ -223,7 +223,7 @@ def test_a_small_part_behind_one_that_is_written_anew_joins_it() -> None:
 def test_parts_that_lose_rows_and_stay_get_bitmaps() -> None:
     sources = [source(100 * number, 100, 1000) for number in range(5)]
     result, _ = laid_out(sources, 4, [10, 0, 90, 20, 100], BIG)
-    assert result.kept == (0, 1, 3)
+    assert result.kept_parts == (0, 1, 3)
     (plan,) = result.bitmaps
     assert [number for number, _ in plan.parts] == [0, 3]
     assert [row_set.count for _, located_ in plan.parts for _, row_set in located_] == [10, 20]
@@ -287,16 +287,18 @@ def test_every_live_source_is_kept_or_written_once_and_in_order(
 
     in_parts = [item.source for part in result.parts for item in part.slices]
     assert in_parts == sorted(in_parts)
-    assert result.kept == tuple(sorted(result.kept))
-    assert sorted({*in_parts, *result.kept}) == sorted(number for number, totals in remaining.items() if totals.count)
-    assert not {*in_parts} & {*result.kept}
-    assert all(number < old_parts for number in result.kept)
+    assert result.kept_parts == tuple(sorted(result.kept_parts))
+    assert sorted({*in_parts, *result.kept_parts}) == sorted(
+        number for number, totals in remaining.items() if totals.count
+    )
+    assert not {*in_parts} & {*result.kept_parts}
+    assert all(number < old_parts for number in result.kept_parts)
     spans = [(part.slices[0].first_offset, part.slices[-1].last_offset) for part in result.parts]
-    spans += [(sources[number].first_offset, sources[number].last_offset) for number in result.kept]
+    spans += [(sources[number].first_offset, sources[number].last_offset) for number in result.kept_parts]
     assert all(before[1] < after[0] for before, after in pairwise(sorted(spans)))
     assert [part.number for part in result.parts] == list(range(len(result.parts)))
     marked = [number for plan in result.bitmaps for number, located_ in plan.parts if located_]
-    assert marked == [number for number in result.kept if counts[number]]
+    assert marked == [number for number in result.kept_parts if counts[number]]
     assert len(result.costs(plan_of(sources, old_parts))) == len(result.tasks)
 
 
@@ -319,7 +321,7 @@ class Trickle:
         counts = [int(superseded * part.messages) for part in self.parts]
         result, remaining = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
         after = []
-        for number in result.kept:
+        for number in result.kept_parts:
             dead = sources[number].rows.stored.size - remaining[number].count
             deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
             after.append(replace(sources[number], messages=remaining[number].count, deleted=deleted))

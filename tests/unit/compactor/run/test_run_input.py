@@ -292,7 +292,11 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     plan = plan_of([ledger(2, 0)], previous, RunPolicies())
     due, again = index(1), index(2)
     expired = DeletedRows("expired", 0, 1, 1, 0)
-    results = [ScanTaskResult(0, index=again, due=due), ScanTaskResult(1), ScanTaskResult(2, expired=expired)]
+    results = [
+        ScanTaskResult(0, index=again, removal_markers=due),
+        ScanTaskResult(1),
+        ScanTaskResult(2, expired=expired),
+    ]
     scanned = run_input.with_scans(plan, results, reindexed=False)
     assert scanned.indexes == (due, *plan.indexes)
     assert scanned.expired == ((2, expired),)

@@ -92,16 +92,16 @@ def with_a_part_twice(output: RunOutput) -> RunOutput:
 def test_a_promise_that_was_not_kept_names_its_source(
     output: RunOutput, break_it: Callable[[RunOutput], RunOutput], source: int
 ) -> None:
-    output.check()
+    output.check_totals()
     with pytest.raises(ObjectDamaged, match=rf"sources \[{source}\]"):
-        break_it(output).check()
+        break_it(output).check_totals()
 
 
 def test_parts_must_ascend(output: RunOutput) -> None:
     (part,) = output.parts
     twin = PartTaskResult(part.part)
     with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
-        replace(output, parts=[part, twin]).check()
+        replace(output, parts=[part, twin]).check_totals()
 
 
 def test_all_that_a_manifest_names_must_be_there_at_its_full_length(

@@ -72,7 +72,7 @@ class Engines:
             raise self.fails
         return Held(self)
 
-    def end(self) -> None:
+    def stop_opening(self) -> None:
         self.ended = True
 
     def close(self) -> None:

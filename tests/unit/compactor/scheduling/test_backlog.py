@@ -30,7 +30,7 @@ def cause(bench: Workbench, topic: Topic) -> str | None:
 
 
 def backlog(bench: Workbench, topic: Topic, backlogs: BacklogReader | None = None) -> Backlog:
-    (item,) = (backlogs or BacklogReader(bench.metadata, bench.log)).of([topic.record.id])
+    (item,) = (backlogs or BacklogReader(bench.metadata, bench.log)).read([topic.record.id])
     return item
 
 
@@ -102,7 +102,7 @@ def test_of_an_open_segment_the_row_says_the_same_once_it_is_rolled(bench: Workb
     topic.log_manager().roll(topic.record)
     rolled = backlog(bench, topic)
     assert (opened.messages, opened.bytes, opened.oldest) == (rolled.messages, rolled.bytes, rolled.oldest)
-    assert (opened.dirty, rolled.dirty) == (0, rolled.bytes), "the ratio is of what is closed"
+    assert (opened.dirty_bytes, rolled.dirty_bytes) == (0, rolled.bytes), "the ratio is of what is closed"
 
 
 def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ def test_every_topic_is_measured_with_its_open_segment(bench: Workbench) -> None
     set_at(bench, topics[1], MESSAGES, 1)
     reader = BacklogReader(bench.metadata, bench.log)
     measured = reader.read_all()
-    assert measured == reader.of([topic.record.id for topic in topics])
-    assert (measured[0].open_messages, measured[0].open_bytes) == (3, measured[0].bytes - measured[0].dirty)
+    assert measured == reader.read([topic.record.id for topic in topics])
+    assert (measured[0].open_messages, measured[0].open_bytes) == (3, measured[0].bytes - measured[0].dirty_bytes)
     assert (measured[1].messages, measured[1].open_messages) == (0, 0)
 
 

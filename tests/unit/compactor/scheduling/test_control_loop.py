@@ -144,7 +144,7 @@ def test_what_waits_for_a_lane_is_not_measured(stage: Stage, monkeypatch: pytest
     stage.hold(loop, topics[0])
     loop.trigger(topics[1].record)
     with monkeypatch.context() as patched:
-        patched.setattr(BacklogReader, "of", None)
+        patched.setattr(BacklogReader, "read", None)
         loop.poll()
     stage.engines.go.set()
     stage.finish(loop)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.due import TopicsCheckResult, WorkerSlots, cause_of, due, jobs, retry_delay_ms
+from compactor.scheduling.due import TopicsCheckResult, WorkerSlots, cause_of, due_topics, jobs_to_begin, retry_delay_ms
 from storage.metadata.records import CompactionControl, TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
@@ -51,9 +51,9 @@ def test_what_is_due(triggers: dict[str, int], cause: str | None) -> None:
 def test_the_dirty_ratio_is_that_of_what_is_closed() -> None:
     limited = backlog(size=100, clean=100, dirty_ratio=0.5)
     assert cause_of(limited, NOW) is None
-    assert cause_of(replace(limited, dirty=101), NOW) == "dirty.ratio"
-    assert cause_of(replace(limited, dirty=0, bytes=10**9), NOW) is None, "what is open does not count"
-    assert cause_of(replace(limited, clean=0), NOW) == "dirty.ratio"
+    assert cause_of(replace(limited, dirty_bytes=101), NOW) == "dirty.ratio"
+    assert cause_of(replace(limited, dirty_bytes=0, bytes=10**9), NOW) is None, "what is open does not count"
+    assert cause_of(replace(limited, clean_bytes=0), NOW) == "dirty.ratio"
 
 
 def test_nothing_is_due_of_a_topic_whose_messages_are_all_too_young() -> None:
@@ -65,7 +65,7 @@ def test_nothing_is_due_of_a_topic_whose_messages_are_all_too_young() -> None:
 
 
 def test_an_empty_backlog_is_never_due() -> None:
-    empty = replace(backlog(dirty_ratio=0.0, max_lag_ms=1), bytes=0, messages=0, dirty=0, oldest=None)
+    empty = replace(backlog(dirty_ratio=0.0, max_lag_ms=1), bytes=0, messages=0, dirty_bytes=0, oldest=None)
     assert cause_of(empty, NOW) is None
 
 
@@ -77,7 +77,7 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
         backlog(4, size=100, clean=100, threshold_bytes=1),
         backlog(5, size=50, clean=0, threshold_bytes=1),
     ]
-    assert [item.topic.id for item in due(backlogs, {}, NOW)] == [3, 2, 5, 4, 1]
+    assert [item.topic.id for item in due_topics(backlogs, {}, NOW)] == [3, 2, 5, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
 )
 def test_who_is_left_out(control: CompactionControl, begins: bool) -> None:
     backlogs = [backlog(1, threshold_bytes=1), backlog(2, threshold_bytes=1)]
-    assert [item.topic.id for item in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
+    assert [item.topic.id for item in due_topics(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
 
 
 SLOTS = WorkerSlots(count=3, small_bytes=100, batch=3)
@@ -116,17 +116,17 @@ def test_small_topics_go_together_and_large_ones_alone() -> None:
     assert not SLOTS.is_small(large(1))
     assert not SLOTS.is_small(backlog(1, size=100, clean=1601))
     backlogs = [small(1), large(2), small(3), large(4), large(5), small(6), small(7)]
-    assert ids(jobs(backlogs, 0, 0, SLOTS)) == [[1, 3, 6], [2], [4]]
-    assert ids(jobs(backlogs[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
+    assert ids(jobs_to_begin(backlogs, 0, 0, SLOTS)) == [[1, 3, 6], [2], [4]]
+    assert ids(jobs_to_begin(backlogs[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
 
 
 def test_large_topics_leave_a_lane_to_small_ones() -> None:
     backlogs = [large(1), large(2), large(3), small(4)]
-    assert ids(jobs(backlogs[:3], 0, 0, SLOTS)) == [[1], [2]]
-    assert ids(jobs(backlogs, 0, 0, SLOTS)) == [[1], [2], [4]]
-    assert ids(jobs(backlogs, 2, 0, SLOTS)) == [[4]]
-    assert ids(jobs(backlogs, 2, 1, SLOTS)) == []
-    assert ids(jobs([large(1), small(2)], 0, 0, replace(SLOTS, count=1))) == [[1]]
+    assert ids(jobs_to_begin(backlogs[:3], 0, 0, SLOTS)) == [[1], [2]]
+    assert ids(jobs_to_begin(backlogs, 0, 0, SLOTS)) == [[1], [2], [4]]
+    assert ids(jobs_to_begin(backlogs, 2, 0, SLOTS)) == [[4]]
+    assert ids(jobs_to_begin(backlogs, 2, 1, SLOTS)) == []
+    assert ids(jobs_to_begin([large(1), small(2)], 0, 0, replace(SLOTS, count=1))) == [[1]]
 
 
 @given(
@@ -139,7 +139,7 @@ def test_no_lane_has_two_jobs_and_no_topic_is_begun_twice(
     kinds: list[bool], busy_large: int, busy_small: int, slots: WorkerSlots
 ) -> None:
     backlogs = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
-    batches = jobs(backlogs, busy_large, busy_small, slots)
+    batches = jobs_to_begin(backlogs, busy_large, busy_small, slots)
     begun = Counter(item.id for topics in batches for item in topics)
     assert set(begun.values()) <= {1}
     assert len(batches) <= max(0, slots.count - busy_large - busy_small)

@@ -13,13 +13,13 @@ from compactor.verify.compare import (
     RowsByOffset,
     align,
     compare_bitmaps,
+    diff,
+    event_winner_of_each,
     fingerprint,
     fingerprint_of_bits,
-    largest_of_each,
     last_of_each,
     newest_of_each,
     record_bits,
-    split,
 )
 from compactor.verify.findings import DifferenceKind, Findings, Fingerprint
 from storage.ledger.key_index import TOMBSTONE
@@ -31,7 +31,7 @@ def test_rows_are_found_where_offsets_do_not_ascend(monkeypatch: pytest.MonkeyPa
     reader = Mock(read=Mock(return_value=pa.table({"offset": pa.array([7, 3, 5], pa.int64())})))
     monkeypatch.setattr("compactor.verify.compare.RowsReader", lambda *_: reader)
     rows = RowsByOffset(Mock(), Mock())
-    positions, table = rows.rows(0, np.array([2, 3, 7, 9]))
+    positions, table = rows.find_in_group(0, np.array([2, 3, 7, 9]))
     assert positions.tolist() == [1, 2]
     assert table.column("offset").to_pylist() == [3, 7]
 
@@ -72,7 +72,7 @@ def test_align_of_nothing_is_empty() -> None:
 
 
 def test_split_separates_common_hashes_from_those_of_one_side() -> None:
-    sides = split(index_records((3, 30), (1, 10)), index_records((2, 21), (3, 31)))
+    sides = diff(index_records((3, 30), (1, 10)), index_records((2, 21), (3, 31)))
     assert [side.offset.tolist() for side in sides] == [[10], [21], [30], [31]]
 
 
@@ -83,7 +83,7 @@ def test_the_newest_record_of_a_hash_is_the_one_of_the_largest_offset_without_fl
 
 def test_the_largest_event_time_wins_and_then_the_offset() -> None:
     records = index_records((1, 4), (1, 7), (1, 5), (2, 1), event_times=[9, 3, 9, 0])
-    assert largest_of_each(records).offset.tolist() == [5, 1]
+    assert event_winner_of_each(records).offset.tolist() == [5, 1]
 
 
 def test_last_of_each_of_nothing_is_empty() -> None:

@@ -47,7 +47,7 @@ def test_compare_adds_each_value_that_differs() -> None:
 @pytest.mark.parametrize(("bound", "values", "wrong"), [(3, [3, 4], 0), (4, [5, 3], 1), (None, [3], 1), (None, [], 0)])
 def test_a_lower_bound_must_not_be_above_any_value(bound: int | None, values: list[int], wrong: int) -> None:
     findings = Findings(limit=5)
-    findings.check_bounds("part", SimpleNamespace(oldest=bound), "a row", {"oldest": values})
+    findings.check_lower_bounds("part", SimpleNamespace(oldest=bound), "a row", {"oldest": values})
     assert findings.counts.get(DifferenceKind.INCONSISTENT, 0) == wrong
 
 
@@ -78,6 +78,6 @@ def test_forgive_removes_the_damage_of_the_objects_alone() -> None:
 
 def test_a_task_adds_up_fingerprints_by_name() -> None:
     answer = TaskFindings(Findings(5))
-    answer.add("range 0", Fingerprint(1, 2**64 - 1))
-    answer.add("range 0", Fingerprint(2, 3))
+    answer.add_fingerprint("range 0", Fingerprint(1, 2**64 - 1))
+    answer.add_fingerprint("range 0", Fingerprint(2, 3))
     assert answer.fingerprints == {"range 0": Fingerprint(3, 2)}

@@ -44,14 +44,14 @@ def test_retention_removes_rows_of_any_kind() -> None:
     assert history.rows_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
     assert history.rows_removed_to(OFFSETS).tolist() == [599, 599, 599, 599, NEVER]
     assert history.values_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
-    assert history.unkeyed_dropped_to == 20
+    assert history.unkeyed_removable_to == 20
 
 
 def test_rows_below_a_start_offset_may_go_whatever_their_time() -> None:
     history = complete(ran(20, 1000, start_offset=11))
     assert history.rows_removable_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
     assert history.values_removed_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
-    assert history.unkeyed_dropped_to == 20
+    assert history.unkeyed_removable_to == 20
 
 
 def test_a_start_offset_above_the_horizon_removes_only_what_the_run_read() -> None:
@@ -91,14 +91,14 @@ def test_chunks_are_dropped_by_runs_before_the_rest_of_their_message() -> None:
 
 
 def test_null_keys_are_dropped_up_to_the_last_run_that_does_not_retain_them() -> None:
-    assert complete(ran(10, 0), ran(20, 0, retain_null_key=True)).null_keys_dropped_to == 10
-    assert complete(ran(10, 0, retain_null_key=True)).null_keys_dropped_to == -1
-    assert complete(ran(10, 0)).unkeyed_dropped_to == -1
+    assert complete(ran(10, 0), ran(20, 0, retain_null_key=True)).null_keys_droppable_to == 10
+    assert complete(ran(10, 0, retain_null_key=True)).null_keys_droppable_to == -1
+    assert complete(ran(10, 0)).unkeyed_removable_to == -1
 
 
 def test_deletions_are_purged_after_the_allowed_lateness() -> None:
     history = complete(ran(10, 1000, event_time_max_lateness_ms=10), ran(20, 1100, event_time_max_lateness_ms=500))
-    assert history.purged_to == 990
+    assert history.deletions_purgeable_to == 990
 
 
 def test_an_incomplete_history_explains_everything_and_requires_only_its_last_run() -> None:
@@ -106,9 +106,9 @@ def test_an_incomplete_history_explains_everything_and_requires_only_its_last_ru
     assert history.values_removable_to(OFFSETS).tolist() == history.rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 5
     assert history.values_removed_to(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
     assert (history.first_kept_times(OFFSETS), history.start_at_first_run(OFFSETS)) == (None, None)
-    assert (history.purged_to, history.chunks_droppable_to(3)) == (ALWAYS, ALWAYS)
-    assert (history.null_keys_dropped_to, history.unkeyed_dropped_to) == (20, 20)
-    assert history.orders == {True, False}
+    assert (history.deletions_purgeable_to, history.chunks_droppable_to(3)) == (ALWAYS, ALWAYS)
+    assert (history.null_keys_droppable_to, history.unkeyed_removable_to) == (20, 20)
+    assert history.event_time_orders == {True, False}
 
 
 def row(run_id: int, epoch: int, state: RunState = RunState.SUCCESS, **fields: Any) -> RunRecord:

@@ -53,7 +53,7 @@ ENTRIES = [
 def scanned(topic: Topic, first_offset: int = 0) -> tuple[dict[str, SequenceId], int]:
     highest: dict[str, SequenceId] = {}
     end = first_offset
-    for part in topic.sequences(first_offset):
+    for part in topic.producer_sequences(first_offset):
         assert part.end > end
         end = part.end
         for name, sequence in part.highest.items():

@@ -171,6 +171,6 @@ def test_an_unreadable_value_contradicts_nothing() -> None:
 
 def test_what_counts_instead_of_an_unreadable_value_is_a_value() -> None:
     for policy in POLICIES.values():
-        if not isinstance(policy.unreadable, FallbackValue):
-            document = policies.to_json(policy.name, policy.unreadable)
-            assert policies.parse(policy.name, document) == (policy.name, policy.unreadable)
+        if not isinstance(policy.fallback, FallbackValue):
+            document = policies.to_json(policy.name, policy.fallback)
+            assert policies.parse(policy.name, document) == (policy.name, policy.fallback)

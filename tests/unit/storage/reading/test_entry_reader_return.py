@@ -47,7 +47,7 @@ def test_what_follows_comes_again(bench: Workbench, topic: Topic, read_compacted
             reader = topic.entry_reader(read_compacted=read_compacted)
             for _ in range(number + 1):
                 reader.read()
-            reader.return_to(offset)
+            reader.rewind_to(offset)
             assert bench.metadata.pins.gc_snapshot(topic.record.id).pins == ()
             following = [entry for page in pages(reader) for entry in page]
             assert following == [entry for entry in entries if entry.offset >= offset], (number, offset)
@@ -62,7 +62,7 @@ def test_a_compacted_read_continues_in_its_generation(bench: Workbench, topic: T
     returns = starts(first_pages[0])[1:]
     assert 1 < len(returns) < len(readers)
     for reader, offset in zip(readers, returns, strict=False):
-        reader.return_to(offset)
+        reader.rewind_to(offset)
     with topic.append_log() as log:
         log.roll()
     bench.append(topic, [content(*((key, None) for key in KEYS))])

@@ -130,8 +130,8 @@ def test_a_topic_begins_at_its_end_when_deduplication_is_switched_on(
     with topic.append_log() as log:
         log.append(publish("a", 5).entry)
     read: list[int] = []
-    sequences = topic.sequences
-    monkeypatch.setattr(topic, "sequences", lambda offset: read.append(offset) or sequences(offset))
+    sequences = topic.producer_sequences
+    monkeypatch.setattr(topic, "producer_sequences", lambda offset: read.append(offset) or sequences(offset))
     with closing(Log(bench, topic)) as opened:
         assert opened.known.last_sequence_id("a") == -1
         assert opened.append(("a", 5), ("a", 6)) == [True, True]
@@ -249,7 +249,7 @@ def test_a_load_that_failed_is_tried_again(
         raise ObjectMissing("an object is missing", "restore it")
 
     with monkeypatch.context() as patched:
-        patched.setattr(topic, "sequences", lost)
+        patched.setattr(topic, "producer_sequences", lost)
         with pytest.raises(ObjectMissing):
             known.load()
     assert not known.is_loaded

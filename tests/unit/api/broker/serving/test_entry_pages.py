@@ -41,7 +41,7 @@ class Reader:
         self.next_offset += 1
         return [entry(self.next_offset - 1)]
 
-    def pass_to(self, offset: int) -> None:
+    def advance_to(self, offset: int) -> None:
         self.next_offset = offset
 
     def close(self) -> None:
@@ -167,11 +167,11 @@ def test_pages_that_close_while_they_return_close_their_reader() -> None:
         reader = Reader(2)
         returns, may_return = threading.Event(), threading.Event()
 
-        def return_to(_: int) -> None:
+        def rewind_to(_: int) -> None:
             returns.set()
             may_return.wait(30)
 
-        vars(reader)["return_to"] = return_to
+        vars(reader)["rewind_to"] = rewind_to
         pages = pages_of(reader, Threads())
         await pages.next()
         pages.return_to(0)
