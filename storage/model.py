@@ -96,7 +96,7 @@ class TopicName:
         return int(match["index"]) if match else -1
 
     @property
-    def whole(self) -> TopicName | None:
+    def partitioned_topic(self) -> TopicName | None:
         """The name of the partitioned topic to which a partition of this name belongs; None: it names no partition."""
         match = _PARTITION.match(self.topic)
         return TopicName(self.tenant, self.namespace, match["parent"]) if match else None

@@ -268,7 +268,7 @@ class Topic:
         store, retention = self._environment.store, self._retention_filter
         return read_snapshot(store, self.snapshot, self._unsealed, retention, read)
 
-    def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+    def newest_message(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """Return the newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
         None: the topic has no message of the key, or compaction has removed it. A value that has outlived its time to
@@ -299,12 +299,12 @@ class Topic:
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
 
-    def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+    def newest_value(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """Return the newest message of one key if it is a value; None: the key has none, or it was deleted.
 
-        For `sealed_only` and the errors see `newest`.
+        For `sealed_only` and the errors see `newest_message`.
         """
-        message = self.newest(key, sealed_only=sealed_only)
+        message = self.newest_message(key, sealed_only=sealed_only)
         return None if message is None or message.is_tombstone else message
 
     def messages(

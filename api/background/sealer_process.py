@@ -164,7 +164,7 @@ class Sealing:
         while self._seal_next(topic):
             pass
         if self._writer_lives():
-            LogManager(self._environment).sweep(topic)
+            LogManager(self._environment).remove_sealed_files(topic)
 
     def seal_one_per_topic(self, retry_failed: bool) -> HasMore:
         """Seal a segment of each topic with a rolled segment in this log directory.

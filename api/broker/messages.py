@@ -245,7 +245,7 @@ def newest_of_key(broker: Broker, name: TopicName, key: bytes, *, sealed_only: b
     records = names.topics(broker.environment, name) if sealed_only else names.local_topics(broker, name)
     candidates = []
     for record in records:
-        message = Topic(broker.environment, record).newest(key, sealed_only=sealed_only)
+        message = Topic(broker.environment, record).newest_message(key, sealed_only=sealed_only)
         if message is not None:
             candidates.append(RankedMessage(_rank(broker, record, key, message), message))
     return max(candidates, key=attrgetter("rank"), default=None)
@@ -260,7 +260,9 @@ def _rank(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> 
     metadata = broker.environment.metadata
     by_event = metadata.policies.effective(record).compaction_event_time_order
     event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
-    partitioned = metadata.partitions.find(record.name.whole) if record.name.whole is not None else None
+    partitioned = (
+        metadata.partitions.find(record.name.partitioned_topic) if record.name.partitioned_topic is not None else None
+    )
     belongs = partitioned is not None and partition_of(key, partitioned.partitions) == record.name.partition
     return event_time, message.publish_time, int(belongs)
 

@@ -192,9 +192,9 @@ def partitioned_topic_of(environment: Environment, name: TopicName) -> Partition
 
     Raise PartitionWithoutTopic, PartitionOutOfRange.
     """
-    if name.whole is None:
+    if name.partitioned_topic is None:
         return None
-    partitioned = environment.metadata.partitions.find(name.whole)
+    partitioned = environment.metadata.partitions.find(name.partitioned_topic)
     if partitioned is None:
         raise PartitionWithoutTopic(name)
     if name.partition >= partitioned.partitions:
@@ -222,7 +222,7 @@ def namespace_of(name: TopicName) -> str:
 
 def missing_topic_error(environment: Environment, name: TopicName) -> MissingTopic:
     """Return the error for a topic that does not exist: MissingTopic, PartitionOfMissingTopic or MissingPartition."""
-    if name.whole is None:
+    if name.partitioned_topic is None:
         return MissingTopic(name)
-    has_topic = environment.metadata.partitions.find(name.whole) is not None
+    has_topic = environment.metadata.partitions.find(name.partitioned_topic) is not None
     return MissingPartition(name) if has_topic else PartitionOfMissingTopic(name)

@@ -142,7 +142,9 @@ class PartitionPolicyRefused(InvalidInput):
     """A policy of a single partition was requested."""
 
     def __init__(self, topic: TopicName) -> None:
-        super().__init__(f"{topic} is a partition, and has the policies of its topic", f"use those of {topic.whole}")
+        super().__init__(
+            f"{topic} is a partition, and has the policies of its topic", f"use those of {topic.partitioned_topic}"
+        )
 
 
 class PartitionWithoutTopic(InvalidInput):
@@ -153,11 +155,11 @@ class PartitionWithoutTopic(InvalidInput):
 
     def __init__(self, topic: TopicName) -> None:
         super().__init__(
-            f"{topic} is named like a partition, and there is no partitioned topic {topic.whole}",
+            f"{topic} is named like a partition, and there is no partitioned topic {topic.partitioned_topic}",
             "create that, or choose another name",
         )
         self.topic = topic
-        self.partitioned = topic.whole
+        self.partitioned = topic.partitioned_topic
 
 
 class PartitionOutOfRange(InvalidInput):
@@ -167,9 +169,9 @@ class PartitionOutOfRange(InvalidInput):
     """
 
     def __init__(self, topic: TopicName, partitions: int) -> None:
-        super().__init__(f"{topic} does not exist", f"{topic.whole} has {partitions} partitions")
+        super().__init__(f"{topic} does not exist", f"{topic.partitioned_topic} has {partitions} partitions")
         self.topic = topic
-        self.partitioned = topic.whole
+        self.partitioned = topic.partitioned_topic
 
 
 class NotPartitioned(Conflict):

@@ -112,8 +112,8 @@ class SchemaRegistry:
             self.check_compatible(topic, schema)
             if len(outlines) >= VERSIONS or sum(item.size for item in outlines) + len(schema.data) > TOPIC_BYTES:
                 raise IncompatibleSchema(
-                    f"the schemas of {topic.whole or topic} have more than {TOPIC_BYTES >> 20} MiB or {VERSIONS:,} "
-                    "versions together with it",
+                    f"the schemas of {topic.partitioned_topic or topic} have more than {TOPIC_BYTES >> 20} MiB "
+                    f"or {VERSIONS:,} versions together with it",
                     "delete the topic's schemas, and store the newest again",
                     is_public=True,
                 )
@@ -236,7 +236,7 @@ def _invalid(schema: SchemaRecord, reason: str) -> InvalidSchema:
 
 def _incompatible(topic: TopicName, reason: str) -> IncompatibleSchema:
     return IncompatibleSchema(
-        f"the schema of {topic.whole or topic} cannot change so: {reason}",
+        f"the schema of {topic.partitioned_topic or topic} cannot change so: {reason}",
         "change it so that it fits, or set another schema.compatibility-strategy",
         is_public=True,
     )

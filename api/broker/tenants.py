@@ -39,4 +39,6 @@ def topic_permissions(environment: Environment, name: TopicName) -> dict[str, li
 def topic_grants(tenancy: TenancyStore, name: TopicName) -> list[Mapping[str, tuple[str, ...]]]:
     """Return the actions by role that a topic grants, and those that its partitioned topic grants if it is a
     partition."""
-    return list(tenancy.topic_permissions([name] if name.whole is None else [name, name.whole]).values())
+    return list(
+        tenancy.topic_permissions([name] if name.partitioned_topic is None else [name, name.partitioned_topic]).values()
+    )

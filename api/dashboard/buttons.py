@@ -100,7 +100,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
         try:
             return await pool.run(partial(pressed, request=request, broker=broker, topic=topic, form=form))
         except NotTheOwner as other:
-            if button.over_rest is None or other.topic.name.whole != topic or FORWARDED in request.headers:
+            if button.over_rest is None or other.topic.name.partitioned_topic != topic or FORWARDED in request.headers:
                 raise
         call = button.over_rest(request, topic, form)
         path = "/".join(map(encode_path_segment, (topic.tenant, topic.namespace, topic.topic)))

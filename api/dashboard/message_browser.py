@@ -160,10 +160,10 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
     """Return the newest message of a key, and those of the key among the messages before it on the page."""
     key, problems = query.key.encode(), list[str]()
     try:
-        newest = topic.newest(key)
+        newest = topic.newest_message(key)
     except SegmentNotLocal as error:
         problems.append(public_reason(error, DASHBOARD_WORDING))
-        newest = topic.newest(key, sealed_only=True)
+        newest = topic.newest_message(key, sealed_only=True)
     except CompactorError as error:
         return MessagePage(topic.name, query, (), problems=[public_reason(error, DASHBOARD_WORDING)])
     if newest is None:

@@ -189,7 +189,11 @@ def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
     current = "/".join(request.scope["route"].path.removeprefix(TOPIC_PAGE).split("/")[:2])
     is_partitioned = context_of(request).broker.environment.metadata.partitions.find(topic) is not None
     return [
-        Tab(topic_path(topic.whole if topic.whole and place == "/policies" else topic) + place, text, place == current)
+        Tab(
+            topic_path(topic.partitioned_topic if topic.partitioned_topic and place == "/policies" else topic) + place,
+            text,
+            place == current,
+        )
         for place, text, actions in _TABS
         if may(request, *actions, topic=topic) and not (is_partitioned and place == "/messages")
     ]

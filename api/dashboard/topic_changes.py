@@ -189,7 +189,7 @@ def _stored(request: Request, topic: TopicName) -> tuple[TopicName, int] | None:
     if query.get("done") != "produced" or not all(re.fullmatch("-?[0-9]{1,18}", text, re.ASCII) for text in numbers):
         return None
     offset, partition = map(int, numbers)
-    return (topic if partition < 0 or topic.whole else topic.of_partition(partition)), offset
+    return (topic if partition < 0 or topic.partitioned_topic else topic.of_partition(partition)), offset
 
 
 for _button in (

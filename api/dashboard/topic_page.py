@@ -150,7 +150,7 @@ def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
     except NotTheOwner:
         is_sealed_only = True
     try:
-        message = OpenTopic(broker.environment, record).newest(key.encode(), sealed_only=is_sealed_only)
+        message = OpenTopic(broker.environment, record).newest_message(key.encode(), sealed_only=is_sealed_only)
     except CompactorError as error:
         return KeyLookup(key, None, is_sealed_only, public_reason(error, DASHBOARD_WORDING))
     return KeyLookup(key, message, is_sealed_only)

@@ -248,7 +248,7 @@ class AuthorizationService:
         def may(topic: TopicName) -> bool:
             return all(
                 may_in(role, topic.tenant, topic.namespace)
-                or (bool(single[role]) and not single[role].isdisjoint((str(topic), str(topic.whole))))
+                or (bool(single[role]) and not single[role].isdisjoint((str(topic), str(topic.partitioned_topic))))
                 for role in roles
             )
 

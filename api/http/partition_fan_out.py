@@ -58,7 +58,7 @@ async def forward_to_owners(request: Request, other: NotTheOwner) -> Response:
     """Return the answer to a request that another service must execute, wholly or for some partitions."""
     context = context_of(request)
     name = other.topic.name
-    whole = name.whole
+    whole = name.partitioned_topic
     path = raw_path(request).split("/")
     # Decoded names are compared, because clients differ in the characters that they encode.
     is_whole = request.url.path.startswith(_PREFIX) and unquote(path[_TOPIC_AT]) != name.topic

@@ -151,7 +151,7 @@ def _content(path: Path, values: Mapping[str, object], strict: bool) -> Settings
             f"{f'did you mean {near}? ' if near else ''}see `compactor config show` and docs/settings.md",
         )
     try:
-        policies.check(defaults)
+        policies.check_consistent(defaults)
     except InvalidInput as error:
         raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
     return SettingsFile(settings, defaults, (_note(path, unknown),) if unknown else ())

@@ -128,7 +128,7 @@ class Maintenance:
         failing: dict[str, ErrorText] = {}
         manager = LogManager(self.environment)
         manager.roll_old(failing)
-        manager.sweep(errors=failing)
+        manager.remove_sealed_files(errors=failing)
         for name, reason in failing.items():
             _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, reason)
 

@@ -58,9 +58,9 @@ class RangeChunks:
         self._assembled: ChunkAssembly = assemble(chunks)
         dirty = plan.sources[plan.old_parts :]
         self._dirty_from = np.uint64(dirty[0].first_offset if dirty else 2**62)
-        self._new = self._assembled.offset >= self._dirty_from
+        self._new = self._assembled.message_offsets >= self._dirty_from
         self._removed_chunks = self._beyond_limits()
-        self._removed = np.zeros(len(self._assembled.last), dtype=np.bool_)
+        self._removed = np.zeros(len(self._assembled.last_chunks), dtype=np.bool_)
         self._removed[
             self._assembled.message_numbers[self._removed_chunks & (self._assembled.message_numbers >= 0)]
         ] = True
@@ -81,7 +81,7 @@ class RangeChunks:
 
     def removed_offsets(self) -> U64:
         """Return the offsets, ascending, of keyed messages that this run completes but the limits remove (C2)."""
-        return np.sort(self._assembled.offset[self._removed & self._new & self._assembled.keyed])
+        return np.sort(self._assembled.message_offsets[self._removed & self._new & self._assembled.keyed])
 
     def removal_markers(self) -> IndexRecords:
         """Return markers, in hash order, for messages of old parts that time or limits remove (T1, T2, C2)."""
@@ -95,7 +95,7 @@ class RangeChunks:
 
     def _is_due(self) -> Mask:
         policies, now = self._plan.policies, self._plan.now
-        last = self._assembled.chunks[self._assembled.last]
+        last = self._assembled.chunks[self._assembled.last_chunks]
         values = np.zeros(len(last), dtype=np.bool_)
         if policies.key_ttl_ms is not None:
             values = last["publish_time"] <= now - policies.key_ttl_ms
@@ -109,7 +109,9 @@ class RangeChunks:
         """Return which chunks stay. `resolved`: the decision about the messages of the hash range."""
         assembled = self._assembled
         live_messages = np.where(
-            self._new, _among(assembled.offset, resolved.survivors), ~_among(assembled.offset, resolved.superseded)
+            self._new,
+            _among(assembled.message_offsets, resolved.survivors),
+            ~_among(assembled.message_offsets, resolved.superseded),
         )
         live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed]
         newest = assembled.newest_pending_times(~self._removed_chunks)  # as the next run will read them
@@ -122,9 +124,9 @@ class RangeChunks:
         live[complete] = live_messages[assembled.message_numbers[complete]]
         old = offsets(assembled.chunks) < self._dirty_from
         named = live ^ old
-        named[assembled.last[assembled.keyed]] = False
+        named[assembled.last_chunks[assembled.keyed]] = False
 
-        kept = assembled.last[live_messages & assembled.keyed]
+        kept = assembled.last_chunks[live_messages & assembled.keyed]
         empty = assembled.empty[live_messages & assembled.keyed]
         table = assembled.chunks.copy()
         fresh_tombstones = kept[empty & (table["retained_at"][kept] == NO_EVENT_TIME)]

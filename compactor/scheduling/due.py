@@ -169,14 +169,14 @@ def jobs_to_begin(
     return result
 
 
-def retry_delay_ms(failures: int, first_ms: int, max_ms: int, chance: float) -> int:
+def retry_delay_ms(failures: int, first_ms: int, max_ms: int, jitter: float) -> int:
     """Return the delay after `failures` consecutive failures, at least 1: doubled each time, at most `max_ms`.
 
-    `chance` (0…1) selects a point in the second half of the delay, so that topics that failed together are not retried
+    `jitter` (0…1) selects a point in the second half of the delay, so that topics that failed together are not retried
     together.
     """
     whole = min(max_ms, first_ms << min(failures - 1, 40))
-    return round(whole / 2 + whole / 2 * chance)
+    return round(whole / 2 + whole / 2 * jitter)
 
 
 def without(topics: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:

@@ -120,11 +120,11 @@ def _winners(
     indexes.append(chunks.winners())
     by_offset, by_event, cut = _participants(plan, indexes)
     newest, largest = newest_of_each(by_offset), event_winner_of_each(by_event)
-    winners = newest if plan.order is WinnerOrder.OFFSET else largest
+    winners = newest if plan.winner_order is WinnerOrder.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
-    if plan.order is WinnerOrder.EITHER:
+    if plan.winner_order is WinnerOrder.EITHER:
         certain = newest.offset == largest.offset
-    if plan.order is not WinnerOrder.OFFSET and len(cut):
+    if plan.winner_order is not WinnerOrder.OFFSET and len(cut):
         at_winner, at_cut = align(winners, newest_of_each(cut))
         certain[at_winner[(at_winner >= 0) & (at_cut >= 0)]] = False
     return winners, certain & plan.proven_winners(offsets_of(winners)) & certain_mask(winners, chunks.uncertain)
@@ -196,7 +196,7 @@ class _Range:
         removed |= lost & expired
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
-        if self._plan.order is WinnerOrder.EVENT and winner.event_time is not None:
+        if self._plan.winner_order is WinnerOrder.EVENT and winner.event_time is not None:
             # Once a removed winner is purged from the index, a later message becomes visible (P9).
             excused = (winner.event_time <= self._plan.history.deletions_purgeable_to) & (
                 offsets_of(record) > offsets_of(winner)
@@ -219,7 +219,7 @@ class _Range:
 
     def _check_deletions(self, winner: IndexRecords, record: IndexRecords, indexed: Mask, removed: Mask) -> None:
         """Add the removed winners that event-time order still needs in the index: a late message revives them (P9)."""
-        if self._plan.order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
+        if self._plan.winner_order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
             return
         needed = removed & (winner.event_time != NO_EVENT_TIME)
         needed &= winner.event_time > self._plan.history.deletions_purgeable_to

@@ -107,7 +107,7 @@ class VerifyPlan:
         return tuple(gaps)
 
     @cached_property
-    def order(self) -> WinnerOrder:
+    def winner_order(self) -> WinnerOrder:
         """The order in which raw decides winners. Without any event time both orders are the same."""
         orders = self.history.event_time_orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.ledgers_to_horizon)
@@ -133,7 +133,7 @@ class VerifyPlan:
         """Return a mask of the winners, by offset, that raw proves: a run has read them, and no message in a gap can
         win."""
         known = self.known_if_read(offsets)
-        if self.order is WinnerOrder.OFFSET:
+        if self.winner_order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 

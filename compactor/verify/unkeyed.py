@@ -56,7 +56,7 @@ _COMPARED = tuple(name for name in chunk_table.RECORD.names or () if name != "re
 class ChunkedMessage:
     """A chunked message: its chunks in order, as records of a chunk table; all of them, or the first ones.
 
-    `offset`, `published`, `retained`: of the last chunk. `empty`: all chunks have empty payloads.
+    `offset`, `publish_time`, `retained_at`: of the last chunk. `empty`: all chunks have empty payloads.
     """
 
     chunks: list[np.void] = field(default_factory=list)
@@ -78,11 +78,11 @@ class ChunkedMessage:
         return all(chunk["offset"] & EMPTY for chunk in self.chunks)
 
     @property
-    def published(self) -> int:
+    def publish_time(self) -> int:
         return int(self.chunks[-1]["publish_time"])
 
     @property
-    def retained(self) -> int:
+    def retained_at(self) -> int:
         return int(self.chunks[-1]["retained_at"])
 
 
@@ -215,11 +215,11 @@ class RangeChunksCheck:
         at = np.array([message.offset], dtype=np.int64)
         tombstone = message.keyed and message.empty
         difference: tuple[DifferenceKind, str] | None = None
-        if tombstone != (message.retained != NO_EVENT_TIME):
+        if tombstone != (message.retained_at != NO_EVENT_TIME):
             difference = DifferenceKind.INCONSISTENT, RETAINED
-        elif tombstone and message.retained <= self._plan.history.tombstones_removed_to(at)[0]:
+        elif tombstone and message.retained_at <= self._plan.history.tombstones_removed_to(at)[0]:
             difference = DifferenceKind.EXTRA, OVERDUE
-        elif message.keyed and not tombstone and message.published <= self._plan.history.values_removed_to(at)[0]:
+        elif message.keyed and not tombstone and message.publish_time <= self._plan.history.values_removed_to(at)[0]:
             difference = DifferenceKind.REVIVED, EXPIRED
         if difference is not None:
             findings.add(Difference(difference[0], self._plan.compacted_ledger_label, difference[1], message.offset))
@@ -253,8 +253,8 @@ def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, find
         identity, published = _identity(chunk), int(chunk["publish_time"])
         newest[identity] = max(newest.get(identity, published), published)
     bounds = {
-        "oldest_value": [message.published for message in kept if not message.empty],
-        "oldest_tombstone": [message.retained for message in kept if message.empty],
+        "oldest_value": [message.publish_time for message in kept if not message.empty],
+        "oldest_tombstone": [message.retained_at for message in kept if message.empty],
         "first_tombstone": [message.offset for message in kept if message.empty],
         "oldest_pending": list(newest.values()),
     }

@@ -91,7 +91,7 @@ class EntryBuilder:
         if len(table):
             yield from _entries(table)
 
-    def rest(self) -> Iterator[DeliverableEntry]:
+    def remaining(self) -> Iterator[DeliverableEntry]:
         """Yield the entry that was kept, if there is one: no more of its rows follow."""
         held, self._held = self._held, None
         if held is not None:

@@ -195,30 +195,30 @@ class ChunkAssembly:
 
     `chunks` are ordered by uuid, key and count, and then by offset. For each chunk: `message_numbers`, the number of
     the complete message that it is part of, or STALE or PENDING; `group_numbers`, the number of its uuid, key and
-    count. For each message: the positions in `chunks` of its `first` and `last` chunk, and whether its payload is
-    `empty`.
+    count. For each message: the positions in `chunks` of its `first_chunks` and `last_chunks` chunk, and whether its
+    payload is `empty`.
     """
 
     chunks: Chunks
     message_numbers: I64
     group_numbers: I64
-    first: I64
-    last: I64
+    first_chunks: I64
+    last_chunks: I64
     empty: Mask
 
     @property
     def keyed(self) -> Mask:
         """A mask of the messages that have a key."""
-        return keyed(self.chunks[self.last])
+        return keyed(self.chunks[self.last_chunks])
 
     @property
-    def offset(self) -> U64:
+    def message_offsets(self) -> U64:
         """For each message the offset of its last chunk: its place among all messages."""
-        return offsets(self.chunks[self.last])
+        return offsets(self.chunks[self.last_chunks])
 
     def records(self, mask: Mask) -> IndexRecords:
         """Return key index records, by hash and then offset, of the messages in `mask`, which all have a key."""
-        last, first = self.chunks[self.last[mask]], self.chunks[self.first[mask]]
+        last, first = self.chunks[self.last_chunks[mask]], self.chunks[self.first_chunks[mask]]
         flagged = np.where(self.empty[mask], offsets(last) | key_index.TOMBSTONE, offsets(last))
         records = IndexRecords(
             last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy()

@@ -150,9 +150,9 @@ class TableCutter:
                 self._bytes += int(filled[take - 1])
                 first += take
             if first < len(table) or self._rows >= self._max_rows:
-                yield from self.rest()
+                yield from self.remaining()
 
-    def rest(self) -> Iterator[pa.Table]:
+    def remaining(self) -> Iterator[pa.Table]:
         """Yield the rows that are in no piece yet as one piece; nothing if there are none."""
         if self._pending:
             piece = pa.concat_tables(self._pending)

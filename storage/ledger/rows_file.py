@@ -104,7 +104,7 @@ class RowsWriter:
             self._object.__exit__(kind, error, trace)
             return
         try:
-            self._write_groups(self._cutter.rest())
+            self._write_groups(self._cutter.remaining())
             if self._parquet is None:
                 self._parquet = self._open(rows.SCHEMA.empty_table())
             checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()

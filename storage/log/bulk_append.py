@@ -172,7 +172,7 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
             )
         counted += len(table)
         yield from cutter.add(table, sizes)
-    yield from cutter.rest()
+    yield from cutter.remaining()
 
 
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:

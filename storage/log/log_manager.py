@@ -375,7 +375,7 @@ class LogManager:
                 raise
         return recovered_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
 
-    def sweep(self, topic: TopicRecord | None = None, errors: dict[str, ErrorText] | None = None) -> int:
+    def remove_sealed_files(self, topic: TopicRecord | None = None, errors: dict[str, ErrorText] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; return the number of segments (sweep.py).
 
         With `topic`, only its files: cheap enough to be called frequently. None: those of all topics, and files that no
@@ -383,7 +383,7 @@ class LogManager:
         (by uid, if it was deleted); if it is None, Unavailable is raised after all others.
         """
         failed: dict[str, ErrorText] = {} if errors is None else errors
-        removed = LogSweep(self.environment, self._adopt_lost).sweep(topic, failed)
+        removed = LogSweep(self.environment, self._adopt_lost).remove_files(topic, failed)
         if errors is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")

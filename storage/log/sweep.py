@@ -34,7 +34,7 @@ class LogSweep:
     environment: Environment
     adopt: Callable[[TopicRecord], object]
 
-    def sweep(self, topic: TopicRecord | None, errors: dict[str, ErrorText]) -> int:
+    def remove_files(self, topic: TopicRecord | None, errors: dict[str, ErrorText]) -> int:
         """Remove files of one topic, or of all if `topic` is None; return the number of segments.
 
         `errors` receives the reasons for files that stay, by the topic's name, or by uid for a deleted topic.

@@ -197,7 +197,7 @@ def put(connection: Connection, context: Context, scopes: Collection[str], value
     if not values or not scopes:
         return
     for stored in of_scopes(connection, scopes).values():
-        policies.check({**stored, **values})
+        policies.check_consistent({**stored, **values})
     stored_values = {name: policies.to_json(name, value) for name, value in values.items()}
     rows = [{"scope": scope, "name": name, "value": value} for scope in scopes for name, value in stored_values.items()]
     queries.put(connection, policies_table, *rows)
@@ -215,7 +215,7 @@ def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict
 
 def values_of(stored: Mapping[str, object]) -> dict[str, object]:
     """Return the policies of one scope by name, from stored JSON values; unreadable: UnreadableStoredValue."""
-    return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
+    return {name: policies.decode_stored(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 
 def ensure_compaction_cursors(connection: Connection, context: Context, records: Collection[TopicRecord]) -> None:

@@ -96,7 +96,7 @@ def _of(topic: TopicName) -> ColumnElement[bool]:
 
 
 def _scope(topic: TopicName) -> str:
-    return str(topic.whole or topic)
+    return str(topic.partitioned_topic or topic)
 
 
 def _record(row: RowMapping) -> SchemaRecord:

@@ -74,7 +74,7 @@ def delete_topics(
     connection.execute(delete(policies_table).where(policies_table.c.scope.in_(scopes)))
     connection.execute(delete(permissions).where(permissions.c.scope.in_([str(topic.name) for topic in doomed])))
     for topic in doomed:
-        if topic.name.whole is None:  # else it is the partitioned topic's
+        if topic.name.partitioned_topic is None:  # else it is the partitioned topic's
             schemas.remove(connection, topic.name)
     connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
     if doomed:

@@ -396,7 +396,7 @@ def parse(name: str, raw: object) -> tuple[str, object]:
     return known.name, known.kind.parse(known.name, raw)
 
 
-def read(name: str, stored: object) -> object:
+def decode_stored(name: str, stored: object) -> object:
     """Return the value of the policy `name` from its stored JSON value; UnreadableStoredValue if it cannot be read."""
     try:
         return policy(name).kind.parse(name, stored)
@@ -423,7 +423,7 @@ def check_below_broker(settings: Mapping[str, object], broker: TopicPolicies) ->
         )
 
 
-def check(settings: Mapping[str, object]) -> None:
+def check_consistent(settings: Mapping[str, object]) -> None:
     """Raise InvalidInput if the settings of one scope contradict each other. `settings`: values by name.
 
     An UnreadableStoredValue contradicts none.

@@ -69,12 +69,12 @@ class EntryReader:
                 raise
             if table is None:
                 self._tables = None
-                entries += self._builder.rest()
+                entries += self._builder.remaining()
                 if is_new:
                     break
                 continue  # entries may have been appended since that poll began
             if "entry" in table.schema.names:
-                entries += self._builder.rest()
+                entries += self._builder.remaining()
                 entries += _stored(table, self._unsealed.data)
                 self._unsealed.data.clear()  # the page alone holds them from here on
             else:

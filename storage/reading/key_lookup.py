@@ -119,7 +119,7 @@ class _PointRead:
             hash_range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
             chunks = chunk_table.read_tables(self._store, tables, hash_range)
             assembled = assemble(np.concatenate([chunk_table.empty_chunks(), *chunks]))
-        for number in np.flatnonzero(assembled.offset == np.uint64(last)):
+        for number in np.flatnonzero(assembled.message_offsets == np.uint64(last)):
             before: list[int] = offsets(assembled.chunks[assembled.message_numbers == number]).tolist()[:-1]
             return before
         raise ObjectDamaged(

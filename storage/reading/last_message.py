@@ -156,7 +156,9 @@ class LastMessageFinder:
         """Return the offset of the last chunked message whose chunks are all visible; -1: there is none."""
         last = -1
         for table in manifest.chunks:
-            ends = assemble(self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range))).offset
+            ends = assemble(
+                self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range))
+            ).message_offsets
             last = max(last, int(ends.max()) if len(ends) else -1)
         return last
 
@@ -242,8 +244,8 @@ class _Unfinished:
         A row before a message's first chunk plays no part in it.
         """
         assembled = assemble(chunks)
-        if len(assembled.offset):
-            last = int(assembled.offset.max())
+        if len(assembled.message_offsets):
+            last = int(assembled.message_offsets.max())
             self.best = last if self.best is None else max(last, self.best)
         chunks, group, offset = assembled.chunks, assembled.group_numbers, offsets(assembled.chunks)
         first = np.full(int(group[-1]) + 1, np.iinfo(np.uint64).max)

@@ -91,11 +91,11 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     expected = [(b"x", b"between"), (b"a", b"first " * 50), (b"b", b"second " * 50)]
     assert contents(raw(topic)) == expected
     assert topic.last_message_id() == raw(topic)[-1].message_id
-    assert topic.get(b"a") == raw(topic)[1]
+    assert topic.newest_value(b"a") == raw(topic)[1]
     bench.compact(topic)
     assert contents(raw(topic)) == expected
     assert contents(compacted_only(topic)) == expected, "what is incomplete supersedes nothing"
-    assert topic.get(b"b") == raw(topic)[2]
+    assert topic.newest_value(b"b") == raw(topic)[2]
 
     produce(topic, [single(b"b", b"small"), *chunks("x", b"large " * 50, "u-4", 2, compressed=compressed)])
     produce(topic, torn[:1])

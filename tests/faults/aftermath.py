@@ -126,7 +126,7 @@ def check_pieces(bench: Workbench, seen: Seen) -> None:
 def check_files(bench: Workbench) -> None:
     """When all is over, the log has the files of segments that are no ledgers yet, and no other."""
     topic = bench.topic(TOPIC)
-    topic.log_manager().sweep()
+    topic.log_manager().remove_sealed_files()
     folder = bench.log.topic_folder(topic.record.uid)
     needed = {SegmentPaths(folder, segment.first_offset).log.name for segment in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed

@@ -88,7 +88,7 @@ def seal(bench: Workbench) -> None:
 def sweep(bench: Workbench) -> None:
     """So late that no file of a sealed segment is needed any more."""
     bench.clock.advance(GRACE_MS + 1)
-    assert the_topic(bench).log_manager().sweep() == 2
+    assert the_topic(bench).log_manager().remove_sealed_files() == 2
 
 
 def trim(bench: Workbench) -> None:
@@ -111,7 +111,7 @@ def delete(bench: Workbench) -> None:
 def collect_deleted(bench: Workbench) -> None:
     """Collect the remains of a deleted topic: files, then objects."""
     bench.clock.advance(GRACE_MS + 1)
-    assert LogManager(bench, "manager").sweep() == 3
+    assert LogManager(bench, "manager").remove_sealed_files() == 3
     assert sum(item.total.count for item in GarbageCollector(bench).collect_all()) > 2
 
 

@@ -359,7 +359,7 @@ def keep(bench: Workbench, chance: random.Random) -> None:
         with suppress(Fenced, LeaseHeld, CompactionRunning, NotFound):
             # It is killed by chance, and not by its segment: that is sealed though it looks like a killer of sealers.
             list(topic.log_manager().seal(topic.record, include_abandoned=True))
-            topic.log_manager().sweep()
+            topic.log_manager().remove_sealed_files()
             if chance.random() < 0.02:
                 bench.compact(topic)
         time.sleep(0.01)

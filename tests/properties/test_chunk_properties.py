@@ -74,13 +74,13 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
 
     created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
     chunked = [message for message in messages if stored_rows[message.offset - 100].is_chunk]
-    assert sorted(created.offset.tolist()) == [item.offset for item in chunked]
-    for number, (at, empty) in enumerate(zip(created.last, created.empty, strict=True)):
+    assert sorted(created.message_offsets.tolist()) == [item.offset for item in chunked]
+    for number, (at, empty) in enumerate(zip(created.last_chunks, created.empty, strict=True)):
         own_chunks = created.chunks[created.message_numbers == number]
         (message,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
         assert offsets(own_chunks).tolist() == [row.offset for row in rows_of[message.offset]]
         assert empty == (not message.payload)
-        event_time = created.chunks["event_time"][created.first[number]]
+        event_time = created.chunks["event_time"][created.first_chunks[number]]
         assert (None if event_time == NO_EVENT_TIME else event_time) == message.event_time
     carried = sorted(row.offset for group in pending for row in group)
     assert sorted(offsets(created.chunks[created.message_numbers == PENDING])) == carried
@@ -130,7 +130,7 @@ def _replay(
         added = [row for row in everything if row.offset > horizon]
         expected = reference.run(state, added, used, clock.now_ms(), floor)
         for key in {row.key for row in everything if row.key is not None}:
-            assert topic.get(key) == value_of(
+            assert topic.newest_value(key) == value_of(
                 key, whole(state), tail_of(state, added), of(topic, bench), clock.now_ms()
             )
         compactor = bench.with_sizing(step["sizing"]).compactor(hasher)
@@ -145,7 +145,7 @@ def _replay(
         assert foretold["messages_out"] == len(state.messages)
         compare(bench, topic, state, horizon)
         for key in {row.key for row in everything if row.key is not None}:
-            assert topic.get(key) == value_of(key, whole(state), [], of(topic, bench), clock.now_ms())
+            assert topic.newest_value(key) == value_of(key, whole(state), [], of(topic, bench), clock.now_ms())
         assert list(topic.messages(read_compacted=True)) == reference.assemble_messages(state.messages).messages
         assert list(row_messages(topic.read(), -1)) == everything
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11

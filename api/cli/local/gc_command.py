@@ -70,7 +70,7 @@ def _sweep(environment: Environment) -> None:
     """Remove the local files of segments that ledgers replaced long enough ago."""
     from storage.log.log_manager import LogManager
 
-    removed = LogManager(environment).sweep()
+    removed = LogManager(environment).remove_sealed_files()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 

@@ -94,7 +94,7 @@ def seal_segments(
             except (DataLoss, Misconfigured) as error:
                 remaining.append(error)
         if opened:
-            removed = sum(topic.log_manager().sweep(topic.record) for topic in opened)
+            removed = sum(topic.log_manager().remove_sealed_files(topic.record) for topic in opened)
             say(f"{counted(removed, 'segment file')} removed")
         for problem in remaining[1:]:
             report_error(problem)

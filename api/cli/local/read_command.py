@@ -107,7 +107,7 @@ def get_value(
     """
     encoded = parse_key(key, key_encoding)
     with open_for_reading(context.obj) as environment:
-        message = open_topic(environment, topic).get(encoded, sealed_only=sealed_only)
+        message = open_topic(environment, topic).newest_value(encoded, sealed_only=sealed_only)
     if message is None:
         say(f"compactor: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE)

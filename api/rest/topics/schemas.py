@@ -173,7 +173,7 @@ def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> Long
 def _present(topic: TopicName, stored: Stored | None) -> Stored:
     """Return what is stored of a topic's schemas. Raise RestException (404) if there is none."""
     if stored is None:
-        raise RestException(404, f"Schema not found: {topic.whole or topic} has no such schema")
+        raise RestException(404, f"Schema not found: {topic.partitioned_topic or topic} has no such schema")
     return stored
 
 

@@ -177,7 +177,9 @@ class Appending:
 
     def sweep(self) -> None:
         """Files that ledgers have taken the place of go."""
-        self._keep("sweeps", lambda process, model: self._world.topic(model, process).log_manager().sweep())
+        self._keep(
+            "sweeps", lambda process, model: self._world.topic(model, process).log_manager().remove_sealed_files()
+        )
 
     def _keep(self, what: str, action: Keep, model: TopicModel | None = None) -> None:
         world = self._world

@@ -151,7 +151,7 @@ class Collecting:
                 world.report.count(
                     "deleted topic collected" if result.topic_deleted and result.total.count else "collected all"
                 )
-            world.topic(world.topics[0], process).log_manager().sweep()
+            world.topic(world.topics[0], process).log_manager().remove_sealed_files()
         except CompactorError as error:
             world.note(f"  {type(error).__name__}: {error}"[:150])
             faulty = process.faults > faults

@@ -330,7 +330,7 @@ class Readers:
             )
 
     def _audit_key(self, model: TopicModel, key: bytes, expected: bytes | None) -> None:
-        message = self._world.topic(model).get(key)
+        message = self._world.topic(model).newest_value(key)
         require(
             (message.payload if message else None) == expected,
             f"{model.record.name}: a point read of {key!r} gave {message}",

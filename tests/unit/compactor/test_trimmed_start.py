@@ -124,7 +124,7 @@ def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) 
     trim(bench, topic, 5)
     outcome = bench.compact(topic)
     assert offsets(topic) == [5, 6, 7, 8, 9] == [item.offset for item in raw(topic)]
-    assert [topic.get(f"k{n}".encode()) is None for n in range(10)] == [True] * 5 + [False] * 5
+    assert [topic.newest_value(f"k{n}".encode()) is None for n in range(10)] == [True] * 5 + [False] * 5
     assert outcome.run is not None
     assert outcome.run.statistics["messages_in"] == 5
     assert_clean(bench, topic)
@@ -162,7 +162,7 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     manifest = bench.manifest(topic)
     assert manifest.messages == 4
     assert sum(table.pending for table in manifest.chunks) == 1
-    assert [topic.get(key) is None for key in (b"u", b"v", b"w", b"a")] == [True, True, False, False]
+    assert [topic.newest_value(key) is None for key in (b"u", b"v", b"w", b"a")] == [True, True, False, False]
     assert_clean(bench, topic)
 
 

@@ -71,11 +71,11 @@ def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
     """Its newest value may be in the segment, so an older one is no answer by itself."""
     for key, value in ((b"k0", b"2"), (b"k1", b"1"), (b"k3", b"1")):
         with pytest.raises(SegmentNotLocal, match=NAMED):
-            away.get(key)
-        message = away.get(key, sealed_only=True)
+            away.newest_value(key)
+        message = away.newest_value(key, sealed_only=True)
         assert message is not None
         assert message.payload == value
-    assert away.get(b"none", sealed_only=True) is None
+    assert away.newest_value(b"none", sealed_only=True) is None
 
 
 def test_what_comes_behind_the_segment_is_read_without_it(
@@ -84,13 +84,13 @@ def test_what_comes_behind_the_segment_is_read_without_it(
     """The topic continues on another machine: rolled there, open here, and then sealed here."""
     produce(away, [single(b"k0", b"3")])
     for _ in range(2):
-        message = away.get(b"k0")
+        message = away.newest_value(b"k0")
         assert message is not None
         assert (message.offset, message.payload) == (6, b"3")
         assert [item.offset for item in away.messages(StartOffset(6))] == [6]
         assert away.last_message_id() == message.message_id
         with pytest.raises(SegmentNotLocal, match=NAMED):
-            away.get(b"k1")
+            away.newest_value(b"k1")
         away.log_manager().try_roll_and_seal(away.record)
     assert away.snapshot().extents[-1] in away.snapshot().ledgers
     assert list(away.messages(LATEST)) == []

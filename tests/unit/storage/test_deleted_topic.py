@@ -163,7 +163,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     (truncated,) = truncate(bench, [topic.record])
     assert truncated.start_offset == 6
     assert raw(topic) == list(topic.messages(read_compacted=True)) == []
-    assert topic.get(b"k1") is None
+    assert topic.newest_value(b"k1") is None
     with topic.append_log() as log:
         log.append(single(b"k1", b"new"))
     assert [(message.offset, message.key) for message in raw(topic)] == [(6, b"k1")]
@@ -171,7 +171,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
     bench.clock.advance(10**9)
     log_manager = LogManager(bench, "manager")
-    assert log_manager.sweep() >= 1
+    assert log_manager.remove_sealed_files() >= 1
     assert [message.offset for message in raw(topic)] == [6]
 
 

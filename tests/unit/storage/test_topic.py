@@ -242,7 +242,7 @@ def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, 
 
     read_fails, get_fails = DAMAGED[what]
     must_fail_or_be_right(read_fails, lambda: list(topic.messages(read_compacted=True)))
-    must_fail_or_be_right(get_fails, lambda: topic.get(keys[3]))
+    must_fail_or_be_right(get_fails, lambda: topic.newest_value(keys[3]))
     assert raw(topic) == everything
     bench.append(topic, [content((keys[1], b"3"), (keys[2], None))])
     if (what, kind) == ("part", "damaged"):  # the run has no need to open it, and it stays what it was
@@ -258,8 +258,8 @@ def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, 
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
     roomy.compact(topic)
     assert view(compacted_only(topic)) == view(raw(topic))
-    assert payload_of(topic.get(keys[0])) == b"2"
-    assert topic.get(keys[2]) is None
+    assert payload_of(topic.newest_value(keys[0])) == b"2"
+    assert topic.newest_value(keys[2]) is None
 
 
 def payload_of(message: Message | None) -> bytes | None:
@@ -287,8 +287,8 @@ def test_get_is_the_newest_value_run_after_run(bench: Workbench, by_event: bool)
         if turn in (0, 1, 2, 4):
             bench.compactor().compact(topic.name, RunPolicies(event_time_order=by_event))
         if turn:  # before the first run it is offset order
-            assert {key: payload_of(topic.get(key)) for key in keys} == {key: winners[key][1] for key in keys}
-    assert topic.get(b"missing") is None
+            assert {key: payload_of(topic.newest_value(key)) for key in keys} == {key: winners[key][1] for key in keys}
+    assert topic.newest_value(b"missing") is None
 
 
 def test_a_lost_raw_ledger_is_named(bench: Workbench, topic: Topic) -> None:

@@ -113,7 +113,7 @@ def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_numbe
         leases = [
             metadata.leases.acquire(record.id, "other:1:aa", 60_000)
             for record in metadata.topics.in_namespace("public/default")
-            if record.name.whole == many
+            if record.name.partitioned_topic == many
         ]
         counts[-1].append(len(statements(metadata, partial(partitions.owned_elsewhere, broker, many))))
         assert len(partitions.owned_elsewhere(broker, many)) == count

@@ -272,7 +272,7 @@ def test_a_task_that_fails_as_a_whole_stops_no_other(
     def failing(*_: object, **__: object) -> int:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(LogManager, "sweep", failing)
+    monkeypatch.setattr(LogManager, "remove_sealed_files", failing)
     assert bench.maintenance.run_due() == list(MaintenanceTask)
     assert caplog.messages == ["sweep: the disk is gone"]
 

@@ -59,7 +59,7 @@ def test_all_chunks_of_the_newest_value_stay_and_a_reader_gets_one_message(bench
     compact(bench, topic)
     assert offsets(topic) == [1, 2, 3]
     assert values(topic) == [(b"k", b"ABC")]
-    newest = topic.get(b"k")
+    newest = topic.newest_value(b"k")
     assert newest is not None
     assert (newest.offset, newest.payload) == (3, b"ABC")
 
@@ -98,7 +98,7 @@ def test_an_incomplete_message_supersedes_nothing_until_a_later_run_completes_it
     assert values(topic) == [(b"k", b"old")]
     assert not compact(bench, topic)
     append(bench, topic, [chunk("u", 2, 3, b"k", b"C")])
-    newest = topic.get(b"k")
+    newest = topic.newest_value(b"k")
     assert newest is not None
     assert newest.payload == b"ABC"
     compact(bench, topic)
@@ -152,7 +152,7 @@ def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Wor
     append(bench, topic, [message(b"k", b"v"), *whole("u", b"k", None, b"")])
     compact(bench, topic, policies)
     assert offsets(topic) == [1, 2]
-    assert topic.get(b"k") is None
+    assert topic.newest_value(b"k") is None
     assert_goes_after(bench, topic, 1000, policies)
 
 
@@ -208,7 +208,7 @@ def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
     assert bench.manifest(topic).dropped_to == 5
     append(bench, topic, whole("w", b"k", b"late", b"", event_time=now))
     compact(bench, topic, policies)
-    assert topic.get(b"k") is None
+    assert topic.newest_value(b"k") is None
     append(bench, topic, whole("w", b"k", b"", b"newer", event_time=now + 2))
     compact(bench, topic, policies)
     assert values(topic) == [(b"l", b"v"), (b"m", b"v"), (b"k", b"newer")]

@@ -67,11 +67,11 @@ def test_ledger_of_is_the_last_ledger_that_begins_at_or_before_an_offset() -> No
 def test_order_follows_the_runs_unless_no_message_can_have_an_event_time(
     orders: list[bool], directory: bytes | None, last: int, order: WinnerOrder
 ) -> None:
-    assert plan([ledger(0, last, directory)], 9, history(*orders)).order is order
+    assert plan([ledger(0, last, directory)], 9, history(*orders)).winner_order is order
 
 
 def test_an_incomplete_history_leaves_the_order_open() -> None:
-    assert plan([ledger(0, 9, EVENTS.encode())], 9).order is WinnerOrder.EITHER
+    assert plan([ledger(0, 9, EVENTS.encode())], 9).winner_order is WinnerOrder.EITHER
 
 
 def test_by_offset_a_later_gap_leaves_earlier_winners_undecided() -> None:

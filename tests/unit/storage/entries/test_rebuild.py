@@ -49,7 +49,7 @@ def rebuilt(table: pa.Table, cuts: list[int]) -> list[DeliverableEntry]:
     places = sorted({0, len(table), *(cut % (len(table) + 1) for cut in cuts)})
     for start, end in pairwise(places):
         entries += builder.add(table.slice(start, end - start))
-    return [*entries, *builder.rest()]
+    return [*entries, *builder.remaining()]
 
 
 @pytest.mark.slow

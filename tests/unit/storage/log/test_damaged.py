@@ -162,7 +162,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
     bench.compact(topic)
     newest = {message.key: message.offset for message in raw(topic)}
     assert {message.key: message.offset for message in topic.messages(read_compacted=True)} == newest
-    assert topic.get(b"new") is not None
+    assert topic.newest_value(b"new") is not None
 
 
 def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbench, topic: Topic) -> None:

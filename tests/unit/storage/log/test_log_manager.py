@@ -37,7 +37,7 @@ def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) ->
     assert topic.snapshot().segments == ()
     assert (ledger.first_offset, ledger.last_offset, ledger.messages) == (0, len(before) - 1, len(before))
     assert ledger.entries == 3 + len(CompressionType)
-    assert topic.get(b"b") == before[-3]
+    assert topic.newest_value(b"b") == before[-3]
 
 
 def test_whole_entries_are_sealed_whole_and_pass_through_compaction(bench: Workbench, topic: Topic) -> None:
@@ -430,4 +430,4 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     assert bench.clock.now_ms() == started
     assert len(list(topic.log_manager().seal(topic.record))) == 1
     assert other.roll_and_seal(topic.record) == ()
-    assert other.sweep() == 0
+    assert other.remove_sealed_files() == 0

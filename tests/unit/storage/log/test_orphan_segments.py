@@ -80,7 +80,7 @@ def test_others_than_a_writer_take_it_up_too(bench: Workbench, topic: Topic, by:
         bench.append(topic, [content((b"new", b"1"))])
     elif by == "sweep":
         failing: dict[str, ErrorText] = {}
-        topic.log_manager().sweep(errors=failing)
+        topic.log_manager().remove_sealed_files(errors=failing)
         assert not failing
     else:
         bench.compact(topic)
@@ -94,7 +94,9 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [single(b"d", b"4")])
     bench.clock.advance(60_000)
-    topic.log_manager().sweep(topic.record)  # b and c are in ledgers alone, which the backup does not know
+    topic.log_manager().remove_sealed_files(
+        topic.record
+    )  # b and c are in ledgers alone, which the backup does not know
     restore()
     refusal = r"00000000000000000003\.log holds messages .* the topic ends at offset 1 in the database"
     with pytest.raises(Misconfigured, match=refusal):
@@ -102,7 +104,7 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     with pytest.raises(Misconfigured, match=refusal):
         bench.append(topic, [content((b"new", b"1"))])
     failing: dict[str, ErrorText] = {}
-    topic.log_manager().sweep(errors=failing)
+    topic.log_manager().remove_sealed_files(errors=failing)
     assert "the topic ends at offset 1" in str(failing[str(topic.name)])
     assert kept_aside(bench, topic) == []
     topic.log_manager().roll(topic.record, accept_loss=True)
@@ -212,11 +214,11 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
     hidden.rename(folder)
     lost = (folder / f"{1:020d}.log").read_bytes()
     failing: dict[str, ErrorText] = {}
-    assert topic.log_manager().sweep(errors=failing) == 0
+    assert topic.log_manager().remove_sealed_files(errors=failing) == 0
     assert "holds messages and has no row" in str(failing[str(topic.name)])
     assert (folder / f"{1:020d}.aside-1.log").read_bytes() == lost
     failing.clear()
-    assert topic.log_manager().sweep(errors=failing) == 0
+    assert topic.log_manager().remove_sealed_files(errors=failing) == 0
     assert not failing
     assert [m.key for m in raw(topic)] == [b"x", b"y", b"z"]
 
@@ -254,5 +256,5 @@ def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) 
     assert len(kept_aside(bench, topic)) == 1
     bench.metadata.tenancy.delete_topic(topic.record.id)
     bench.clock.advance(60_000)
-    topic.log_manager().sweep()
+    topic.log_manager().remove_sealed_files()
     assert not folder.exists()

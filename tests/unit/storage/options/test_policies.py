@@ -152,21 +152,21 @@ LEAST, MOST = "min.compaction.lag.ms", "max.compaction.lag.ms"
 def test_lags_that_contradict_each_other_are_refused() -> None:
     for wrong in ({LEAST: 2, MOST: 1},):
         with pytest.raises(InvalidInput, match=rf"{LEAST} \(2\) is above {MOST} \(1\)"):
-            policies.check(wrong)
-    policies.check({LEAST: 2, MOST: 2})
-    policies.check({LEAST: 2, MOST: None})
-    policies.check({MOST: 1})
+            policies.check_consistent(wrong)
+    policies.check_consistent({LEAST: 2, MOST: 2})
+    policies.check_consistent({LEAST: 2, MOST: None})
+    policies.check_consistent({MOST: 1})
     with pytest.raises(InvalidInput):
         TopicPolicies(min_compaction_lag_ms=2, max_compaction_lag_ms=1)
 
 
 def test_an_unreadable_value_contradicts_nothing() -> None:
-    unreadable = policies.read(LEAST, "two")
+    unreadable = policies.decode_stored(LEAST, "two")
     assert isinstance(unreadable, UnreadableStoredValue)
     assert unreadable.value == "two"
     assert unreadable.reason.startswith("'two' is not a value of min.compaction.lag.ms: give milliseconds")
-    policies.check({LEAST: unreadable, MOST: 1})
-    assert policies.read(LEAST, "2") == 2
+    policies.check_consistent({LEAST: unreadable, MOST: 1})
+    assert policies.decode_stored(LEAST, "2") == 2
 
 
 def test_what_counts_instead_of_an_unreadable_value_is_a_value() -> None:

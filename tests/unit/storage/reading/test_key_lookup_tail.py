@@ -19,14 +19,14 @@ def test_a_key_in_the_hot_tail(tmp_path: Path, order: str) -> None:
     produce(
         topic, [single(b"a", b"1", event_time=9), single(b"b", b"1", event_time=1), single(b"c", b"1", event_time=1)]
     )
-    assert topic.get(b"a") is not None
+    assert topic.newest_value(b"a") is not None
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=order == "event time"))
     produce(
         topic, [single(b"a", b"2", event_time=5), single(b"b", None, event_time=5), batch((b"c", b"2"), (b"c", b"3"))]
     )
     bench.append(topic, [content((b"d", b"1"))])
     produce(topic, [single(b"d", b"2"), single(b"e", b"1")])
-    messages = {key: topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f")}
+    messages = {key: topic.newest_value(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f")}
     values = {key: message.payload for key, message in messages.items() if message is not None}
     by_offset = {b"a": b"2", b"c": b"3", b"d": b"2", b"e": b"1"}
     assert values == (by_offset if order == "offset" else by_offset | {b"a": b"1", b"c": b"1"})
@@ -48,6 +48,6 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
     for start, value in expected.items():
         bench.metadata.trimming.trim(topic.record.id, start, [], force=True)
-        message = topic.get(b"a")
+        message = topic.newest_value(b"a")
         assert (message and message.payload) == value
     bench.metadata.close()

@@ -23,7 +23,7 @@ def check(topic: Topic, first: int = 0) -> None:
     assert newest.keys() == {*KEYS, b"missing"}
     assert newest[b"missing"] is None
     for key in KEYS:
-        message, record = topic.newest(key), newest[key]
+        message, record = topic.newest_message(key), newest[key]
         if message is None:
             assert record is None or record.is_tombstone, key
         elif message.offset >= first:

@@ -137,8 +137,8 @@ def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> N
     imported(bench, topic, 10)
     produce(topic, [single(b"tail", b"1"), single(b"tail-2", b"2")])
     cleanup(bench, topic, "delete").trim(topic.record, 5)
-    assert [topic.get(b"k%d" % number) is not None for number in range(10)] == [False] * 5 + [True] * 5
-    assert topic.get(b"tail") is not None
+    assert [topic.newest_value(b"k%d" % number) is not None for number in range(10)] == [False] * 5 + [True] * 5
+    assert topic.newest_value(b"tail") is not None
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -164,7 +164,7 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
     produce(topic, [single(b"a", b"1", NOW + 5)])
     stale = topic.snapshot()
     topic.log_manager().roll_and_seal(topic.record)
-    topic.log_manager().sweep()
+    topic.log_manager().remove_sealed_files()
     seen = [stale]
     now = topic.snapshot
     topic.snapshot = lambda: seen.pop() if seen else now()  # type: ignore[method-assign]
