@@ -301,9 +301,9 @@ def keep_everything(self: object, resolved: object) -> object:
 
     assembled = self._assembled  # type: ignore[attr-defined]
     kept = (
-        assembled.chunks[assembled.message != 0]
-        if len(assembled.last) == 0
-        else assembled.chunks[np.arange(len(assembled.chunks)) != assembled.last[0]]
+        assembled.chunks[assembled.message_numbers != 0]
+        if len(assembled.last_chunks) == 0
+        else assembled.chunks[np.arange(len(assembled.chunks)) != assembled.last_chunks[0]]
     )
     kept = kept[np.argsort(chunk_table.offsets(kept))]
     newest = int(kept["publish_time"].min())
