@@ -16,12 +16,12 @@ from api.broker.threads import WaitsFor
 from api.dashboard import DASHBOARD_ROUTERS, rendering
 from api.dashboard.topic_sizes import TopicSizesCache
 from api.http import openapi, partition_fan_out, problems
-from api.http.access import Authentication
-from api.http.audit import Audit
+from api.http.access import AuthenticationMiddleware
+from api.http.audit import AuditMiddleware
 from api.http.context import HttpContext
-from api.http.limits import RequestLimiter
-from api.http.paths import UrlDecoding
-from api.http.request_metrics import HttpMetrics
+from api.http.limits import RequestLimitMiddleware
+from api.http.paths import UrlDecodingMiddleware
+from api.http.request_metrics import RequestMetricsMiddleware
 from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
 from api.rest.compaction import garbage, runs, trigger, trim
@@ -92,11 +92,11 @@ def make_app(context: HttpContext) -> FastAPI:
         broker.environment.metadata, broker.environment.log, clock, broker.pools[WaitsFor.DATABASE]
     )
     # The last one is the outermost: the order is path, authentication, audit, metrics, limits.
-    app.add_middleware(RequestLimiter, settings=broker.settings, clock=clock)
-    app.add_middleware(HttpMetrics, metrics=context.metrics)
-    app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
-    app.add_middleware(UrlDecoding)
+    app.add_middleware(RequestLimitMiddleware, settings=broker.settings, clock=clock)
+    app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
+    app.add_middleware(AuditMiddleware, clock=clock)
+    app.add_middleware(AuthenticationMiddleware, access=app.state.access)
+    app.add_middleware(UrlDecodingMiddleware)
     for router in routers:
         app.router.routes.extend(router.routes)
     return app

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 from api.broker.threads import make_pools
 from api.http import problems
-from api.http.access import Authentication, AuthorizationService
-from api.http.audit import Audit
-from api.http.limits import RequestLimiter
+from api.http.access import AuthenticationMiddleware, AuthorizationService
+from api.http.audit import AuditMiddleware
+from api.http.limits import RequestLimitMiddleware
 from api.http.router import Routes
 from api.settings.settings import Settings
 from storage.clock import Clock
@@ -39,19 +39,19 @@ def application(
     limits: Settings | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
-    """An application of some routes, with threads and errors as `api/app.py` has them; Authentication if there is
-    access control, RequestLimiter and Audit if there are settings for them."""
+    """An application of some routes, with threads and errors as `api/app.py` has them; authentication if there is
+    access control, limits and audit if there are settings for them."""
     app, clock = FastAPI(), clock or ManualClock()
     app.state.broker = SimpleNamespace(pools=make_pools(Settings(), ManualClock()))
     problems.install_error_handlers(app)
     if router is not None:
         app.router.routes.extend(router.routes)
     if limits is not None:
-        app.add_middleware(RequestLimiter, settings=limits, clock=clock)
-        app.add_middleware(Audit, clock=clock)
+        app.add_middleware(RequestLimitMiddleware, settings=limits, clock=clock)
+        app.add_middleware(AuditMiddleware, clock=clock)
     if access is not None:
         app.state.access = access
-        app.add_middleware(Authentication, access=access)
+        app.add_middleware(AuthenticationMiddleware, access=access)
     return app
 
 

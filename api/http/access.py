@@ -165,22 +165,22 @@ class AuthorizationService:
         except BadToken as error:
             return Caller(address, refusal_reason=str(error))
 
-    def original_caller(self, caller: Caller, original: str) -> Caller:
+    def original_caller(self, caller: Caller, original_principal: str) -> Caller:
         """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it; `caller` itself if it is
         no proxy.
 
-        `original`: the role that the request names as its original principal; empty: none. Raise BadToken if a proxy
-        names no role of a client, or if another caller names a role that is not its own.
+        `original_principal`: the role that the request names as such; empty: none. Raise BadToken if a proxy names no
+        role of a client, or if another caller names a role that is not its own.
         """
         from api.http.tokens import BadToken
 
         if caller.role not in self.proxy_roles:
-            if original and original != caller.role:
+            if original_principal and original_principal != caller.role:
                 raise BadToken(f"the role {caller.role!r} is none of auth.proxy-roles and names an original principal")
             return caller
-        if not original or not original.isprintable() or original in self.proxy_roles:
+        if not original_principal or not original_principal.isprintable() or original_principal in self.proxy_roles:
             raise BadToken(f"the proxy {caller.role!r} names no original principal, which is to be a role of a client")
-        return Caller(caller.address, original, proxy=caller.role)
+        return Caller(caller.address, original_principal, proxy=caller.role)
 
     def refusal_of(self, token: str) -> str:
         """Return the reason why a token is refused, also one that is not needed because access control is off; empty:
@@ -341,7 +341,7 @@ def unauthenticated(caller: Caller) -> RestException:
     return RestException(401, f"not authenticated: {caller.refusal_reason}", _CHALLENGE)
 
 
-class Authentication:
+class AuthenticationMiddleware:
     """Middleware that authenticates a request's sender once, as `request.state.caller`; it refuses no request."""
 
     def __init__(self, app: ASGIApp, access: AuthorizationService) -> None:

@@ -32,7 +32,7 @@ _MAX_TARGET = 1024
 _ENDS = "the service is ending, and has not finished this request in time: check its effect, or ask another service"
 
 
-class Audit:
+class AuditMiddleware:
     """The middleware. It is outside of all others that refuse requests, so it sees every refusal."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:

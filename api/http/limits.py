@@ -78,8 +78,8 @@ class TokenBuckets:
             return (1 - bucket.tokens) / self._rate
 
 
-class RequestLimiter:
-    """The middleware. It needs the caller in the request's state (`access.Authentication`)."""
+class RequestLimitMiddleware:
+    """The middleware. It needs the caller in the request's state (`access.AuthenticationMiddleware`)."""
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
@@ -182,7 +182,7 @@ def _length(scope: Scope) -> int:
 class _Counted:
     """The receiver of a request's body: it ends with the refusal if the body is longer than its limit."""
 
-    def __init__(self, receive: Receive, limits: RequestLimiter, limit: int) -> None:
+    def __init__(self, receive: Receive, limits: RequestLimitMiddleware, limit: int) -> None:
         self._receive = receive
         self._limits = limits
         self._limit = limit

@@ -1,11 +1,11 @@
 """Topics and namespaces as URL paths name them, in Pulsar's way.
 
 A slash inside a name is encoded (`%2F`). Servers decode a path before routes are matched, which would split the name:
-`UrlDecoding` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a name may
-contain `%2F` itself. Servers decode bytes that are not UTF-8 to one replacement character, so different names would be
-one: `UrlDecoding` refuses them, for every route. Then this module decodes and checks the names. It reads them from the
-request, because FastAPI's own parameters for each route would take a tenth of the service's start; `NAMES` describes
-them in the OpenAPI document.
+`UrlDecodingMiddleware` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a
+name may contain `%2F` itself. Servers decode bytes that are not UTF-8 to one replacement character, so different names
+would be one: `UrlDecodingMiddleware` refuses them, for every route. Then this module decodes and checks the names. It
+reads them from the request, because FastAPI's own parameters for each route would take a tenth of the service's start;
+`NAMES` describes them in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES: Mapping[str, str] = {
 """The parameters of paths that this module reads, with their descriptions."""
 
 
-class UrlDecoding:
+class UrlDecodingMiddleware:
     """Middleware that refuses a URL that is not UTF-8 (400), and keeps encoded slashes, so that they do not split the
     path."""
 

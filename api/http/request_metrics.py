@@ -11,7 +11,7 @@ from api.http.metrics import Metrics
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class HttpMetrics:
+class RequestMetricsMiddleware:
     """The middleware. It uses the monotonic clock, because no decision depends on a duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from api.http.file_stamps import stamp_of
-from api.http.tokens import TokenKey, TokenVerifier, file_of, key_sources, read_revoked_token_ids
+from api.http.tokens import TokenKey, TokenVerifier, key_sources, named_file, read_revoked_token_ids
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import Misconfigured
@@ -37,7 +37,7 @@ class _Source(Generic[Content]):
 
     def __init__(self, value: str, read: Callable[[], Content]) -> None:
         """Read the content. Raise Misconfigured."""
-        self.file = file_of(value)
+        self.file = named_file(value)
         self._read = read
         self._stamp = stamp_of(self.file)
         self._reported = ""

@@ -126,6 +126,13 @@ class TokenVerifier:
         raise BadToken("no key of this service has signed the token")
 
 
+class KeyPair(NamedTuple):
+    """A key pair in DER, Pulsar's format."""
+
+    private: bytes
+    public: bytes
+
+
 class KeySource(NamedTuple):
     """The value of a setting that names keys, and the function that reads them. It raises Misconfigured."""
 
@@ -139,7 +146,7 @@ def key_sources(settings: Settings) -> list[KeySource]:
     previous = settings.auth_token_previous_secret_key
 
     def previous_secrets() -> list[TokenKey]:
-        file = file_of(previous)
+        file = named_file(previous)
         if file is not None and not file.exists():
             return []  # no key is being rotated
         return [TokenKey(HS256, key) for key in load_secret_keys("auth.token-previous-secret-key", previous)]
@@ -198,8 +205,8 @@ def new_secret_key() -> bytes:
     return os.urandom(SECRET_BYTES)
 
 
-def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
-    """Return a new private and public key for RS256 or ES256 in DER, Pulsar's format."""
+def new_key_pair(algorithm: str) -> KeyPair:
+    """Return a new key pair for RS256 or ES256."""
     private: PrivateKey
     if algorithm == RS256:
         private = rsa.generate_private_key(public_exponent=65_537, key_size=_RSA_BITS)
@@ -211,7 +218,7 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
     public = private.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return encoded, public
+    return KeyPair(encoded, public)
 
 
 def load_secret_keys(setting: str, value: str) -> list[bytes]:
@@ -322,7 +329,7 @@ def read_revoked_token_ids(value: str) -> frozenset[str]:
     """Return the ids in a file of revoked tokens: one id a line; `#` begins a comment. Raise Misconfigured for no text
     file."""
     try:
-        path = file_of(value) or Path(value)
+        path = named_file(value) or Path(value)
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise Misconfigured(
@@ -333,7 +340,7 @@ def read_revoked_token_ids(value: str) -> frozenset[str]:
     return frozenset(token_id for line in lines if (token_id := line.partition("#")[0].strip()))
 
 
-def file_of(value: str) -> Path | None:
+def named_file(value: str) -> Path | None:
     """Return the file that the value of a setting names; None: the value is the key itself."""
     if value.startswith("data:"):
         return None
@@ -369,7 +376,7 @@ def _content(name: str, value: str) -> bytes:
             if decoded_data is not None:
                 return decoded_data
         raise Misconfigured(f"the key of {name} is no data:;base64,…", _FIX)
-    path = file_of(value)
+    path = named_file(value)
     try:
         if path is not None:
             return path.read_bytes().strip(b"\r\n") if path.suffix in (".pem", ".json") else path.read_bytes()

@@ -10,7 +10,7 @@ import pytest
 
 from api.http import openapi
 from api.http.access import DASHBOARD_COOKIE, AuthAction, CallerName, authorization_from_cookie
-from api.http.paths import UrlDecoding
+from api.http.paths import UrlDecodingMiddleware
 from api.http.router import Routes
 from api.http.tokens import create_token
 from storage.errors import NotFound
@@ -88,7 +88,7 @@ GRANTS = Grants(
 def client_of(secret: bytes | None) -> TestClient:
     app = application(router, access_of(secret, "root", GRANTS))
     openapi.install_openapi(app)
-    app.add_middleware(UrlDecoding)
+    app.add_middleware(UrlDecodingMiddleware)
     return TestClient(app)
 
 

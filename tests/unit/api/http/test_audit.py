@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from api.http.access import AuthAction, Caller, permission_check
-from api.http.audit import Audit
+from api.http.audit import AuditMiddleware
 from api.http.tokens import create_token
 from api.observability import logs
 from api.settings.settings import Settings
@@ -171,7 +171,7 @@ async def test_a_request_that_the_end_of_the_service_cuts_off_is_answered_and_no
 
     waiting = asyncio.Event()
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": {"caller": Caller("here")}}
-    task = asyncio.create_task(Audit(waits, ManualClock())(scope, send, send))  # type: ignore[arg-type]
+    task = asyncio.create_task(AuditMiddleware(waits, ManualClock())(scope, send, send))  # type: ignore[arg-type]
     await waiting.wait()
     task.cancel()
     await task

@@ -10,7 +10,7 @@ import pytest
 from fastapi import Request
 
 from api.http.access import Caller
-from api.http.limits import RequestLimiter, TokenBuckets
+from api.http.limits import RequestLimitMiddleware, TokenBuckets
 from api.http.problems import RestException
 from api.settings.settings import Settings
 from tests.asgi import TestClient, application
@@ -40,7 +40,7 @@ def limited(clock: ManualClock, **settings: Any) -> TestClient:
     async def livez() -> str:
         return "ok"
 
-    limits = RequestLimiter(app, Settings(**settings), clock)
+    limits = RequestLimitMiddleware(app, Settings(**settings), clock)
 
     async def named(scope: Message, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
@@ -230,13 +230,13 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 
 
 class UnderWay:
-    """Requests to `RequestLimiter` around an application; the statuses of their answers, in the order of their ends."""
+    """Requests to the middleware around an application; the statuses of their answers, in the order of their ends."""
 
     def __init__(self, answering: Any, body: bytes = b"", **settings: Any) -> None:
         self.statuses: list[int] = []
         self.leave = asyncio.Event()
         """Set: the application answers."""
-        self._limits = RequestLimiter(
+        self._limits = RequestLimitMiddleware(
             lambda *arguments: answering(self, *arguments), Settings(**settings), ManualClock()
         )
         self._body = body

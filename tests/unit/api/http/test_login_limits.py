@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.http.access import LOGIN, LOGOUT, Caller
-from api.http.limits import RequestLimiter
+from api.http.limits import RequestLimitMiddleware
 from api.http.login_limits import BODY_BYTES, PLACES, PLACES_OF_ADDRESS, bounded_body
 from api.http.problems import RestException
 from api.settings.settings import Settings
@@ -68,7 +68,7 @@ class Door:
             size = await read(receive)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"size", str(size).encode())]})
 
-        self._limiter = RequestLimiter(application, Settings(**settings), ManualClock())
+        self._limiter = RequestLimitMiddleware(application, Settings(**settings), ManualClock())
 
     async def ask(
         self, path: str, *body: dict[str, Any], address: str = "a", verb: str = "POST", length: int = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi import Request
 
-from api.http.paths import UrlDecoding, decoded
+from api.http.paths import UrlDecodingMiddleware, decoded
 from tests.asgi import TestClient, application
 
 
@@ -18,7 +18,7 @@ def client() -> TestClient:
     def names(request: Request) -> list[str]:
         return [decoded(request.path_params["name"]), request.query_params.get("name", "")]
 
-    app.add_middleware(UrlDecoding)
+    app.add_middleware(UrlDecodingMiddleware)
     return TestClient(app)
 
 

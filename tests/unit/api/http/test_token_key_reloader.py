@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
         document = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(cast(Any, key.public_key())))
         return json.dumps({"keys": [{**document, "kid": key_id}]}).encode()
 
-    first, second = (new_key_pair(ES256)[0] for _ in range(2))
+    first, second = (new_key_pair(ES256).private for _ in range(2))
     jwks = written(tmp_path / "jwks.json", key_set(first, "one"))
     keys = TokenKeyReloader(Settings(auth_jwks_file=str(jwks)), clock)
     assert [key.key_id for key in keys.verifier.keys] == ["one"]
@@ -194,7 +194,7 @@ UNKNOWN_CURVE = bytes.fromhex("3016300e06072a8648ce3d020106032a0304030400040000"
 def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    public = written(tmp_path / "public.key", new_key_pair(ES256)[1])
+    public = written(tmp_path / "public.key", new_key_pair(ES256).public)
     keys = TokenKeyReloader(Settings(auth_token_public_key=public.as_uri()), ManualClock())
     before = keys.verifier.keys
     written(public, UNKNOWN_CURVE)
