@@ -44,6 +44,11 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def counted(value: int | None, noun: str) -> str:
+    """Format a number of things, as in "1 message" and "2,000 messages"."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def share(value: float | None) -> str:
     """Format a fraction of one in percent."""
     return NONE if value is None else f"{100 * value:,.0f} %"
@@ -151,6 +156,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     for function in (
         size,
         count,
+        counted,
         share,
         time,
         parse_pulsar_time,

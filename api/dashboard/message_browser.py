@@ -95,7 +95,8 @@ class MessageState:
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
     neighbouring pages; None: there is none. `missing_key`: the key has no message. `problems`: errors of its reads.
-    `horizon`: the last offset that a compaction has read; None: there is none."""
+    `horizon`: the last offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has,
+    as a clause, of a page without messages."""
 
     name: TopicName
     query: PageQuery
@@ -105,6 +106,7 @@ class MessagePage:
     is_missing_key: bool = False
     problems: Sequence[str] = ()
     horizon: int | None = None
+    raw_offsets: str = ""
 
     @property
     def maybe_superseded_count(self) -> int:
@@ -198,6 +200,7 @@ def _page(
         after if newer else None,
         problems=list(dict.fromkeys(problems)),
         horizon=None if horizon is None else horizon.offset,
+        raw_offsets="" if messages else raw_offsets_text(topic),
     )
 
 
@@ -206,6 +209,16 @@ class PageOffsets(NamedTuple):
 
     offsets: list[int]
     has_more: bool
+
+
+def raw_offsets_text(topic: Topic) -> str:
+    """Return the offsets of the topic's raw messages as a clause; empty: they are not known here."""
+    reader = topic.snapshot_reader()
+    try:
+        first, end = reader.first_offset, reader.end
+    except CompactorError:  # the end is in another log directory
+        return ""
+    return f"raw messages have the offsets {first:,} to {end - 1:,}" if first < end else "there are no raw messages"
 
 
 def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> PageOffsets:

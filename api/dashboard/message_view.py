@@ -14,7 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, state_of
+from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.http.problems import RestException
 from storage.entries.stored_message import StoredMessage, stored_messages
@@ -65,7 +65,9 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
     if message is None:
         if errors:
             raise errors[0]
-        raise RestException(404, f"{name} has no message at offset {offset}, raw or compacted")
+        offsets = raw_offsets_text(topic)
+        reason = f"{name} has no message at offset {offset:,}, raw or compacted"
+        raise RestException(404, f"{reason}: {offsets}" if offsets else reason)
     state = MessageState()
     if not errors:
         newest = newest_by_key(broker, topic, [message])

@@ -218,13 +218,15 @@ class TableView:
 @dataclass(frozen=True)
 class Totals:
     """Totals of topics. `states`: topics by state. `saved_share`: as `TopicRow.saved_share`, of all topics together,
-    also of those that were never compacted; None: there are no raw bytes."""
+    also of those that were never compacted; None: there are no raw bytes. `unreadable`: topics whose compacted ledger
+    cannot be read, which is not in `compacted_bytes`."""
 
     topics: int
     states: Mapping[str, int]
     messages: int
     raw_bytes: int
     compacted_bytes: int
+    unreadable: int
     saved_share: float | None
     backlog_bytes: int
 
@@ -271,7 +273,8 @@ def totals(rows: Sequence[TopicRow]) -> Totals:
         Counter(itertools.chain.from_iterable(row.states for row in rows if row.states)),
         sum(row.messages for row in rows),
         raw_bytes,
-        sum(row.summary.compacted_bytes or 0 for row in rows),
+        sum(row.summary.compacted_bytes or 0 for row in rows if not row.is_unreadable),
+        sum(row.is_unreadable for row in rows),
         sum(row.saved_bytes for row in rows) / raw_bytes if raw_bytes else None,
         sum(row.backlog_bytes or 0 for row in rows),
     )

@@ -121,6 +121,7 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     assert f'<b>1 topic:</b> <a href="{page_of(rest_topic)}"' in attention
     assert f"<small>{reason}; next try <time" in attention
     assert overview.count('unreadable" data-label=') == 2, "compacted, and saved"
+    assert "<strong>0 B</strong> <span>compacted, with garbage; 1 unreadable</span>" in overview
     (link,) = re.findall(r'id="total-failing" [^>]*href="([^"]*)"', overview)
     failing = page(served.client, html.unescape(link))
     assert 'id="attention"' not in failing
@@ -240,7 +241,7 @@ def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
     assert '<pre tabindex="0">2</pre>' in key_section("a")
     assert f'<a href="{page_of(rest_topic)}/messages/' in key_section("a")
     assert "&lt;i&gt;" in key_section("b")
-    assert "It deletes the key." in key_section("gone")
+    assert "The key is deleted: its newest message is a deletion." in key_section("gone")
     assert "The key “none” has no value." in key_section("none")
 
 
@@ -308,7 +309,9 @@ def test_trim_shows_what_would_go_before_it_does(served: Served, rest_topic: Res
     assert "Would go" in would
     assert "Yes, trim these" in would
     assert "Trimmed" in served.client.post(path, content="before=1&do=trim", headers=ORIGIN).text
-    assert "None." in served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
+    again = served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
+    assert "None: no raw ledger ends before that message; a trim removes whole ledgers." in again
+    assert "None: the cleanup policies keep all" in served.client.post(path, content="do=try", headers=ORIGIN).text
 
 
 def test_partitions_stand_together(served: Served) -> None:
@@ -365,6 +368,7 @@ def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic
     rest_topic.ask("POST", "/compaction/pause")
     text = page(served.client, "/dashboard/service")
     assert "Paused topics" in text
+    assert '<td data-label="State">None</td>' not in text
     assert f'<a href="{page_of(rest_topic)}">' in text
 
 

@@ -100,7 +100,7 @@ def test_a_topic_is_created_with_and_without_partitions(served: Served, rest_top
     [
         ({"namespace": "public/default", "name": "EXISTS"}, 409, "exists already"),
         ({"namespace": "public/none", "name": "a"}, 404, "the namespace public/none does not exist"),
-        ({"namespace": "public", "name": "a"}, 412, "the namespace of a topic name is empty"),
+        ({"namespace": "nope", "name": "a"}, 400, "&#39;nope&#39; is not a namespace: give its tenant, too"),
         ({"namespace": "public/default", "name": "a/<b>"}, 412, "a/&lt;b&gt;"),
         ({"namespace": "public/default", "name": "a", "partitions": "many"}, 400, "is not a number of partitions"),
         ({"namespace": "public/default", "name": "a", "partitions": "0"}, 400, "partitions"),

@@ -105,7 +105,9 @@ def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) 
     ]
     assert "has no message" in rows(messages(rest_topic, "key=none"))[0]
     assert len(rows(messages(rest_topic, "time=1970-01-01T00:00"))) == 6
-    assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == ["There is no message."]
+    assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == [
+        "There is no message here: raw messages have the offsets 0 to 5."
+    ]
     assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time=soon", 400)
     assert "offset must be" in page(served.client, f"{page_of(rest_topic)}/messages?offset=x", 400)
     assert "has no message at offset 99" in page(served.client, f"{page_of(rest_topic)}/messages/99", 404)
@@ -173,3 +175,22 @@ def test_partitions_have_messages_and_the_whole_topic_leads_to_them(served: Serv
     assert whole.ask("PUT", "/partitions", 1).status_code == 204
     assert "open the page of one of its partitions" in page(served.client, f"{page_of(whole)}/messages", 405)
     assert "open the page of one of its partitions" in page(served.client, f"{page_of(whole)}/messages/0", 405)
+
+
+def test_a_page_after_the_end_says_which_offsets_exist(served: Served, rest_topic: RestTopic) -> None:
+    assert "There is no message here: there are no raw messages." in messages(rest_topic)
+    rest_topic.put(a="1", b="2")
+    assert "There is no message here: raw messages have the offsets 0 to 1." in messages(rest_topic, "offset=7")
+    text = page(served.client, f"{page_of(rest_topic)}/messages/7", 404)
+    assert "has no message at offset 7, raw or compacted: raw messages have the offsets 0 to 1" in text
+
+
+def test_a_deleted_key_is_not_one_that_was_never_written(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    rest_topic.put(b=None)
+    assert "The key is deleted: its newest message is a deletion." in page(
+        served.client, f"{page_of(rest_topic)}?key=b"
+    )
+    unknown = "none was ever written, or the key was deleted and a compaction has removed the deletion"
+    assert unknown in page(served.client, f"{page_of(rest_topic)}?key=c")
+    assert unknown in messages(rest_topic, "key=c")

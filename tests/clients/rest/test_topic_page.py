@@ -247,6 +247,17 @@ def test_an_object_that_was_restored_makes_the_failure_history(
     assert re.search(r"<p>Next try: <time [^>]*>now</time>\.", text)
 
 
+def test_a_compacted_ledger_that_was_given_up_is_not_never_compacted(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    assert "<strong>Never compacted</strong>" in page(served.client, page_of(rest_topic))
+    rest_topic.compact()
+    assert rest_topic.ask("DELETE", "/subscription/__compaction").status_code == 204
+    text = page(served.client, page_of(rest_topic))
+    assert "Never compacted" not in text
+    assert "<strong>Not compacted now</strong> A compacted read returns all that raw has: 1 message." in text
+    assert "<dd>no compacted ledger</dd>" in text
+
+
 def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(
     served: Served, rest_topic: RestTopic, tmp_path: Path
 ) -> None:
