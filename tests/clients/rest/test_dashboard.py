@@ -242,7 +242,7 @@ def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
     assert f'<a href="{page_of(rest_topic)}/messages/' in key_section("a")
     assert "&lt;i&gt;" in key_section("b")
     assert "The key is deleted: its newest message is a deletion." in key_section("gone")
-    assert "The key “none” has no value." in key_section("none")
+    assert "The topic has no message of the key “none”: none was ever written, or" in key_section("none")
 
 
 def test_a_name_is_shown_as_text_and_found_again(served: Served) -> None:
