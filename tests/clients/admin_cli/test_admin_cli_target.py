@@ -191,7 +191,7 @@ def test_a_conflict_that_a_broker_answers_by_412_has_the_exit_code_of_one(
 ) -> None:
     record = served.broker.environment.metadata.topics.get(TopicName.parse(topic))
     lease = served.broker.environment.metadata.leases.acquire(record.id, "there:4711:cafe", 60_000)
-    admin("topics", "delete", topic).refused(4, "another process writes the topic", "with force")
+    admin("topics", "delete", topic).refused(4, "another process writes the topic", "with --force")
     served.broker.environment.metadata.leases.release(lease)
     admin("topics", "delete", topic).done()
 
