@@ -282,7 +282,7 @@ class BatchRunner:
         costs = list(chain.from_iterable(work.costs for work in works))
         ends = list(accumulate(len(work.costs) for work in works))
         phases = dict.fromkeys(work.name for work in works)
-        self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
+        self.progress.begin_phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
         def on_done(tasks: int) -> None:
             self.stall_detector.record_finished_tasks(tasks)

@@ -26,7 +26,7 @@ from compactor.engines.engine import current_stop_event
 from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_winners, read_chunks, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -279,6 +279,6 @@ def earliest(times: Iterable[int | None]) -> int | None:
 def _not_in_a_source(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamaged:
     return ObjectDamaged(
         f"a key index names offset {int(offset)}, which no ledger or part holds",
-        of_damaged(),
+        damaged_object_advice(),
         is_public=True,
     )

@@ -33,7 +33,7 @@ from compactor.run.plan import (
     Source,
     SourceTotals,
 )
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
@@ -148,7 +148,7 @@ def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -
     if np.any(positions >= len(present)) or np.any(present[np.minimum(positions, len(present) - 1)] != offsets):
         raise ObjectDamaged(
             f"the key index names rows between offsets {group.first_offset} and {group.last_offset} that do not exist",
-            of_damaged(),
+            damaged_object_advice(),
             is_public=True,
         )
     return positions.astype(np.int64)

@@ -173,7 +173,7 @@ class TwoPhaseCompactor:
             with self._not_lost(snapshot):
                 work = next(steps)
                 while True:
-                    self.progress.phase(work.name, len(work.costs), work.messages)
+                    self.progress.begin_phase(work.name, len(work.costs), work.messages)
                     task = TaskInputs(work.task, work.inputs)
                     done = self.engine.run(len(work.costs), task, self.progress.done, work.costs)
                     work = steps.send(answers_or_raise(done))

@@ -97,16 +97,16 @@ class Advice:
         return wording.get(self.kind, self.kind.value).format(**self.arguments)
 
 
-def of_missing(name: str, store: str) -> Advice:
+def missing_object_advice(name: str, store: str) -> Advice:
     """Return the advice about an object that its store, of this URL, does not have."""
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": MISSING})
 
 
-def of_short(name: str, store: str) -> Advice:
+def short_object_advice(name: str, store: str) -> Advice:
     """Return the advice about an object that is shorter in its store, of this URL, than it must be."""
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": DAMAGED})
 
 
-def of_damaged(name: str = "") -> Advice:
+def damaged_object_advice(name: str = "") -> Advice:
     """Return the advice about an object that does not have the bytes that it must have. `name` empty: not known."""
     return Advice(AdviceKind.RESTORE_DAMAGED, {"object": name, "store": "", "state": DAMAGED})

@@ -88,7 +88,7 @@ def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[i
 class Progress(Protocol):
     """Receiver of the progress of a run. A subclass ignores the reports that it does not override."""
 
-    def phase(self, name: str, tasks: int, messages: int) -> None:
+    def begin_phase(self, name: str, tasks: int, messages: int) -> None:
         """Start a phase with its number of tasks, and the number of messages or index records that they read."""
         return
 

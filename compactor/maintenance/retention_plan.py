@@ -107,9 +107,10 @@ def plan_before(
     extents: Sequence[RetentionExtent],
     cursors: Sequence[CursorRecord],
     policies: TopicPolicies,
-    before: int,
+    start_offset: int,
 ) -> TrimPlan:
-    """Return the trim that makes the topic start at offset `before`. `extents`, `cursors`: as in `plan_by_policies`.
+    """Return the trim that makes the topic start at offset `start_offset`. `extents`, `cursors`: as in
+    `plan_by_policies`.
 
     Raises InvalidInput under the policy `compact` alone (Kafka's POLICY_VIOLATION), and for an offset out of range.
     """
@@ -120,9 +121,9 @@ def plan_before(
             Advice(AdviceKind.TRIM_COMPACTED),
         )
     end = end_of(topic, extents)
-    if not 0 <= before <= end:
-        raise InvalidInput(f"{topic.name} cannot begin at offset {before}", f"choose an offset from 0 to {end}")
-    requested = max(topic.start_offset, before)
+    if not 0 <= start_offset <= end:
+        raise InvalidInput(f"{topic.name} cannot begin at offset {start_offset}", f"choose an offset from 0 to {end}")
+    requested = max(topic.start_offset, start_offset)
     due = [
         TrimCandidate(extent, TrimReason.START_OFFSET)
         for extent in takewhile(lambda extent: extent.last_offset < requested, extents)
@@ -130,10 +131,10 @@ def plan_before(
     return _held_back(topic.start_offset, due, requested, _slowest(cursors))
 
 
-def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
+def is_expired(newest_publish_time: int | None, policies: TopicPolicies, now: int) -> bool:
     """Return whether an extent with this newest publish time is older than the retention (worked example 8)."""
     kept = policies.retention_ms_effective
-    return kept is not None and newest is not None and now - newest > kept
+    return kept is not None and newest_publish_time is not None and now - newest_publish_time > kept
 
 
 def _due(

@@ -19,7 +19,7 @@ from compactor.run.plan import (
     ScanTaskResult,
     SourceTotals,
 )
-from storage.advice import of_missing, of_short
+from storage.advice import missing_object_advice, short_object_advice
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
@@ -255,12 +255,14 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
         if name not in sizes:
             raise ObjectMissing(
                 f"the object {name} of the compacted ledger is not in the store",
-                of_missing(name, store.url),
+                missing_object_advice(name, store.url),
                 is_public=True,
             )
         if sizes[name] < size:
             raise ObjectDamaged(
-                f"{name} has {sizes[name]} bytes in the store, not {size}", of_short(name, store.url), is_public=True
+                f"{name} has {sizes[name]} bytes in the store, not {size}",
+                short_object_advice(name, store.url),
+                is_public=True,
             )
 
 

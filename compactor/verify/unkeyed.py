@@ -270,10 +270,10 @@ def certain_mask(winners: IndexRecords, uncertain: set[int]) -> Mask:
     return ~np.isin(offsets_of(winners), np.array(sorted(uncertain), dtype=np.int64))
 
 
-def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
+def check_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskFindings:
     """Compare the index's bitmaps of rows outside the key map with raw (P6, P8), and check the chunk tables (P10).
 
-    `number` is ignored: one task checks all.
+    `_number` is ignored: one task checks all.
     """
     answer = TaskFindings(Findings(plan.limit))
     _check_tables(store, plan, answer)
@@ -322,8 +322,8 @@ def _offsets(bitmap: BitMap64) -> I64:
     return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
 
 
-def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> TaskFindings:
-    """Name the rows outside the key map, and the chunks, in which index and parts differ. `number` is ignored."""
+def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskFindings:
+    """Name the rows outside the key map, and the chunks, in which index and parts differ. `_number` is ignored."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.compacted_ledger_label}"
     with findings.record_damage(where):

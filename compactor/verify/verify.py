@@ -143,7 +143,7 @@ class Verifier:
             builder.add(self._run("details", plan, [(check, cost) for check in checks]))
 
     def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[TaskFindings]:
-        self.progress.phase(phase, len(checks), 0)
+        self.progress.begin_phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
         return answers_or_raise(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
 

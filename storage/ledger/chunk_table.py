@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, rows
@@ -181,10 +181,14 @@ def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: Ha
 
 def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
     if crc32c(data) != checksum:
-        raise ObjectDamaged(f"the chunk table in {name} does not match its checksum", of_damaged(name), is_public=True)
+        raise ObjectDamaged(
+            f"the chunk table in {name} does not match its checksum", damaged_object_advice(name), is_public=True
+        )
     if len(data) % RECORD.itemsize:
         raise ObjectDamaged(
-            f"the chunk table in {name} is {len(data)} bytes long, not whole records", of_damaged(name), is_public=True
+            f"the chunk table in {name} is {len(data)} bytes long, not whole records",
+            damaged_object_advice(name),
+            is_public=True,
         )
     return np.frombuffer(data, dtype=RECORD)
 

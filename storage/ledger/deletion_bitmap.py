@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.manifest import DeletedRows, Part
@@ -63,7 +63,7 @@ def read_all_deleted(store: ObjectStore, locations: list[DeletedRows | None]) ->
             raise ObjectDamaged(
                 f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
                 "their checksum",
-                of_damaged(place.name),
+                damaged_object_advice(place.name),
                 is_public=True,
             )
         bitmaps[number] = BitMap.deserialize(bytes(block))

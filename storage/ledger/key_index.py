@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.model import IndexLocation
@@ -203,7 +203,9 @@ class IndexDirectory:
     def decode(cls, data: bytes) -> IndexDirectory:
         """Parse a directory, the inverse of `encode`. Raises ObjectDamaged for an unreadable one."""
         if len(data) < _HEADER.size:
-            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", of_damaged(), is_public=True)
+            raise ObjectDamaged(
+                f"a key index directory has only {len(data)} bytes", damaged_object_advice(), is_public=True
+            )
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
         start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
@@ -213,7 +215,7 @@ class IndexDirectory:
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
                 f"a key index directory of version {version} and {len(data)} bytes cannot be read",
-                of_damaged(),
+                damaged_object_advice(),
                 is_public=True,
             )
         body = np.frombuffer(data, dtype="<u4", offset=start)
@@ -410,7 +412,7 @@ def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, wha
     if crc32c(data) != checksum:
         raise ObjectDamaged(
             f"{what} of the key index {location.name} does not match its checksum",
-            of_damaged(location.name),
+            damaged_object_advice(location.name),
             is_public=True,
         )
 

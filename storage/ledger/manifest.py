@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.chunk_table import ChunkTable
@@ -198,7 +198,7 @@ class Manifest:
                 chunks=tuple(_parse_chunk_table(item) for item in document.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", of_damaged(name)) from error
+            raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", damaged_object_advice(name)) from error
 
 
 def write_manifest(store: ObjectStore, name: str, manifest: Manifest) -> StoredObject:
@@ -213,7 +213,9 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
     data = store.get(stored.name, 0, stored.size)
     if crc32c(data) != stored.crc32c:
         raise ObjectDamaged(
-            f"the manifest {stored.name} does not match its checksum", of_damaged(stored.name), is_public=True
+            f"the manifest {stored.name} does not match its checksum",
+            damaged_object_advice(stored.name),
+            is_public=True,
         )
     return Manifest.decode(data, stored.name)
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
@@ -288,7 +288,9 @@ class RowsReader:
 
     def _damaged(self, what: str) -> ObjectDamaged:
         return ObjectDamaged(
-            f"{what} of {self._stored.name} does not match its checksum", of_damaged(self._stored.name), is_public=True
+            f"{what} of {self._stored.name} does not match its checksum",
+            damaged_object_advice(self._stored.name),
+            is_public=True,
         )
 
 

@@ -22,7 +22,7 @@ from storage.positions import StartOffset, StartPosition
 class SeekPosition(Protocol):
     """The first message of a read, which need not exist."""
 
-    def is_surely_after(self, last: LogPosition) -> bool:
+    def surely_begins_after(self, last: LogPosition) -> bool:
         """Return whether the read begins after the message at `last`."""
 
     def skips_row_group(self, reader: RowsReader, group: int) -> bool:
@@ -41,7 +41,7 @@ class SeekOffset:
     def __str__(self) -> str:
         return f"offset {self.offset}"
 
-    def is_surely_after(self, last: LogPosition) -> bool:
+    def surely_begins_after(self, last: LogPosition) -> bool:
         return last.offset < self.offset
 
     def skips_row_group(self, reader: RowsReader, group: int) -> bool:
@@ -64,7 +64,7 @@ class SeekMessageId:
     def __str__(self) -> str:
         return f"the message {self.message_id}"
 
-    def is_surely_after(self, last: LogPosition) -> bool:
+    def surely_begins_after(self, last: LogPosition) -> bool:
         return last.message_id < self.message_id
 
     def skips_row_group(self, reader: RowsReader, group: int) -> bool:
@@ -96,7 +96,7 @@ class SeekTime:
 
     publish_time: int
 
-    def is_surely_after(self, last: LogPosition) -> bool:
+    def surely_begins_after(self, last: LogPosition) -> bool:
         """Return False: a position has no publish time, so no extent is ruled out by it."""
         return False
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from storage.advice import of_missing, of_short
+from storage.advice import missing_object_advice, short_object_advice
 from storage.errors import (
     CompactorError,
     InvalidInput,
@@ -138,7 +138,7 @@ class LocalStore(ObjectStore):
     def _too_short(self, name: str, size: int, start: int, length: int | None) -> ObjectDamaged:
         return ObjectDamaged(
             f"object {name} in {self.url} has {size} bytes, too few for start={start} length={length}",
-            of_short(name, self.url),
+            short_object_advice(name, self.url),
         )
 
     def size(self, name: str) -> int:
@@ -253,7 +253,7 @@ class LocalStore(ObjectStore):
             if verb == "read" and isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 raise ObjectMissing(
                     f"object {name} does not exist in {self.url}",
-                    of_missing(name, self.url),
+                    missing_object_advice(name, self.url),
                 ) from error
             if isinstance(error, FileNotFoundError):
                 self._durable_folders.clear()  # another process removed folders; create them again next time

@@ -16,7 +16,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage.advice import Advice, AdviceKind, of_missing
+from storage.advice import Advice, AdviceKind, missing_object_advice
 from storage.errors import CompactorError, Misconfigured, ObjectExists, ObjectMissing, StorageFull, Unavailable
 
 _CREDENTIALS = frozenset(
@@ -97,7 +97,7 @@ def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -
     if code in ("NoSuchKey", "404", "NotFound"):
         return ObjectMissing(
             f"object {name} does not exist in {url}",
-            of_missing(name, url),
+            missing_object_advice(name, url),
         )
     if code in _FULL or status == 507:
         return StorageFull(what, "free space or raise the bucket's quota, then try again")

@@ -150,7 +150,7 @@ class CompactedReader:
                     self._next = self._first_bound(pinned.snapshot)
                 if self._next is None:
                     continue
-                is_read = compacted is None or self._next.is_surely_after(compacted.horizon)
+                is_read = compacted is None or self._next.surely_begins_after(compacted.horizon)
                 if compacted is not None and is_read and self._known_to is not None and not self._is_another(compacted):
                     self._pass_horizon(compacted.horizon.offset)  # a page may end at its last message
                 if (is_read or self._is_another(compacted)) and self._raw_has_next(pinned.snapshot):

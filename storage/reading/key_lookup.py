@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.advice import of_damaged
+from storage.advice import damaged_object_advice
 from storage.entries.chunk_assembler import join_chunks, row_messages
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
@@ -124,7 +124,7 @@ class _PointRead:
             return before
         raise ObjectDamaged(
             f"no chunk table has the chunked message of offset {last}, which the index names",
-            of_damaged(),
+            damaged_object_advice(),
             is_public=True,
         )
 
@@ -145,7 +145,7 @@ class _PointRead:
                 (message,) = row_messages(iter(row.to_batches()), self._snapshot.topic.name.partition)
                 return self._checked(message, where)
         raise ObjectDamaged(
-            f"{where} has no row of offset {offset}, which its index names", of_damaged(), is_public=True
+            f"{where} has no row of offset {offset}, which its index names", damaged_object_advice(), is_public=True
         )
 
     def _tables_with(self, place: _Place, offset: int) -> Iterator[pa.Table]:
@@ -174,7 +174,7 @@ def _part_at(manifest: Manifest, offset: int) -> RowsObject:
     if number < 0 or manifest.parts[number].last.offset < offset:
         raise ObjectDamaged(
             f"the key index names offset {offset}, which no part of the compacted ledger has",
-            of_damaged(),
+            damaged_object_advice(),
             is_public=True,
         )
     return manifest.parts[number].rows

@@ -119,7 +119,7 @@ class RawReader:
         if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(bound):
             return False
         compacted = reader.snapshot.compacted
-        stands = compacted is not None and not bound.is_surely_after(compacted.horizon)
+        stands = compacted is not None and not bound.surely_begins_after(compacted.horizon)
         if self._or_compacted and (stands or self._delivered_to >= 0):
             self.is_gone = True
             return True

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.advice import Advice, AdviceKind, of_damaged
+from storage.advice import Advice, AdviceKind, damaged_object_advice
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
@@ -255,7 +255,9 @@ class SnapshotReader:
         """
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
-                if bound.is_surely_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
+                if bound.surely_begins_after(part.last) or (
+                    self.retention is not None and self.retention.hides_all(part)
+                ):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
                     if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
@@ -274,7 +276,7 @@ class SnapshotReader:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for extent in extents:
             last = last_of(extent)
-            if last is not None and (bound.is_surely_after(last) or last.offset <= after):
+            if last is not None and (bound.surely_begins_after(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
                 tables = self._rows(extent.rows_object, bound)
@@ -423,7 +425,7 @@ def may_read_extent(start: StartPosition, extent: LedgerRecord | SegmentRecord) 
     if isinstance(start, StartTime):
         return _newest_of(extent) >= start.publish_time
     last = last_of(extent)
-    return last is None or not seek_position_of(start).is_surely_after(last)
+    return last is None or not seek_position_of(start).surely_begins_after(last)
 
 
 def read_snapshot(
@@ -470,7 +472,7 @@ def lost_compacted_advice(snapshot: TopicSnapshot, error: DataLoss) -> Advice:
     """Return the advice about the snapshot's compacted ledger, which must exist. `error`: that of its lost object."""
     assert snapshot.compacted is not None
     kind = AdviceKind.GIVE_UP_COMPACTED if first_offset(snapshot) else AdviceKind.REBUILD_COMPACTED
-    lost = error.advice.arguments if error.advice is not None else of_damaged().arguments
+    lost = error.advice.arguments if error.advice is not None else damaged_object_advice().arguments
     return Advice(kind, {**lost, "topic": snapshot.topic.name, "ledger_id": snapshot.compacted.ledger_id})
 
 

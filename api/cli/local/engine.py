@@ -66,7 +66,7 @@ class PhaseLine(LiveLine):
         self._tasks = self._messages = 0
         self._started = 0.0
 
-    def phase(self, name: str, tasks: int, messages: int) -> None:
+    def begin_phase(self, name: str, tasks: int, messages: int) -> None:
         self._name, self._tasks, self._messages = name, tasks, messages
         self._started = time.perf_counter()
         self.done(0)

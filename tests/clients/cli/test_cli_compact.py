@@ -324,7 +324,7 @@ def test_json_has_an_object_a_topic(program: Program, topics: tuple[str, ...], e
 def test_the_live_line_goes_on_while_no_task_ends() -> None:
     output = io.StringIO()
     line = PhaseLine(output)
-    line.phase("phase one", 4, 1000)
+    line.begin_phase("phase one", 4, 1000)
     assert output.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
     line.done(2)
     assert "phase one: 2/4 tasks, " in output.getvalue()

@@ -20,7 +20,7 @@ from api.dashboard import topic_sizes
 from api.dashboard.formats import breakable
 from api.http.tokens import create_token
 from api.observability.error_text import DASHBOARD_WORDING
-from storage.advice import NEUTRAL, Advice, AdviceKind, of_missing
+from storage.advice import NEUTRAL, Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
 from storage.ledger.manifest import Part
@@ -106,7 +106,7 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     compacted = summary.snapshot().compacted
     assert compacted is not None
     control, now = served.broker.environment.metadata.compaction_control, served.broker.environment.clock.now_ms()
-    lost = of_missing(names.part("a" * 32, "b" * 32, 0), "file:///s").arguments
+    lost = missing_object_advice(names.part("a" * 32, "b" * 32, 0), "file:///s").arguments
     advice = Advice(AdviceKind.REBUILD_COMPACTED, {**lost, "topic": rest_topic.name, "ledger_id": compacted.ledger_id})
     text = f"the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot be read"
     error = ErrorText(f"{text}: {advice.worded(NEUTRAL)}", advice=advice)

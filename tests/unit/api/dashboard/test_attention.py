@@ -8,7 +8,7 @@ from api.dashboard.attention import EXAMPLES, failing_topics, group_by_reason
 from api.dashboard.topics_table import FAILING, CompactionStates, TopicRow
 from api.observability.error_text import DASHBOARD_WORDING
 from compactor.scheduling.backlog import Backlog
-from storage.advice import Advice, AdviceKind, of_missing
+from storage.advice import Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
 from storage.metadata.records import CompactionControl, TopicRecord, TopicSummary
@@ -52,7 +52,7 @@ def test_a_compacted_ledger_that_cannot_be_read_saves_nothing() -> None:
     part, index = names.part("a" * 32, "b" * 32, 0), names.compacted_index("a" * 32, "b" * 32, 0)
     cases: list[tuple[str, int, float | None]] = [(part, 86, None), (part, 85, 0.7), (index, 86, 0.7)]
     for lost, ledger_id, saved in cases:
-        arguments = {**of_missing(lost, "file:///s").arguments, "topic": "t1", "ledger_id": ledger_id}
+        arguments = {**missing_object_advice(lost, "file:///s").arguments, "topic": "t1", "ledger_id": ledger_id}
         error = ErrorText("it cannot be read", advice=Advice(AdviceKind.GIVE_UP_COMPACTED, arguments))
         failed = replace(control(""), last_error=ErrorText.from_fields("error", error.fields("error")))
         (read,) = CompactionStates({1: failed}, [], NOW).rows_with_states([item])

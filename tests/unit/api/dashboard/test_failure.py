@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.dashboard.failure import Failure, lost_object, topic_failure
-from storage.advice import Advice, AdviceKind, of_damaged, of_missing
+from storage.advice import Advice, AdviceKind, damaged_object_advice, missing_object_advice
 from storage.errors import CompactorError, ErrorText, ObjectDamaged, ObjectMissing, Unavailable
 from storage.ledger import names
 from storage.model import TopicName
@@ -17,7 +17,7 @@ INDEX, RAW = names.compacted_index(UID, ATTEMPT, 0), names.ledger_rows(UID, 3, A
 
 
 def missing(name: str) -> ObjectMissing:
-    return ObjectMissing(f"object {name} does not exist in file:///store", of_missing(name, "file:///store"))
+    return ObjectMissing(f"object {name} does not exist in file:///store", missing_object_advice(name, "file:///store"))
 
 
 def of_ledger(error: CompactorError, ledger_id: int = 7) -> ErrorText:
@@ -50,7 +50,7 @@ def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None
 
 
 def test_a_damaged_manifest_is_damaged_in_one_sentence() -> None:
-    error = ObjectDamaged(f"the manifest {MANIFEST} does not match its checksum", of_damaged(MANIFEST))
+    error = ObjectDamaged(f"the manifest {MANIFEST} does not match its checksum", damaged_object_advice(MANIFEST))
     assert failure(ErrorText(), error).what == "The compacted ledger 7 cannot be read: its manifest is damaged."
 
 

@@ -92,6 +92,6 @@ def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatc
 def test_names_in_lines_of_progress_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = streams(monkeypatch, terminal=True)
     LiveLine(err).show(progress_line({"run": 7, "topic": HOSTILE, "phase": None}))
-    PhaseLine(err).phase(HOSTILE, 1, 1)
+    PhaseLine(err).begin_phase(HOSTILE, 1, 1)
     assert is_harmless(err.text.replace("\r\x1b[K", ""))
     assert err.text.count("é漢") == 2
