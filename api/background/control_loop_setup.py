@@ -8,7 +8,7 @@ from api.settings.settings import Settings
 from compactor.engines.auto import AutoEngineProvider, engine_kind
 from compactor.engines.cluster import local_parallelism
 from compactor.engines.engine import EngineProvider, InProcessEngineProvider
-from compactor.engines.kinds import IN_PROCESS, SPARK
+from compactor.engines.kinds import IN_PROCESS
 from compactor.engines.shared_session import SparkEngineProvider
 from compactor.scheduling.control_loop import ControlLoop, ControlLoopSettings
 from compactor.scheduling.worker import WorkerSettings
@@ -52,7 +52,8 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
 
 def _engines(settings: Settings) -> EngineProvider:
     kind = engine_kind(settings.compaction_engine, settings.spark_master)
+    parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:
-        return InProcessEngineProvider()
+        return InProcessEngineProvider(parallelism)
     spark = SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
-    return spark if kind == SPARK else AutoEngineProvider(spark, local_parallelism(settings.spark_master))
+    return AutoEngineProvider(spark, parallelism, kind=kind)

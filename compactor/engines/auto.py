@@ -74,14 +74,23 @@ class AutoEngine:
 
 @dataclass(eq=False)
 class AutoEngineProvider(EngineProvider):
-    """Provider of engines that choose. `spark`: the provider of the engines for large jobs."""
+    """Provider of engines of each kind. `spark`: the provider of Spark's engines. `kind`: for callers that state none.
+
+    `parallelism`: the number of tasks that Spark can run concurrently.
+    """
 
     spark: EngineProvider
     parallelism: int
     in_process_limit: int = IN_PROCESS_BYTES
+    kind: str = AUTO
 
-    def open(self, *, large: bool = True) -> Engine:
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         """Return an engine. For a large job Spark is opened here, so that its errors come before a run is claimed."""
+        kind = kind or self.kind
+        if kind == SPARK:
+            return self.spark.open()
+        if kind == IN_PROCESS:
+            return InProcessEngine(self.parallelism)
         engine = AutoEngine(self.spark.open, self.parallelism, self.in_process_limit)
         if large:
             engine.open_for_large_jobs()

@@ -153,12 +153,16 @@ class InProcessEngine:
     `cancel` takes effect between two tasks, and inside a task at each access through `phase_one.task_store`.
     """
 
-    parallelism = 1
     choice = IN_PROCESS
     is_waiting = False
     """Always False: each engine has the thread that calls it."""
+    parallelism = 1
     _stop: threading.Event | None = None
     """The stop event of the current `run`. Each call has its own."""
+
+    def __init__(self, parallelism: int = 1) -> None:
+        """Build the engine. `parallelism`: sizes tasks and parts; with that of Spark the bytes are those of Spark."""
+        self.parallelism = parallelism
 
     def run(
         self,
@@ -193,8 +197,11 @@ class InProcessEngine:
 class EngineProvider(Protocol):
     """Source of a service's engines. They share what is slow to start; each is cancelled separately."""
 
-    def open(self, *, large: bool = True) -> Engine:
-        """Return an engine for the caller alone. `large`: its first job is large.
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
+        """Return an engine for the caller alone.
+
+        `large`: its first job is large. `kind`: the policy compaction.topic-engine; None: the provider's own kind. A
+        provider of one kind alone ignores it.
 
         The first call that needs the shared machinery waits until that has started.
         Raises Misconfigured, Unavailable.
@@ -212,5 +219,8 @@ class EngineProvider(Protocol):
 class InProcessEngineProvider(EngineProvider):
     """A provider of InProcessEngine: no Java, one core, nothing to stop."""
 
-    def open(self, *, large: bool = True) -> Engine:
-        return InProcessEngine()
+    def __init__(self, parallelism: int = 1) -> None:
+        self._parallelism = parallelism
+
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
+        return InProcessEngine(self._parallelism)

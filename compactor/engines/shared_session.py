@@ -50,7 +50,7 @@ class SparkEngineProvider:
     _doublings: int = field(init=False, default=0)
     """Number of sessions in a row that got no executors; each waits twice as long as the one before."""
 
-    def open(self, *, large: bool = True) -> SparkEngine:
+    def open(self, *, large: bool = True, kind: str | None = None) -> SparkEngine:
         """Return an engine. The first call waits until the session and its Python workers have started.
 
         Raises Misconfigured, Unavailable (also while the session has no executors).

@@ -13,7 +13,7 @@ segments of topics with a trigger, `of` and `read_all` all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
 from storage.clock import Clock
@@ -33,7 +33,7 @@ class Backlog:
     triggers have no lag. `first_extent_newest_time`: latest publish time of its first ledger or segment. Runs take
     whole ledgers in order. So while `first_extent_newest_time` is younger than the minimum lag (S3), a run would
     compact nothing and only roll the tail. `open_messages`: those of the open segment, whose times count only if the
-    triggers have a lag: entries are read for them.
+    triggers have a lag: entries are read for them. `engine`: the policy compaction.topic-engine; None: it is not set.
     """
 
     topic: TopicRecord
@@ -45,6 +45,7 @@ class Backlog:
     oldest: int | None = None
     first_extent_newest_time: int | None = None
     open_messages: int = 0
+    engine: str | None = None
 
     @property
     def open_bytes(self) -> int:
@@ -124,9 +125,11 @@ class BacklogReader:
         self, records: list[CompactionBacklogRecord], resolver: PolicyResolver, *, all_open: bool
     ) -> Iterator[Backlog]:
         for record in records:
-            triggers = resolver.resolve(record.topic).triggers
-            if triggers.any or all_open:
-                yield self._with_open(record, triggers)
+            resolved = resolver.resolve(record.topic)
+            if resolved.triggers.any or all_open:
+                yield replace(
+                    self._with_open(record, resolved.triggers), engine=resolved.policies.compaction_topic_engine
+                )
 
     def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages

@@ -236,12 +236,13 @@ class ControlLoop:
         backlogs = [measured[topic_id] for topic_id in requested if topic_id in measured]
         backlogs += [item.backlog for item in self._due]
         causes = {item.topic.id: item.cause for item in self._due}
-        small_ids = {item.topic.id for item in backlogs if self._slots.is_small(item)}
+        by_id = {item.topic.id: item for item in backlogs}
         for topics in jobs_to_begin(backlogs, large, small, self._slots):
             ready = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:
-                self.worker.begin(ready, large=ready[0].id not in small_ids)
+                first = by_id[ready[0].id]
+                self.worker.begin(ready, large=not self._slots.is_small(first), engine=first.engine)
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a due compaction. Return whether it is requested."""

@@ -148,21 +148,22 @@ def jobs_to_begin(
 
     `busy_large`, `busy_small`: worker slots that large and small topics use.
 
-    A job has one large topic, or up to `WorkerSlots.batch` small topics. Large topics leave one slot free for small
-    ones, unless there is only one slot.
+    A job has one large topic, or up to `WorkerSlots.batch` small topics of one engine. Large topics leave one slot free
+    for small ones, unless there is only one slot.
     """
     free = slots.count - busy_large - busy_small
     free_large = (slots.count if slots.count == 1 else slots.count - 1) - busy_large
     result: list[list[TopicRecord]] = []
-    open_batch: list[TopicRecord] | None = None
+    open_batches: dict[str | None, list[TopicRecord]] = {}
     for backlog in backlogs:
         if slots.is_small(backlog):
-            if open_batch is None or len(open_batch) >= slots.batch:
+            batch = open_batches.get(backlog.engine)
+            if batch is None or len(batch) >= slots.batch:
                 if len(result) >= free:
                     continue
-                open_batch = []
-                result.append(open_batch)
-            open_batch.append(backlog.topic)
+                batch = open_batches[backlog.engine] = []
+                result.append(batch)
+            batch.append(backlog.topic)
         elif len(result) < free and free_large > 0:
             free_large -= 1
             result.append([backlog.topic])

@@ -74,13 +74,14 @@ class WorkerSettings:
 
 @dataclass(eq=False)
 class JobTopics:
-    """Topics of one job. `large`: it is one large topic.
+    """Topics of one job. `large`: it is one large topic. `kind`: their policy compaction.topic-engine; None: not set.
 
     `requested_at`: time of each request, by topic id, read before the run begins. A later request is another one.
     """
 
     topics: Sequence[TopicRecord]
     large: bool
+    kind: str | None = None
     engine: Engine | None = None
     runs: list[RunRecord] = field(default_factory=list)
     requested_at: Mapping[int, int] = field(default_factory=dict)
@@ -125,12 +126,13 @@ class Worker:
         self.engine_error: str | None = None
         """The error of the last `open_engine`; empty: it succeeded; None: it was not called yet."""
 
-    def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
+    def begin(self, topics: Sequence[TopicRecord], *, large: bool, engine: str | None = None) -> None:
         """Execute the requests of these topics as one job in a thread; do nothing after `drain`.
 
-        `large`: it is one large topic. The caller ensures that a worker slot is free.
+        `large`: it is one large topic. `engine`: the policy compaction.topic-engine of all of them. The caller ensures
+        that a worker slot is free.
         """
-        job = JobTopics(topics, large)
+        job = JobTopics(topics, large, engine)
         with self._lock:
             if self._ending:
                 return
@@ -138,13 +140,13 @@ class Worker:
             self._jobs[future] = job
         future.add_done_callback(self._end)
 
-    def open_engine(self, *, large: bool) -> Engine:
-        """Return an engine for a job.
+    def open_engine(self, *, large: bool, kind: str | None = None) -> Engine:
+        """Return an engine for a job. `kind`: as in `EngineProvider.open`.
 
         Raises the provider's error, which is logged once until it changes or an engine opens.
         """
         try:
-            engine = self._engines.open(large=large)
+            engine = self._engines.open(large=large, kind=kind)
         except CompactorError as error:
             with self._lock:
                 is_new, self.engine_error = str(error) != self.engine_error, str(error)
@@ -211,7 +213,7 @@ class Worker:
     def _execute(self, job: JobTopics) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self.open_engine(large=job.large)
+            job.engine = self.open_engine(large=job.large, kind=job.kind)
         except CompactorError:
             # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
             self._hold(job.topics)

@@ -274,6 +274,13 @@ class TopicPolicies:
         "Chunks of a message that is still incomplete after this time are removed.",
         unreadable=None,
     )
+    compaction_topic_engine: str | None = _policy(
+        None,
+        "compaction.topic-engine",
+        Optional(Choice(("auto", "in-process", "spark"))),
+        "Where compactions of the topic run; none: where the setting compaction.engine says. A service with the "
+        "setting in-process has no Spark and ignores it.",
+    )
     compaction_threshold_bytes: int = _policy(
         0,
         "compaction.threshold.bytes",

@@ -160,13 +160,28 @@ class _Work:
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
         """Yield an outcome for each topic, in order, as soon as it is known."""
-        outcomes_by_name, dirty = self._check(names, for_a_run=True)
-        if not dirty:
-            yield from (outcomes_by_name[name] for name in names)
-            return
-        with self._compactor() as compactor:
-            outcomes = compactor.compact_all(dirty, self._policies)
-            yield from (outcomes_by_name[name] if name in outcomes_by_name else next(outcomes) for name in names)
+        known, dirty = self._check(names, for_a_run=True)
+        left = list(names)
+
+        def take_known() -> Iterator[Outcome]:
+            while left and left[0] in known:
+                yield known[left.pop(0)]
+
+        for engine, topics in self._by_engine(dirty).items():
+            with self._compactor(engine) as compactor:
+                for outcome in compactor.compact_all(topics, self._policies):
+                    known[outcome.topic] = outcome
+                    yield from take_known()
+        yield from take_known()
+
+    def _by_engine(self, names: Sequence[TopicName]) -> dict[str | None, list[TopicName]]:
+        """Return the topics by their policy compaction.topic-engine; None: it is not set."""
+        metadata = self.environment.metadata
+        topics: dict[str | None, list[TopicName]] = {}
+        for name in names:
+            policies = metadata.policies.resolved(metadata.topics.get(name)).policies
+            topics.setdefault(policies.compaction_topic_engine, []).append(name)
+        return topics
 
     def estimates(self, names: Sequence[TopicName]) -> list[Estimate]:
         """Return the estimate of a run of each topic; None: there is nothing to do."""
@@ -259,12 +274,12 @@ class _Work:
             )
 
     @contextmanager
-    def _compactor(self) -> Iterator[TwoPhaseCompactor]:
-        """Open the job on a Spark session of its own."""
+    def _compactor(self, engine_policy: str | None = None) -> Iterator[TwoPhaseCompactor]:
+        """Open the job on an engine of its own. `engine_policy`: as in `engine_of`."""
         from compactor.run.plan import Sizing
         from compactor.two_phase import TwoPhaseCompactor
 
-        with engine_of(self.settings) as engine:
+        with engine_of(self.settings, engine_policy) as engine:
             yield TwoPhaseCompactor(
                 self.environment,
                 engine,

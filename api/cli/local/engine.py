@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def engine_of(settings: Settings) -> Iterator[Engine]:
+def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]:
     """Open the engine of the settings; Spark, where it is needed, on a session of its own.
+
+    `policy`: compaction.topic-engine of the topics. It counts unless the command line has --engine, or the setting is
+    in-process.
 
     Raises Misconfigured, Unavailable; a job raises them too, if it is the first that needs Spark.
     """
@@ -31,9 +34,13 @@ def engine_of(settings: Settings) -> Iterator[Engine]:
     from compactor.engines.cluster import local_parallelism
     from compactor.engines.engine import InProcessEngine
 
+    is_chosen = settings.origin("compaction.engine") == "flag"
     kind = engine_kind(settings.compaction_engine, settings.spark_master)
+    if policy is not None and not is_chosen and kind != IN_PROCESS:
+        kind = policy
+    parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:
-        yield InProcessEngine()
+        yield InProcessEngine(parallelism)
         return
     with ExitStack() as stack:
 
@@ -47,7 +54,7 @@ def engine_of(settings: Settings) -> Iterator[Engine]:
             stack.callback(engine.close)
             return engine
 
-        yield open_spark() if kind == SPARK else AutoEngine(open_spark, local_parallelism(settings.spark_master))
+        yield open_spark() if kind == SPARK else AutoEngine(open_spark, parallelism)
 
 
 def progress_for(stream: TextIO) -> Progress:

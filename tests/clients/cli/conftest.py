@@ -63,6 +63,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 class InsteadOfSpark(InProcessEngine):
     """An engine that is closed as one on a session of its own is."""
 
+    choice = "instead of Spark"
+
     def close(self) -> None:
         return
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+import compactor.engines.spark
 import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
-from tests.clients.cli.conftest import claim, write_lines
+from tests.clients.cli.conftest import InsteadOfSpark, claim, write_lines
 from tests.clients.cli.processes import started
 from tests.clocks import ManualClock
 from tests.program import Program
@@ -247,3 +248,29 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
     document = program.json("compactions", "show", "1")
     assert document["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
     assert len(program("read", topic, "--read-compacted").messages) == 300
+
+
+def test_the_engine_of_a_topic_is_its_policy_unless_the_option_is_given(
+    program: Program, folder: Path, in_process_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPACTOR_COMPACTION_ENGINE", "auto")
+    opened: list[str] = []
+    monkeypatch.setattr(compactor.engines.spark, "open_session", lambda settings, say: opened.append(settings.master))
+    topics = ("a", "b", "c")
+    for topic in topics:
+        program("import", topic, str(write_lines(folder / "one.jsonl", {"key": "k", "value": topic}))).done()
+    program("topics", "policies", "b", "--set", "compaction.topic-engine=spark").done()
+    options = [item for topic in topics for item in ("--topic", topic)]
+
+    def engines(*more: str) -> list[str]:
+        reports = program("compact-topic", *options, "--output", "json", *more).done().messages
+        assert [report["topic"].rpartition("/")[2] for report in reports] == list(topics)
+        return [report["statistics"]["engine"] for report in reports]
+
+    small = "in-process: 0.0 MiB, below 64 MiB"
+    assert engines() == [small, InsteadOfSpark.choice, small]
+    assert opened == ["local[*]"]
+    for topic in topics:
+        program("import", topic, str(write_lines(folder / "one.jsonl", {"key": "k", "value": "2"}))).done()
+    assert engines("--engine", "auto") == [small] * 3
+    assert len(opened) == 1

@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "compaction.event-time-order": ("TRUE", True),
     "compaction.event-time-max-lateness.ms": ("1d", 86_400_000),
     "compaction.chunk-expiry.ms": (None, None),
+    "compaction.topic-engine": ("In-Process", "in-process"),
     "compaction.threshold.bytes": ("100M", 100 << 20),
     "compaction.threshold.messages": ("1000", 1000),
     "message.ttl.seconds": ("3600", 3600),

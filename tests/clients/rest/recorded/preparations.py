@@ -234,7 +234,7 @@ def release(scene: Scene) -> None:
         future.result(60)
     scene.waiting.clear()
     for pool in scene.held:  # a thread takes this call after it has ended the last one
-        scene.client.portal.start_task_soon(pool.finish, lambda: None).result(60)
+        scene.client.portal.start_task_soon(pool.run_required, lambda: None).result(60)
     scene.held.clear()
     scene.ending = threading.Event()
 

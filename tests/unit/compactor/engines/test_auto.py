@@ -59,13 +59,26 @@ def test_only_a_large_job_opens_spark_and_once() -> None:
 
 def test_the_error_of_spark_comes_before_a_large_job_is_claimed() -> None:
     class Broken(InProcessEngineProvider):
-        def open(self, *, large: bool = True) -> Engine:
+        def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
             raise Misconfigured("no Java", "install it")
 
     engines = AutoEngineProvider(Broken(), 2)
     assert engines.open(large=False).run(1, str, lambda _: None, [1.0]) == ["0"]
     with pytest.raises(Misconfigured, match="no Java"):
         engines.open()
+
+
+@pytest.mark.parametrize("own", ["auto", "spark"])
+def test_the_policy_of_a_topic_counts_before_the_kind_of_the_provider(own: str) -> None:
+    class Spark(InProcessEngineProvider):
+        def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
+            return InsteadOfSpark()
+
+    engines = AutoEngineProvider(Spark(), 3, kind=own)
+    opened = {kind: engines.open(large=False, kind=kind) for kind in ("auto", "spark", "in-process", None)}
+    expected = {"auto": AutoEngine, "spark": InsteadOfSpark, "in-process": InProcessEngine}
+    assert {kind: type(engine) for kind, engine in opened.items()} == {**expected, None: expected[own]}
+    assert opened["in-process"].parallelism == opened["auto"].parallelism == 3, "parts are sized alike"
 
 
 @pytest.mark.parametrize(

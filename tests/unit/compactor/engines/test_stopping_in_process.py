@@ -23,7 +23,7 @@ FOR_YEARS = RateLimits(read=1)
 class WithoutMachinery(Engines):
     """Those of a service with `spark-master=in-process`."""
 
-    def open(self, *, large: bool = True) -> Engine:
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         return InProcessEngineProvider().open()
 
 

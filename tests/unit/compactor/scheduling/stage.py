@@ -66,7 +66,7 @@ class Engines:
         self.closed = self.ended = False
         self.fails: Exception | None = None
 
-    def open(self, *, large: bool = True) -> Engine:
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         self.opened += 1
         if self.fails is not None:
             raise self.fails

@@ -120,6 +120,12 @@ def test_small_topics_go_together_and_large_ones_alone() -> None:
     assert ids(jobs_to_begin(backlogs[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
 
 
+def test_small_topics_go_together_only_on_the_same_engine() -> None:
+    backlogs = [small(1), replace(small(2), engine="spark"), small(3), replace(small(4), engine="spark"), small(5)]
+    assert ids(jobs_to_begin(backlogs, 0, 0, SLOTS)) == [[1, 3, 5], [2, 4]]
+    assert ids(jobs_to_begin(backlogs, 0, 0, replace(SLOTS, count=1))) == [[1, 3, 5]]
+
+
 def test_large_topics_leave_a_lane_to_small_ones() -> None:
     backlogs = [large(1), large(2), large(3), small(4)]
     assert ids(jobs_to_begin(backlogs[:3], 0, 0, SLOTS)) == [[1], [2]]

@@ -82,7 +82,7 @@ class Watching(InProcessEngineProvider):
         self.seen: list[object] = []
         self._check = check
 
-    def open(self, *, large: bool = True) -> Engine:
+    def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         return HookedEngine(lambda _: self.seen.append(self._check()))
 
 
@@ -161,14 +161,14 @@ def test_a_topic_that_is_created_again_while_its_job_waits_is_compacted(
     created: list[Topic] = []
     begin = loop.worker.begin
 
-    def create_again(topics: Sequence[TopicRecord], *, large: bool) -> None:
+    def create_again(topics: Sequence[TopicRecord], *, large: bool, engine: str | None) -> None:
         if not created:
             stage.metadata.tenancy.delete_topic(old.record.id, force=True)
             created.append(stage.topic("t"))
             if is_damaged:
                 damage(stage, created[0])
             loop.trigger(created[0].record)
-        begin(topics, large=large)
+        begin(topics, large=large, engine=engine)
 
     monkeypatch.setattr(loop.worker, "begin", create_again)
     stage.poll(loop, old)
