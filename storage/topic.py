@@ -268,16 +268,20 @@ class Topic:
         store, retention = self._environment.store, self._retention_filter
         return read_snapshot(store, self.snapshot, self._unsealed, retention, read)
 
-    def newest_message(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+    def newest_message(
+        self, key: bytes, *, sealed_only: bool = False, should_stop: Callable[[], bool] = lambda: False
+    ) -> Message | None:
         """Return the newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
         None: the topic has no message of the key, or compaction has removed it. A value that has outlived its time to
-        live but is not removed yet is returned. `sealed_only`: leave out messages that are not sealed. Raises DataLoss
-        (R8); SegmentNotLocal, unless `sealed_only`.
+        live but is not removed yet is returned. `sealed_only`: leave out messages that are not sealed. `should_stop`:
+        called before each read; once it returns True the search ends. Raises DataLoss (R8); SegmentNotLocal, unless
+        `sealed_only`; SearchStopped, if the search ended before the message is known.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
         now, retention = self._environment.clock.now_ms(), self._retention_filter
-        return point_read(self._environment.store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
+        store = self._environment.store
+        return point_read(store, take_snapshot, self._hasher, key, now, self._unsealed, retention, should_stop)
 
     def newest_offsets(
         self, keys: Sequence[bytes], first_offset: int, should_stop: Callable[[], bool] = lambda: False

@@ -38,6 +38,8 @@ PREVIEW_BYTES = 1 << 10
 """The bytes of a payload that a page shows at most."""
 SEARCH_MS = 300
 """Milliseconds after which no further index is searched for newer messages of the page's keys."""
+LOOKUP_MS = 5_000
+"""Milliseconds after which the search for the newest message of one key ends."""
 OFFSETS = 2**62
 """More than any offset."""
 
@@ -161,11 +163,12 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePa
 def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
     """Return the newest message of a key, and those of the key among the messages before it on the page."""
     key, problems = query.key.encode(), list[str]()
+    should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
-        newest = topic.newest_message(key)
+        newest = topic.newest_message(key, should_stop=should_stop)
     except SegmentNotLocal as error:
         problems.append(public_reason(error, DASHBOARD_WORDING))
-        newest = topic.newest_message(key, sealed_only=True)
+        newest = topic.newest_message(key, sealed_only=True, should_stop=should_stop)
     except CompactorError as error:
         return MessagePage(topic.name, query, (), problems=[public_reason(error, DASHBOARD_WORDING)])
     if newest is None:
@@ -314,15 +317,16 @@ def _with_states(
 
 
 @dataclass
-class _Deadline:
-    """The end of a search, `SEARCH_MS` after it is first asked for: what a first search loads does not count."""
+class Deadline:
+    """The end of a search, `allowed_ms` after its first check: what a first search loads does not count."""
 
     clock: Clock
+    allowed_ms: int = SEARCH_MS
     end_ms: int | None = None
 
     def __call__(self) -> bool:
         now = self.clock.now_ms()
-        self.end_ms = now + SEARCH_MS if self.end_ms is None else self.end_ms
+        self.end_ms = now + self.allowed_ms if self.end_ms is None else self.end_ms
         return now > self.end_ms
 
 
@@ -332,7 +336,7 @@ def newest_by_key(
     """Return the newest message of each key of some messages, in ascending order, as far as it is known in time."""
     keys = [message.key for message in messages if message.key is not None]
     try:
-        return topic.newest_offsets(keys, messages[0].offset, _Deadline(broker.environment.clock)) if keys else {}
+        return topic.newest_offsets(keys, messages[0].offset, Deadline(broker.environment.clock)) if keys else {}
     except CompactorError:
         return {}
 

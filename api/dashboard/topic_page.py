@@ -18,6 +18,7 @@ from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, LostObject, lost_object, topic_failure
 from api.dashboard.formats import shortened
+from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
     PHASES,
@@ -149,8 +150,11 @@ def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
         broker.ownership.check_for_reading(record)
     except NotTheOwner:
         is_sealed_only = True
+    should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
-        message = OpenTopic(broker.environment, record).newest_message(key.encode(), sealed_only=is_sealed_only)
+        message = OpenTopic(broker.environment, record).newest_message(
+            key.encode(), sealed_only=is_sealed_only, should_stop=should_stop
+        )
     except CompactorError as error:
         return KeyLookup(key, None, is_sealed_only, public_reason(error, DASHBOARD_WORDING))
     return KeyLookup(key, message, is_sealed_only)

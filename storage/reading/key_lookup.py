@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from storage.advice import damaged_object_advice
 from storage.entries.chunk_assembler import join_chunks, row_messages
-from storage.errors import ObjectDamaged
+from storage.errors import ObjectDamaged, Unavailable
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import assemble, offsets
 from storage.ledger.hashing import KeyHasher
@@ -49,6 +49,17 @@ from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, nam
 _Place = RowsObject | SegmentRecord
 
 
+class SearchStopped(Unavailable):
+    """The search for the newest message of a key was stopped before it was known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the newest message of the key was not found within the time that its search may take",
+            "compact the topic, whose unsealed messages have no index of keys, and try again",
+            is_public=True,
+        )
+
+
 def point_read(
     store: ObjectStore,
     snapshot: Callable[[], TopicSnapshot],
@@ -57,35 +68,50 @@ def point_read(
     now: int,
     unsealed: SegmentTableReader,
     retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Message | None:
     """Return the newest message of `key`, which may be a tombstone; None: the topic has no message of the key.
 
     `snapshot`: returns the topic as it is now. `now`: the time (ms) against which lateness is checked in event-time
     order (P9). `unsealed`: reads segments. `retention`: returns the filter of a compacted ledger's rows (C2); None: all
-    are visible.
+    are visible. `should_stop`: called before each read of the search.
 
-    Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
+    Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log;
+    SearchStopped once `should_stop` returned True, unless the message is known then.
     """
     return read_snapshot(
-        store, snapshot, unsealed, retention, lambda reader: _PointRead(store, reader, hasher, key, now).newest()
+        store,
+        snapshot,
+        unsealed,
+        retention,
+        lambda reader: _PointRead(store, reader, hasher, key, now, should_stop).newest(),
     )
 
 
 class _PointRead:
     """A search for one key in one snapshot."""
 
-    def __init__(self, store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher, key: bytes, now: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        reader: SnapshotReader,
+        hasher: KeyHasher,
+        key: bytes,
+        now: int,
+        should_stop: Callable[[], bool],
+    ) -> None:
         self._reader = reader
         self._store = store
         self._snapshot = reader.snapshot
         self._key = key
-        self._search = KeySearch(store, reader, hasher, [key], 0, now)
+        self._search = KeySearch(store, reader, hasher, [key], 0, now, should_stop)
         self._manifest, self._horizon = self._search.manifest, self._search.horizon
         hi, lo = hasher(pa.array([key], pa.binary()))
         self._hi, self._lo = hi[0], lo[0]
 
     def newest(self) -> Message | None:
-        self._search.newest()
+        if self._key not in self._search.newest():
+            raise SearchStopped
         offset = self._search.row_offset(self._key)
         if offset is None:
             return None

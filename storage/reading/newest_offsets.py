@@ -67,6 +67,9 @@ def newest_offsets(
     return KeySearch(store, reader, hasher, keys, first_offset, now, should_stop).newest() if keys else {}
 
 
+_NO_PLACES = np.empty(0, dtype=np.int64)
+
+
 class _Over(Exception):
     """The end of a search before its last read."""
 
@@ -102,6 +105,8 @@ class KeySearch:
         self._offset = np.full(len(keys), -1, dtype=np.int64)
         self._deletes = np.zeros(len(keys), dtype=np.bool_)
         self._removed = np.zeros(len(keys), dtype=np.bool_)
+        self._unfinished = _NO_PLACES
+        """Places of the keys that are searched in a segment: its rows ascend, so a later one may be newer."""
         self._chunks: list[Chunks] = []
         self._searched: set[int] = set()
         """Ids of the extents whose chunks are all in `_chunks`."""
@@ -118,6 +123,7 @@ class KeySearch:
             self._add_chunked()
         except _Over:
             unknown |= True if self._by_event else self._offset < 0
+            unknown[self._unfinished] = True
             for chunks in self._chunks:
                 unknown |= np.isin(self._hi, chunks["key_hi"])
         return {key: self._answer(place) for key, place in self._place.items() if not unknown[place]}
@@ -152,7 +158,9 @@ class KeySearch:
                 return
             self._check()
             if isinstance(extent, SegmentRecord):
+                self._unfinished = self._open()
                 self._scan(self._reader.segment(extent, self._first))
+                self._unfinished = _NO_PLACES
                 if self._first <= extent.first_offset:
                     self._searched.add(extent.ledger_id)
             else:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from api.broker.schema_compatibility import SchemaType
-from api.dashboard import message_browser
+from api.dashboard import message_browser, topic_page
 from api.dashboard.message_browser import PAGE_MESSAGES
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
@@ -194,3 +194,15 @@ def test_a_deleted_key_is_not_one_that_was_never_written(served: Served, rest_to
     unknown = "none was ever written, or the key was deleted and a compaction has removed the deletion"
     assert unknown in page(served.client, f"{page_of(rest_topic)}?key=c")
     assert unknown in messages(rest_topic, "key=c")
+
+
+def test_a_search_for_a_key_ends_in_time_and_says_so(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1")
+    monkeypatch.setattr(message_browser, "LOOKUP_MS", -1)
+    monkeypatch.setattr(topic_page, "LOOKUP_MS", -1)
+    reason = "the newest message of the key was not found within the time that its search may take: compact the topic"
+    for text in (messages(rest_topic, "key=a"), page(served.client, f"{page_of(rest_topic)}?key=a")):
+        assert reason in text
+        assert "none was ever written" not in text

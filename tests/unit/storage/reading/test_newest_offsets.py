@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from compactor.run.plan import RunPolicies
 from storage.ledger import key_index
+from storage.log import segment_tables
+from storage.reading.key_lookup import SearchStopped
 from storage.reading.newest_offsets import NewestOffset
 from storage.topic import Topic
 from tests import chunked
@@ -80,3 +83,29 @@ def test_the_mark_of_a_removed_deletion_still_names_it(bench: Workbench) -> None
     bench.append(topic, [content((b"a", None))])
     bench.compact(topic)
     assert topic.newest_offsets([b"a", b"b"], 0) == {b"a": NewestOffset(2, True), b"b": NewestOffset(1, False)}
+
+
+def stop_after(checks: int) -> Callable[[], bool]:
+    """Return a deadline that is over after some checks."""
+    left = iter(range(checks))
+    return lambda: next(left, None) is None
+
+
+def test_a_search_that_stops_within_a_segment_knows_none_of_its_keys(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a segment ascend: a later one of the key may be newer."""
+    monkeypatch.setattr(segment_tables, "TABLE_BYTES", 1)
+    topic = bench.topic()
+    produce(topic, [single(b"a", b"1"), single(b"b", b"1"), single(b"a", b"2")])
+    answers = []
+    for checks in range(5):
+        newest = topic.newest_offsets([b"a"], 0, stop_after(checks))
+        try:
+            message = topic.newest_message(b"a", should_stop=stop_after(checks))
+        except SearchStopped:
+            assert newest == {}
+            continue
+        assert message is not None
+        answers.append((message.payload, newest))
+    assert answers == [(b"2", {b"a": NewestOffset(2, False)})]
