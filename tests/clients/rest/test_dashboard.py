@@ -6,6 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -334,6 +335,12 @@ def test_settings_are_shown_with_their_origin(served: Served) -> None:
 def test_what_the_dashboard_is_made_of(served: Served) -> None:
     assert served.client.get("/dashboard/dashboard.js").headers["content-type"].startswith("text/javascript")
     assert served.client.get("/dashboard/none.js").status_code == 404
+
+
+def test_pages_name_no_calls_of_rest_and_no_commands() -> None:
+    for template in (files("api.dashboard") / "templates").iterdir():
+        calls = re.findall(r"\b(?:GET|PUT|POST|DELETE) |readCompacted|compactor-admin", template.read_text())
+        assert not calls, template.name
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}, {"Origin": "null"}])
