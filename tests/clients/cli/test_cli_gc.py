@@ -76,6 +76,7 @@ def test_topics_of_another_database_are_only_counted(
     clock.advance(HOUR)
     before, store = objects(folder), f"file://{folder.parent / 'data' / 'objects'}"
     other = ("--data", str(folder.parent / "other"), "--store", store)
+    program("db", "upgrade", *other[:2]).done()
     for refused in ((), ("--dry-run",), ("--unknown-topics", "--yes")):
         program("gc", *other, *refused).refused(5, "belongs to another database", "store adopt")
     program("store", "adopt", *other, "--yes").done()
