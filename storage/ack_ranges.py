@@ -34,7 +34,7 @@ _ADDED_BYTES = 4
 """The greatest cost of one more offset: a run of its own in a container of runs."""
 
 
-def range_number(offset: int) -> int:
+def range_number_of(offset: int) -> int:
     """Return the number of the range of an offset."""
     return offset >> RANGE_BITS
 
@@ -55,9 +55,9 @@ def decode(stored: bytes) -> BitMap:
     return bitmap
 
 
-def remove_up_to_mark(number: int, bitmap: BitMap, mark: int) -> BitMap:
-    """Remove the offsets at or below `mark` from the bitmap of range `number`, in place; return the bitmap."""
-    low = mark + 1 - (number << RANGE_BITS)
+def remove_up_to_mark(range_number: int, bitmap: BitMap, mark: int) -> BitMap:
+    """Remove the offsets at or below `mark` from the bitmap of range `range_number`, in place; return the bitmap."""
+    low = mark + 1 - (range_number << RANGE_BITS)
     if low > 0:
         bitmap.remove_range(0, min(low, RANGE_OFFSETS))
     return bitmap
@@ -146,7 +146,7 @@ class AcknowledgedOffsets:
     def __contains__(self, offset: int) -> bool:
         if offset <= self.acknowledged_to:
             return offset >= 0
-        ack_range = self._ranges.get(range_number(offset))
+        ack_range = self._ranges.get(range_number_of(offset))
         return ack_range is not None and offset & (RANGE_OFFSETS - 1) in ack_range.bitmap
 
     @property
@@ -169,7 +169,7 @@ class AcknowledgedOffsets:
         kept, last = True, base + slots.max() if slots else -1
         start = max(base, self.mark + 1)
         while start <= last:
-            number = range_number(start)
+            number = range_number_of(start)
             first, stop = number << RANGE_BITS, min(last, start | (RANGE_OFFSETS - 1))
             part = slots & BitMap(range(start - base, stop + 1 - base))
             if part:
@@ -183,7 +183,7 @@ class AcknowledgedOffsets:
         mask = (1 << max(0, min(self.acknowledged_to + 1, stop) - first)) - 1
         offset = max(first, self.acknowledged_to + 1)
         while offset < stop:
-            number = range_number(offset)
+            number = range_number_of(offset)
             base = number << RANGE_BITS
             until = min(stop, base + RANGE_OFFSETS)
             ack_range = self._ranges.get(number)
@@ -203,7 +203,7 @@ class AcknowledgedOffsets:
         """
         if offset <= self.mark:
             return
-        before, first = range_number(self.mark + 1), range_number(offset + 1)
+        before, first = range_number_of(self.mark + 1), range_number_of(offset + 1)
         self.mark = offset
         if first > before:
             for number in [number for number in self._ranges if number < first]:
@@ -212,14 +212,14 @@ class AcknowledgedOffsets:
         if offset >= self.acknowledged_to:
             self.acknowledged_to = self._last_of_run(offset + 1)
 
-    def try_merge_stored(self, number: int, bitmap: BitMap) -> bool:
-        """Unite range `number` with its stored bitmap.
+    def try_merge_stored(self, range_number: int, bitmap: BitMap) -> bool:
+        """Unite range `range_number` with its stored bitmap.
 
         Returns False, and changes nothing, if there is no memory for it.
         """
-        if number < range_number(self.mark + 1):
+        if range_number < range_number_of(self.mark + 1):
             return True
-        held = self._ranges.get(number)
+        held = self._ranges.get(range_number)
         union = bitmap if held is None else held.bitmap | bitmap
         if not union:
             return True
@@ -229,8 +229,8 @@ class AcknowledgedOffsets:
             and self.bitmap_bytes + size - (held.size if held else 0) > self._max_bytes
         ):
             return False
-        self._put(number, _AckRange(union, size))
-        if range_number(self.acknowledged_to + 1) == number:
+        self._put(range_number, _AckRange(union, size))
+        if range_number_of(self.acknowledged_to + 1) == range_number:
             self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
         return True
 
@@ -263,7 +263,7 @@ class AcknowledgedOffsets:
         low = max(offset, self.mark) + 1
         if low >= end:
             return count
-        span = range(range_number(low), range_number(end - 1) + 1)
+        span = range(range_number_of(low), range_number_of(end - 1) + 1)
         for number in span if len(span) < len(self._ranges) else list(self._ranges):
             ack_range = self._ranges.get(number)
             if ack_range is None:
@@ -275,7 +275,7 @@ class AcknowledgedOffsets:
         return count
 
     def _add_within(self, first: int, last: int) -> bool:
-        number, count = range_number(first), last - first + 1
+        number, count = range_number_of(first), last - first + 1
         ack_range = self._ranges.get(number)
         low = first & (RANGE_OFFSETS - 1)
         if ack_range is not None and ack_range.bitmap.contains_range(low, low + count):
@@ -313,7 +313,7 @@ class AcknowledgedOffsets:
         self._put(number, _AckRange(bitmap, max(size, before)))
         self._changed.add(number)
         if (
-            range_number(self.acknowledged_to + 1) == number
+            range_number_of(self.acknowledged_to + 1) == number
             and (self.acknowledged_to + 1) & (RANGE_OFFSETS - 1) in part
         ):
             self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
@@ -328,7 +328,7 @@ class AcknowledgedOffsets:
         """Return the last offset before the first unacknowledged one at or after `start`."""
         offset = start
         while True:
-            ack_range = self._ranges.get(range_number(offset))
+            ack_range = self._ranges.get(range_number_of(offset))
             low = offset & (RANGE_OFFSETS - 1)
             if ack_range is None or low not in ack_range.bitmap:
                 return offset - 1
@@ -342,7 +342,7 @@ class AcknowledgedOffsets:
     def _gaps(self, start: int, end: int) -> Iterator[range]:
         offset = max(start, self.acknowledged_to + 1)
         while offset < end:
-            number = range_number(offset)
+            number = range_number_of(offset)
             first = number << RANGE_BITS
             stop = min(end, first + RANGE_OFFSETS)
             ack_range = self._ranges.get(number)

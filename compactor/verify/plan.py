@@ -67,9 +67,9 @@ class VerifyPlan:
         return f"compacted ledger {self.readable_manifest.ledger_id}"
 
     @staticmethod
-    def fingerprint_name(number: int) -> str:
+    def fingerprint_name(range_number: int) -> str:
         """Return the name of the fingerprint of the keyed rows of a hash range."""
-        return f"range {number}"
+        return f"range {range_number}"
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:

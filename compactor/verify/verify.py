@@ -176,10 +176,10 @@ _CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], TaskFindings]] = 
 }
 
 
-def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], number: int) -> TaskFindings:
-    """Run check `number` of `checks` as one task. A check: its kind, a key of `_CHECKS`, and the number of its object
-    or hash range. Damage is part of the answer; an unavailable store raises Unavailable."""
-    kind, item = checks[number]
+def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], check_number: int) -> TaskFindings:
+    """Run check `check_number` of `checks` as one task. A check: its kind, a key of `_CHECKS`, and the number of its
+    object or hash range. Damage is part of the answer; an unavailable store raises Unavailable."""
+    kind, item = checks[check_number]
     with closing(open_store(plan.store)) as store:
         return _CHECKS[kind](store, plan, item)
 

@@ -164,9 +164,9 @@ def decode_key(key: bytes, in_base64: bool) -> bytes:
     return base64.b64decode(key + b"=" * (-len(key) % 4), validate=True) if in_base64 else key
 
 
-def signed(number: int) -> int:
+def signed(unsigned: int) -> int:
     """Return a uint64 of the protocol as Java's clients interpret it."""
-    return number - 2 * _SIGN if number >= _SIGN else number
+    return unsigned - 2 * _SIGN if unsigned >= _SIGN else unsigned
 
 
 def _crc32c_from(entry: bytes, at: int) -> int:

@@ -95,35 +95,35 @@ def ledger_index(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
     return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.index"
 
 
-def part(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for part `number` of a run's compacted ledger; a new one at each call."""
-    return f"{run_prefix(topic_uid, attempt_id)}part-{number:020d}-{secrets.token_hex(4)}.parquet"
+def part(topic_uid: str, attempt_id: str, part_number: int) -> str:
+    """Return a name for part `part_number` of a run's compacted ledger; a new one at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}part-{part_number:020d}-{secrets.token_hex(4)}.parquet"
 
 
-def compacted_index(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for hash range `number` of a compacted ledger's key index; a new one at each call."""
-    return f"{run_prefix(topic_uid, attempt_id)}index-{number:020d}-{secrets.token_hex(4)}.index"
+def compacted_index(topic_uid: str, attempt_id: str, range_number: int) -> str:
+    """Return a name for hash range `range_number` of a compacted ledger's key index; a new one at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}index-{range_number:020d}-{secrets.token_hex(4)}.index"
 
 
-def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
+def row_sets(topic_uid: str, attempt_id: str, range_number: int) -> str:
     """Return a name for the row sets that one phase-one task passes to phase two; a new one at each call.
 
-    `number`: of the task's hash range.
+    `range_number`: of the task's hash range.
     """
-    return f"{run_prefix(topic_uid, attempt_id)}rowsets-{number:020d}-{secrets.token_hex(4)}.bin"
+    return f"{run_prefix(topic_uid, attempt_id)}rowsets-{range_number:020d}-{secrets.token_hex(4)}.bin"
 
 
-def bitmaps(topic_uid: str, attempt_id: str, number: int) -> str:
+def bitmaps(topic_uid: str, attempt_id: str, task_number: int) -> str:
     """Return a name for the deleted rows of some parts that a run keeps; a new one at each call.
 
-    `number`: of the phase-two task that writes them, or of the scanned source.
+    `task_number`: of the phase-two task that writes them, or of the scanned source.
     """
-    return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{number:020d}-{secrets.token_hex(4)}.bin"
+    return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{task_number:020d}-{secrets.token_hex(4)}.bin"
 
 
-def chunks(topic_uid: str, attempt_id: str, number: int) -> str:
-    """Return a name for hash range `number` of a compacted ledger's chunk table; a new one at each call."""
-    return f"{run_prefix(topic_uid, attempt_id)}chunks-{number:020d}-{secrets.token_hex(4)}.bin"
+def chunks(topic_uid: str, attempt_id: str, range_number: int) -> str:
+    """Return a name for hash range `range_number` of a compacted ledger's chunk table; a new one at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}chunks-{range_number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:

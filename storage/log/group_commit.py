@@ -243,6 +243,6 @@ def _deliver(group: list[PendingAppend]) -> None:
                 _log.exception("a callback of an append failed; the entry %d is answered", pending.entry_id)
 
 
-def closed_error(what: str) -> Unavailable:
-    """Return the error of appends to a segment that accepts no more. `what`: its message."""
-    return Unavailable(what, "append to the segment that the topic has open now")
+def closed_error(message: str) -> Unavailable:
+    """Return the error of appends to a segment that accepts no more. `message`: its message."""
+    return Unavailable(message, "append to the segment that the topic has open now")

@@ -28,7 +28,7 @@ from storage.ack_ranges import (
     decode,
     encode,
     joined,
-    range_number,
+    range_number_of,
     ranges,
     remove_up_to_mark,
 )
@@ -130,8 +130,8 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
         cursor = (cursors.c.topic_id == topic.id) & (cursors.c.name == name)
         queries.change_where(connection, cursors, cursor, **row_mapping.position_values("mark_delete", mark_delete))
     mark = mark_delete.offset if mark_delete else -1
-    first = range_number(mark + 1)
-    if first > range_number(stored.mark_delete_offset + 1):
+    first = range_number_of(mark + 1)
+    if first > range_number_of(stored.mark_delete_offset + 1):
         below = cursor_ranges.c.number < first
         connection.execute(delete(cursor_ranges).where(*_of_cursor(topic.id, name), below))
     # The range that mark-delete has reached is merged too: another owner may have acknowledged offsets in it.
@@ -178,7 +178,7 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
     def parts() -> Iterator[range]:
         nonlocal messages, rows, stored_bytes
         for number, data in stored:
-            if number < range_number(mark + 1):
+            if number < range_number_of(mark + 1):
                 continue
             bitmap = remove_up_to_mark(number, _decoded(topic, name, number, data), mark)
             messages += len(bitmap)
@@ -193,7 +193,7 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
 def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
     """Yield all rows above a mark as (number, bytes), by number; they are read page by page."""
     row = cursor_ranges.c
-    next_number = range_number(mark + 1)
+    next_number = range_number_of(mark + 1)
     while True:
         statement = (
             select(row.number, row.acknowledged)
