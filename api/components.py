@@ -53,14 +53,29 @@ def open_for_reading(settings: Settings) -> Iterator[Environment]:
 
     Raises Misconfigured if the embedded database does not exist.
     """
+    _check_database_exists(settings)
+    with open_environment(settings) as environment:
+        yield environment
+
+
+@contextmanager
+def open_for_changing(settings: Settings) -> Iterator[Environment]:
+    """Open the environment for a command that changes what exists, as `open_for_writing` does, and create no database.
+
+    Raises Misconfigured if the embedded database does not exist.
+    """
+    _check_database_exists(settings)
+    with open_for_writing(settings) as environment:
+        yield environment
+
+
+def _check_database_exists(settings: Settings) -> None:
     if settings.embedded_database and not settings.embedded_database_file.exists():
         raise Misconfigured(
             f"the data directory {settings.data_directory} has no database",
             "set --data or COMPACTOR_DATA to the directory that has it; importing to a topic, producing to one or "
             "creating one makes a new database",
         )
-    with open_environment(settings) as environment:
-        yield environment
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
-from api.components import open_for_reading, open_for_writing
+from api.components import open_for_changing, open_for_reading
 from api.formats.position_text import PLACES, parse_cursor_position
 from storage.errors import SegmentNotLocal
 
@@ -42,7 +42,7 @@ def create_cursor(
 
     position = parse_cursor_position(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
-    with open_for_writing(context.obj) as environment:
+    with open_for_changing(context.obj) as environment:
         record = open_topic(environment, topic).record
         created = subscriptions.create_cursor(environment, record, cursor, position, properties)
     print_line(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
@@ -80,7 +80,7 @@ def reset_cursor(
     from api.broker import subscriptions
 
     position = parse_cursor_position(to)
-    with open_for_writing(context.obj) as environment:
+    with open_for_changing(context.obj) as environment:
         moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
     print_line(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
@@ -104,7 +104,7 @@ def delete_cursor(
     Deleting __compaction clears the compacted ledger: reads are raw until the next run, which starts from raw. An
     active run can no longer publish.
     """
-    with open_for_writing(context.obj) as environment:
+    with open_for_changing(context.obj) as environment:
         environment.metadata.cursors.delete(open_topic(environment, topic).record.id, cursor, force)
     print_line(f"Cursor {cursor} of topic {topic} deleted")
 

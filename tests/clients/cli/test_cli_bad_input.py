@@ -93,8 +93,17 @@ def test_a_failed_import_leaves_no_topic_that_it_created(program: Program, folde
     assert program("read", "old").done().raw_stdout == b""
 
 
-def test_a_command_that_reads_creates_nothing(program: Program, tmp_path: Path) -> None:
-    for command in (("topics", "list"), ("read", "t"), ("topics", "delete", "t"), ("gc",), ("compactions", "list")):
+def test_a_command_that_needs_what_exists_creates_nothing(program: Program, tmp_path: Path) -> None:
+    for command in (
+        ("topics", "list"),
+        ("read", "t"),
+        ("topics", "delete", "t"),
+        ("gc",),
+        ("compactions", "list"),
+        ("compact-topic", "--topic", "t"),
+        ("cursor", "create", "t", "mine"),
+        ("topics", "delete", "t", "--yes"),
+    ):
         refused = program("--data", str(tmp_path / "none"), *command)
         refused.refused(5, f"the data directory {tmp_path / 'none'} has no database: set --data or COMPACTOR_DATA to")
     assert not (tmp_path / "none").exists()

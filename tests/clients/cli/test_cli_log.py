@@ -194,6 +194,7 @@ def test_roll_and_seal(program: Program, segment: Path) -> None:
 
 
 def test_seal_all_topics(program: Program) -> None:
+    program("topics", "create", "empty").done()
     assert program("log", "seal").done().stderr == "", "there is nothing"
     for topic in ("t", "u", "v"):
         program("produce", topic, stdin=b'{"key":"k","value":"1"}\n').done()
