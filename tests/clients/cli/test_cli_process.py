@@ -148,7 +148,7 @@ def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.
         def launch(self, *_: object) -> NoReturn:
             raise KeyboardInterrupt
 
-        def end(self) -> None:
+        def kill(self) -> None:
             steps.append("ended")
 
     context = mock.Mock(spec=SparkContext)
