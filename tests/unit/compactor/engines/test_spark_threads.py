@@ -78,7 +78,7 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
     starting, given_up = threading.Event(), threading.Event()
 
     class Watched(Jvm):
-        def end(self) -> None:
+        def kill(self) -> None:
             given_up.set()
 
     def open_it(*_: object) -> object:
