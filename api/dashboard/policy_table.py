@@ -12,7 +12,7 @@ from api.dashboard.formats import exact_duration, size
 from api.formats.option_text import value_text
 from api.reports import policies_document
 from api.settings.settings import SETTINGS, Settings
-from api.settings.shown import displayed_settings
+from api.settings.shown import settings_with_origins
 from storage.environment import Environment
 from storage.model import TopicName
 from storage.options.kinds import Boolean, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
@@ -57,7 +57,7 @@ def settings_of(settings: Settings) -> OptionTables:
     return _tables(
         _sorted(
             _row(options[name], item["value"], item["origin"], options[name].default)
-            for name, item in displayed_settings(settings).items()
+            for name, item in settings_with_origins(settings).items()
         )
     )
 

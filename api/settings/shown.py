@@ -7,7 +7,7 @@ from typing import Any
 from api.settings.settings import SETTINGS, Settings
 
 
-def displayed_settings(settings: Settings) -> dict[str, dict[str, Any]]:
+def settings_with_origins(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return value and origin by name, with secrets redacted: settings, then policies."""
     from storage.options import policies
 

@@ -159,7 +159,7 @@ def parse_metadata(entry: bytes, checksum_verified: bool = False) -> ParsedMetad
 def decode_key(key: bytes, in_base64: bool) -> bytes:
     """Return the bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
 
-    `in_base64`: the key's mark. Padding may be missing, as Java allows.
+    `in_base64`: the key's mark; a key without it is returned as it is. Padding may be missing, as Java allows.
     """
     return base64.b64decode(key + b"=" * (-len(key) % 4), validate=True) if in_base64 else key
 

@@ -11,7 +11,7 @@ from api.cli.kit.output import show, show_table
 from api.cli.kit.shared_arguments import Output, OutputFormat
 from api.cli.kit.stderr import say
 from api.formats.option_text import value_text
-from api.settings.shown import displayed_settings
+from api.settings.shown import settings_with_origins
 
 
 def show_settings(
@@ -24,7 +24,7 @@ def show_settings(
 
     for note in unknown_variable_notes(os.environ):
         say(f"compactor: {note}")
-    settings = displayed_settings(context.obj)
+    settings = settings_with_origins(context.obj)
     if output is OutputFormat.JSON:
         show(settings if origin else {name: setting["value"] for name, setting in settings.items()}, output)
         return

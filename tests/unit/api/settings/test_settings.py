@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.local.config_command import displayed_settings
+from api.cli.local.config_command import settings_with_origins
 from api.settings.settings import SETTINGS, Settings
 from api.settings.sources import unknown_variable_notes
 from storage.errors import Misconfigured
@@ -216,12 +216,12 @@ def test_secrets_are_masked_wherever_settings_are_shown() -> None:
             "COMPACTOR_S3_ENDPOINT": "http://key:planted4@s3/",
         }
     )
-    for text in (repr(loaded), json.dumps(displayed_settings(loaded))):
+    for text in (repr(loaded), json.dumps(settings_with_origins(loaded))):
         assert "planted" not in text
         assert "cGxhbnRlZDM" not in text
         assert "postgresql://me:***@db/c" in text
     by_file = Settings(auth_token_secret_key="file:///etc/secret.key")
-    assert displayed_settings(by_file)["auth.token-secret-key"]["value"] == "file:///etc/secret.key", (
+    assert settings_with_origins(by_file)["auth.token-secret-key"]["value"] == "file:///etc/secret.key", (
         "a file's name is no secret"
     )
 
