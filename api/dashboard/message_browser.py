@@ -19,7 +19,7 @@ from typing import NamedTuple
 from api.broker import names
 from api.broker.broker import Broker
 from api.formats.position_text import parse_start
-from api.http.problems import public_reason, reword_errors
+from api.http.problems import public_reason
 from api.observability.error_text import DASHBOARD_WORDING
 from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
@@ -96,7 +96,8 @@ class MessageState:
 @dataclass(frozen=True)
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
-    neighbouring pages; None: there is none. `missing_key`: the key has no message. `problems`: errors of its reads.
+    neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are problems, no
+    sealed one. `problems`: errors of its reads.
     `horizon`: the last offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has,
     as a clause, of a page without messages."""
 
@@ -136,14 +137,14 @@ class ReadRows:
 
 
 def open_topic(broker: Broker, name: TopicName) -> Topic:
-    """Return a topic that is not partitioned. Raise TopicNotFound, RestException (405)."""
-    with reword_errors(partitioned=f"{name} is a partitioned topic: look at its partitions"):
-        names.check_not_partitioned(broker.environment, name)
+    """Return a topic that is not partitioned. Raise TopicNotFound, PartitionedTopicRefused."""
+    names.check_not_partitioned(broker.environment, name)
     return Topic(broker.environment, names.topic(broker.environment, name))
 
 
 def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePage:
-    """Read a page. Waits for the store. Raise TopicNotFound, InvalidInput for a time, RestException (405)."""
+    """Read a page. Waits for the store. Raise TopicNotFound, InvalidInput for a time,
+    PartitionedTopicRefused."""
     topic = open_topic(broker, name)
     if query.key:
         return _page_of_key(broker, topic, query)
@@ -165,12 +166,13 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
     key, problems = query.key.encode(), list[str]()
     should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
-        newest = topic.newest_message(key, should_stop=should_stop)
-    except SegmentNotLocal as error:
-        problems.append(public_reason(error, DASHBOARD_WORDING))
-        newest = topic.newest_message(key, sealed_only=True, should_stop=should_stop)
+        try:
+            newest = topic.newest_message(key, should_stop=should_stop)
+        except SegmentNotLocal as error:
+            problems.append(public_reason(error, DASHBOARD_WORDING))
+            newest = topic.newest_message(key, sealed_only=True, should_stop=should_stop)
     except CompactorError as error:
-        return MessagePage(topic.name, query, (), problems=[public_reason(error, DASHBOARD_WORDING)])
+        return MessagePage(topic.name, query, (), problems=[*problems, public_reason(error, DASHBOARD_WORDING)])
     if newest is None:
         return MessagePage(topic.name, query, (), is_missing_key=True, problems=problems)
     page = _page(broker, topic, query, 0, newest.offset + 1, problems)
@@ -333,7 +335,10 @@ class Deadline:
 def newest_by_key(
     broker: Broker, topic: Topic, messages: Sequence[StoredMessage]
 ) -> Mapping[bytes, NewestOffset | None]:
-    """Return the newest message of each key of some messages, in ascending order, as far as it is known in time."""
+    """Return the newest message of each key of some messages, as far as it is known in time.
+
+    `messages`: in ascending order. None: compaction removed the key's newest message. Empty also after an error.
+    """
     keys = [message.key for message in messages if message.key is not None]
     try:
         return topic.newest_offsets(keys, messages[0].offset, Deadline(broker.environment.clock)) if keys else {}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import pytest
 
 from api.broker.schema_compatibility import SchemaType
 from api.dashboard import message_browser, topic_page
 from api.dashboard.message_browser import PAGE_MESSAGES
+from storage.errors import SegmentNotLocal
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
+from storage.reading.key_lookup import SearchStopped
+from storage.topic import Topic
 from tests.clients.rest.conftest import RestTopic
 from tests.clients.rest.test_dashboard import guarded, logged_in, page, page_of
 from tests.serving import Served
@@ -191,7 +195,7 @@ def test_a_deleted_key_is_not_one_that_was_never_written(served: Served, rest_to
     assert "The key is deleted: its newest message is a deletion." in page(
         served.client, f"{page_of(rest_topic)}?key=b"
     )
-    unknown = "none was ever written, or the key was deleted and a compaction has removed the deletion"
+    unknown = "none was ever written, or it was removed (deletion, time to live, retention, trim)."
     assert unknown in page(served.client, f"{page_of(rest_topic)}?key=c")
     assert unknown in messages(rest_topic, "key=c")
 
@@ -206,3 +210,35 @@ def test_a_search_for_a_key_ends_in_time_and_says_so(
     for text in (messages(rest_topic, "key=a"), page(served.client, f"{page_of(rest_topic)}?key=a")):
         assert reason in text
         assert "none was ever written" not in text
+
+
+def not_local(*_arguments: Any, sealed_only: bool = False, **_options: Any) -> None:
+    """Find no sealed message of a key; the others are at another service."""
+    if not sealed_only:
+        raise SegmentNotLocal("it is in another log directory", "start its service", is_public=True)
+
+
+def test_a_search_of_the_sealed_messages_says_that_it_is_one(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1")
+    monkeypatch.setattr(Topic, "newest_message", not_local)
+    text = messages(rest_topic, "key=a")
+    assert "it is in another log directory" in text
+    assert "The topic has no sealed message of the key “a”." in text
+    assert "none was ever written" not in text
+
+
+def test_an_error_of_the_search_of_the_sealed_messages_is_on_the_page(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: Any, sealed_only: bool = False, **options: Any) -> None:
+        not_local(*arguments, sealed_only=sealed_only, **options)
+        raise SearchStopped
+
+    rest_topic.put(a="1")
+    monkeypatch.setattr(Topic, "newest_message", stopped)
+    text = messages(rest_topic, "key=a")
+    assert "it is in another log directory" in text
+    assert "was not found within the time that its search may take" in text
+    assert "has no sealed message" not in text
