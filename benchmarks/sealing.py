@@ -62,7 +62,7 @@ def run(
                 started = time.perf_counter()
                 table = unpack(entries, 1)
                 unpacked = time.perf_counter()
-                sealer.seal(table, 1, NOW)
+                sealer.seal([table], 1, NOW)
                 sealed = time.perf_counter()
                 store.close()
             if counted:

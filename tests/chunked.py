@@ -60,7 +60,7 @@ def append(bench: Workbench, topic: Topic, content: Sequence[Row], hasher: KeyHa
         ledger_id = metadata.ledgers.allocate_ids(1)
         now = bench.clock.now_ms()
         table = table_of(content, ledger_id, metadata.topics.get(record.name).next_offset, now)
-        metadata.ledgers.append(lease, [sealer.seal(table, ledger_id, now)])
+        metadata.ledgers.append(lease, [sealer.seal([table], ledger_id, now)])
         metadata.attempts.finish(attempt.attempt_id)
     return list(row_messages(iter(table.to_batches()), -1))
 

@@ -219,7 +219,7 @@ class Forger:
     def _sealed(self, old: LedgerRecord, change: TableChange) -> LedgerRecord:
         table = change(self.rows_of(old.rows_object))
         sealer = Sealer(self.bench.store, self.topic.record.uid, -1, self.hasher, new_id())
-        return replace(sealer.seal(table, old.ledger_id, old.created_at), attempt_id=old.attempt_id)
+        return replace(sealer.seal([table], old.ledger_id, old.created_at), attempt_id=old.attempt_id)
 
 
 def without(offset: int) -> TableChange:

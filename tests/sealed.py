@@ -66,7 +66,7 @@ def new_id() -> str:
 def seal(store: ObjectStore, table: pa.Table, hasher: KeyHasher | None = None, partition: int = -1) -> LedgerRecord:
     """Seal `table` (rows.SCHEMA) as the ledger of its first row."""
     sealer = Sealer(store, new_id(), partition, hasher or Xxh3KeyHasher(SEED), new_id())
-    return sealer.seal(table, table.column("ledger_id")[0].as_py(), NOW)
+    return sealer.seal([table], table.column("ledger_id")[0].as_py(), NOW)
 
 
 def seal_history(

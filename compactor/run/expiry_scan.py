@@ -16,17 +16,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap
 
 from compactor.phase_one import bitmap_of, earliest, task_store, write_index
 from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
-from storage.ledger import chunk_table, key_index, names
+from storage.ledger import key_index, names
 from storage.ledger.chunk_table import Mask
 from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
 from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.sealing import keyed_mask, ledger_records, tombstone_flagged_offsets, unkeyed_offsets
+from storage.ledger.sealing import IndexBuilder, keyed_mask, ledger_records, tombstone_flagged_offsets
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
@@ -62,7 +62,7 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
             result.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return ScanTaskResult(
         scan.source,
-        index=result.index.write(store, scan.source) if scan.reindex else None,
+        index=_write_rebuilt(store, plan, scan.source, result.index) if scan.reindex else None,
         removal_markers=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
         oldest_value=earliest(result.values),
         oldest_tombstone=earliest(result.tombstones),
@@ -80,7 +80,7 @@ class _PartScan:
         self._plan = plan
         self._scan = scan
         self.markers: list[IndexRecords] = []
-        self.index = _RebuiltIndex(plan)
+        self.index = _index_builder(plan)
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
         self.first_tombstones: list[int | None] = []
@@ -139,8 +139,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
     expired, removed = BitMap(), BitMap()
-    remaining = _RebuiltIndex(plan)
-    chunks = [chunk_table.empty_chunks()]
+    remaining = _index_builder(plan)
     for number, group in enumerate(reader.groups):
         if group.last_offset < source.first_offset:
             continue
@@ -151,46 +150,28 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
             table = table.filter(pa.array(_numbers(table, "offset") >= source.first_offset))
             if scan.reindex:
                 remaining.add(table)
-                chunks.append(chunk_table.chunk_records(table, plan.hasher))
             offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
             expired |= bitmap_of(offsets[_up_to(published, scan.values_to)] - source.first_offset)
             removed |= bitmap_of(offsets[_removed(table, scan)] - source.first_offset)
     locations = _write_bitmaps(store, plan, scan, [expired, removed])
     return ScanTaskResult(
         scan.source,
-        index=remaining.write(store, scan.source, np.concatenate(chunks).tobytes()) if scan.reindex else None,
+        index=_write_rebuilt(store, plan, scan.source, remaining, remaining.chunks()) if scan.reindex else None,
         expired=locations[0] if scan.values_to is not None else None,
         removed=locations[1] if removed else None,
     )
 
 
-class _RebuiltIndex:
-    """Key index of the live rows of an old part, or of the remaining rows of a dirty ledger.
+def _index_builder(plan: RunPlan) -> IndexBuilder:
+    """Return a builder of an index, which has event times if any row has one or the run needs them."""
+    return IndexBuilder(plan.hasher, with_event_times=plan.policies.event_time_order)
 
-    That of a ledger is equal to that of sealing (storage/ledger/sealing.py).
-    """
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self._records: list[IndexRecords] = []
-        self._unkeyed = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
-
-    def add(self, table: pa.Table) -> None:
-        """Add rows. They ascend from call to call."""
-        self._records.append(ledger_records(table, self._plan.hasher))
-        for kind, bitmap in unkeyed_offsets(table).items():
-            self._unkeyed[kind] |= bitmap
-
-    def write(self, store: ObjectStore, source: int, chunks: bytes = b"") -> IndexLocation:
-        """Write the index, with event times if any record has some or the run needs them."""
-        together = concatenated([IndexRecords(record.hi, record.lo, record.offset) for record in self._records])
-        records = together.take(key_index.latest(together.hi, together.lo))
-        if self._plan.policies.event_time_order or any(record.event_time is not None for record in self._records):
-            events = concatenated([record.event_winners() for record in self._records]).event_winners()
-            assert events.event_time is not None
-            events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
-            records = IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
-        return write_index(store, self._plan, source, records, HashRange(), self._unkeyed, chunks)
+def _write_rebuilt(
+    store: ObjectStore, plan: RunPlan, source: int, index: IndexBuilder, chunks: bytes = b""
+) -> IndexLocation:
+    """Write the index of the live rows of an old part, or of the remaining rows of a dirty ledger."""
+    return write_index(store, plan, source, index.records(), HashRange(), index.unkeyed, chunks)
 
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:

@@ -1,12 +1,14 @@
-"""Sealing: the rows of one ledger, in memory, become a rows object and its key index.
+"""Sealing: the rows of one ledger, table by table, become a rows object and its key index.
 
 The only place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
-attempt's names; they do not exist for readers until a row in SQL names them.
+attempt's names; they do not exist for readers until a row in SQL names them. Memory: one table, and 24 bytes for each
+key of each table, 32 more with event times.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +19,14 @@ from pyroaring import BitMap64
 
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names, rows
-from storage.ledger.chunk_table import chunk_mask, chunk_records
+from storage.ledger.chunk_table import Chunks, chunk_mask, chunk_records
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.rows_file import RowsWriter
 from storage.model import IndexLocation, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
+
+_PIECE_ROWS = 65_536
+"""Rows that are encoded and indexed together."""
 
 
 @dataclass(frozen=True)
@@ -34,49 +39,123 @@ class Sealer:
     hasher: KeyHasher
     attempt_id: str
 
-    def seal(self, table: pa.Table, ledger_id: int, created_at: int) -> LedgerRecord:
-        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; return the row to commit.
+    def seal(self, tables: Iterable[pa.Table], ledger_id: int, created_at: int) -> LedgerRecord:
+        """Write `tables` (`rows.SCHEMA`, together at least one row, ascending) and their key index; return the row to
+        commit.
 
-        `created_at`: ms since the Unix epoch. Raises any store error.
+        `created_at`: ms since the Unix epoch. Raises any store error, and any error of `tables`; then no rows object
+        remains.
         """
-        table = table.combine_chunks()
-        sizes = rows.logical_sizes(table)
+        summary = _Summary()
+        index = IndexBuilder(self.hasher)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
         with RowsWriter(self.store, name) as writer:
             failpoint(Failpoint.IMPORT_ROWS_BEGUN)
-            writer.write(table, sizes)
+            for table in tables:
+                for piece in _pieces(table):
+                    sizes = rows.logical_sizes(piece)
+                    writer.write(piece, sizes)
+                    index.add(piece)
+                    summary.add(piece, sizes)
         failpoint(Failpoint.IMPORT_ROWS_WRITTEN)
         assert writer.result is not None
-        offsets = table.column("offset").to_numpy()
-        entries = table.column("entry_id").to_numpy()
-        publish = pc.min_max(table.column("publish_time")).as_py()
         return LedgerRecord(
             ledger_id=ledger_id,
-            first_offset=int(offsets[0]),
-            last_offset=int(offsets[-1]),
-            messages=len(table),
-            entries=int(np.count_nonzero(entries[1:] != entries[:-1])) + 1,
-            last_message_id=MessageId(
-                ledger_id, int(entries[-1]), self.partition, table.column("batch_index")[-1].as_py()
-            ),
-            logical_bytes=int(sizes.sum()),
-            min_publish_time=publish["min"],
-            max_publish_time=publish["max"],
+            first_offset=summary.first_offset,
+            last_offset=summary.last_offset,
+            messages=summary.messages,
+            entries=summary.entries,
+            last_message_id=MessageId(ledger_id, summary.last_entry_id, self.partition, summary.last_batch_index),
+            logical_bytes=summary.logical_bytes,
+            min_publish_time=summary.min_publish_time,
+            max_publish_time=summary.max_publish_time,
             rows=writer.result.stored,
             footer_size=writer.result.footer_size,
-            index=self._write_index(table, ledger_id),
+            index=self._write_index(index, ledger_id),
             attempt_id=self.attempt_id,
             created_at=created_at,
         )
 
-    def _write_index(self, table: pa.Table, ledger_id: int) -> IndexLocation:
-        records = ledger_records(table, self.hasher)
-        chunks = chunk_records(table, self.hasher).tobytes()
-        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_offsets(table), chunks)
+    def _write_index(self, index: IndexBuilder, ledger_id: int) -> IndexLocation:
+        data, directory = key_index.encode_index(index.records(), key_index.HashRange(), index.unkeyed, index.chunks())
         name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         self.store.put(name, data)
         failpoint(Failpoint.IMPORT_INDEX_WRITTEN)
         return IndexLocation(name, 0, len(data), directory.encode())
+
+
+@dataclass
+class _Summary:
+    """What the row of a ledger says of its messages."""
+
+    first_offset: int = -1
+    last_offset: int = -1
+    messages: int = 0
+    entries: int = 0
+    last_entry_id: int = -1
+    last_batch_index: int = -1
+    logical_bytes: int = 0
+    min_publish_time: int = np.iinfo(np.int64).max
+    max_publish_time: int = np.iinfo(np.int64).min
+
+    def add(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
+        """Add rows, which follow those before. `sizes`: the logical bytes of each."""
+        offsets, entries = table.column("offset").to_numpy(), table.column("entry_id").to_numpy()
+        publish = table.column("publish_time").to_numpy()
+        if not self.messages:
+            self.first_offset = int(offsets[0])
+        self.entries += int(np.count_nonzero(entries[1:] != entries[:-1])) + int(entries[0] != self.last_entry_id)
+        self.last_offset, self.last_entry_id = int(offsets[-1]), int(entries[-1])
+        self.last_batch_index = table.column("batch_index")[-1].as_py()
+        self.messages += len(table)
+        self.logical_bytes += int(sizes.sum())
+        self.min_publish_time = min(self.min_publish_time, int(publish.min()))
+        self.max_publish_time = max(self.max_publish_time, int(publish.max()))
+
+
+class IndexBuilder:
+    """A builder of a key index, of rows that arrive table by table. `unkeyed`: their bitmaps, by class.
+
+    `with_event_times`: the index has event times even if no row has one.
+    """
+
+    def __init__(self, hasher: KeyHasher, *, with_event_times: bool = False) -> None:
+        self._hasher = hasher
+        self._with_event_times = with_event_times
+        self._records: list[key_index.IndexRecords] = []
+        self._chunks: list[Chunks] = []
+        self.unkeyed = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows (`rows.SCHEMA`). They ascend from call to call."""
+        self._records.append(ledger_records(table, self._hasher))
+        for kind, bitmap in unkeyed_offsets(table).items():
+            self.unkeyed[kind] |= bitmap
+        chunks = chunk_records(table, self._hasher)
+        if len(chunks):
+            self._chunks.append(chunks)
+
+    def records(self) -> key_index.IndexRecords:
+        """Return the newest record of each key, with event-time winners if any row has an event time."""
+        runs = self._records
+        together = key_index.concatenated([key_index.IndexRecords(run.hi, run.lo, run.offset) for run in runs])
+        records = together.take(key_index.latest(together.hi, together.lo))
+        if not self._with_event_times and all(run.event_time is None for run in runs):
+            return records
+        events = key_index.concatenated([run.event_winners() for run in runs]).event_winners()
+        assert events.event_time is not None
+        events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
+        return key_index.IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
+
+    def chunks(self) -> bytes:
+        """Return the chunk table."""
+        return b"".join(chunks.tobytes() for chunks in self._chunks)
+
+
+def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a table in contiguous pieces, which stay in a core's cache while they are encoded."""
+    for start in range(0, len(table), _PIECE_ROWS):
+        yield table.slice(start, _PIECE_ROWS).combine_chunks()
 
 
 def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords:

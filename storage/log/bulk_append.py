@@ -140,7 +140,7 @@ class BulkAppend:
                     ledger_id = self.environment.metadata.ledgers.allocate_ids(1)
                     table = to_rows(content, ledger_id, next_offset, now)
                     next_offset += len(table)
-                    running.append(pool.submit(sealer.seal, table, ledger_id, now))
+                    running.append(pool.submit(sealer.seal, [table], ledger_id, now))
                 while running:
                     yield running.popleft().result()
             finally:

@@ -32,7 +32,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.damaged import RecoveredRows, recovered_rows
+from storage.log.damaged import recovered_rows
 from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
 from storage.log.segment import LocalSegment
@@ -339,11 +339,10 @@ class LogManager:
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
             sealer = Sealer(self.environment.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
-            table, lost = self._rows(topic, segment, accept_loss)
-            ledger = sealer.seal(table, segment.ledger_id, self.environment.clock.now_ms())
-            self.environment.metadata.sealing.seal(attempt, ledger)
+            sealed = self._seal_rows(topic, segment, sealer, accept_loss)
+            self.environment.metadata.sealing.seal(attempt, sealed.ledger)
         failpoint(Failpoint.SEGMENT_SEALED)
-        return RecoveredLedger(ledger, lost)
+        return sealed
 
     @contextmanager
     def _trying(self, attempt: Attempt) -> Iterator[None]:
@@ -366,14 +365,19 @@ class LogManager:
                 ran_out = True
                 raise
 
-    def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> RecoveredRows:
-        """Return all rows of a segment; with `accept_loss`, those that are readable."""
+    def _seal_rows(
+        self, topic: TopicRecord, segment: SegmentRecord, sealer: Sealer, accept_loss: bool
+    ) -> RecoveredLedger:
+        """Write all rows of a segment; with `accept_loss`, those that are readable."""
+        now = self.environment.clock.now_ms()
         try:
-            return RecoveredRows(SegmentTableReader(self.environment.log).table(topic, segment), 0)
+            tables = SegmentTableReader(self.environment.log).all_tables(topic, segment)
+            return RecoveredLedger(sealer.seal(tables, segment.ledger_id, now), 0)
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        return recovered_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
+        recovered = recovered_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
+        return RecoveredLedger(sealer.seal([recovered.table], segment.ledger_id, now), recovered.lost)
 
     def remove_sealed_files(self, topic: TopicRecord | None = None, errors: dict[str, ErrorText] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; return the number of segments (sweep.py).

@@ -35,8 +35,8 @@ from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
-SEALED_BYTES = 64 << 20
-"""The same when a whole segment is read: more batches are decoded together, and all rows are kept in any case."""
+SEALED_BYTES = 8 << 20
+"""The same when a whole segment is read: more batches are decoded together, and they fit the cache of a core."""
 ENTRIES_BYTES = 2 << 20
 """Stored bytes of undecoded entries that are returned together."""
 
@@ -105,13 +105,12 @@ class SegmentTableReader:
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         return unpack(entries, ledger_id)
 
-    def table(self, topic: TopicRecord, segment: SegmentRecord) -> pa.Table:
-        """Return all rows of a segment, in memory."""
+    def all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
+        """Yield all rows of a segment, `SEALED_BYTES` at a time."""
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
-            gathered = _gathered(reader.entries(), SEALED_BYTES, _decoded_size)
-            tables = [unpack(entries, segment.ledger_id) for entries in gathered]
-        return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
+            for entries in _gathered(reader.entries(), SEALED_BYTES, _decoded_size):
+                yield unpack(entries, segment.ledger_id)
 
     def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
         """Return the position of the last visible message of a segment; None: there is none."""
