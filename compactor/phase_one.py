@@ -52,12 +52,16 @@ def run_range(plan: RunPlan, range_number: int) -> RangeTaskResult:
 
 @contextmanager
 def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
-    """Yield the run's store for a task, with the run's rate limits. It is closed at the end of the context.
+    """Yield the run's store for a task, with the task's share of the run's rates. It is closed at the end of the
+    context.
 
-    A task that was cancelled in this process gets an error at its next access.
+    Tasks in this process follow each other, so each has the whole rates. One that was cancelled gets an error at its
+    next access.
     """
+    stop = current_stop_event()
+    rates = plan.rates if stop is not None else plan.rates.shared_by(plan.concurrent_tasks)
     with closing(open_store(plan.store)) as store:
-        yield throttled(store, plan.rates, SystemClock(), current_stop_event())
+        yield throttled(store, rates, SystemClock(), stop)
 
 
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:

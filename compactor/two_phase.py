@@ -307,7 +307,8 @@ class TwoPhaseCompactor:
             attempt_id,
             self.hasher(topic.hash_seed),
             floor,
-            self.rates.shared_by(self.engine.parallelism),
+            self.rates,
+            self.engine.parallelism,
         )
         reindexed = run_input.lacks_event_times(previous, policies)
         timer.lap("snapshot")

@@ -6,7 +6,7 @@ import logging
 
 from api.settings.settings import Settings
 from compactor.engines.auto import AutoEngineProvider, engine_kind
-from compactor.engines.cluster import local_parallelism
+from compactor.engines.cluster import is_local, local_parallelism
 from compactor.engines.engine import EngineProvider, InProcessEngineProvider
 from compactor.engines.kinds import IN_PROCESS
 from compactor.engines.shared_session import SparkEngineProvider
@@ -22,7 +22,7 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
     """Return the control loop of a service, not started, with the engines of its Spark master."""
     return ControlLoop(
         environment,
-        _engines(settings),
+        engine_provider(settings),
         loop_settings(settings),
         url=settings.url,
         broker_service_urls=(settings.broker_service_url, settings.broker_service_url_tls),
@@ -50,10 +50,11 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
     )
 
 
-def _engines(settings: Settings) -> EngineProvider:
+def engine_provider(settings: Settings) -> EngineProvider:
+    """Return the provider of a service's engines. Opens none."""
     kind = engine_kind(settings.compaction_engine, settings.spark_master)
     parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:
         return InProcessEngineProvider(parallelism)
     spark = SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
-    return AutoEngineProvider(spark, parallelism, kind=kind)
+    return AutoEngineProvider(spark, parallelism, kind=kind) if is_local(settings.spark_master) else spark

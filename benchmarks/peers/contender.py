@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,15 +104,15 @@ class Meter:
                 Path(f"/proc/{item}/clear_refs").write_text("5")  # resets the peak to the present value
 
     def read(self) -> Usage:
-        """Return the usage since the construction, without processes that have ended."""
+        """Return the usage since the construction. A process that ended counts if its parent has waited for it."""
         now = {item: _Counters.of(item) for item in self._processes()}
-        nothing = _Counters(0, 0, 0.0)
-        changes = [(counters, self._before.get(item, nothing)) for item, counters in now.items()]
+        # All of before is subtracted: what a process did that has ended since is in its parent's counters now.
+        after, before = _Counters.total(now.values()), _Counters.total(self._before.values())
         return Usage(
-            sum(after.written_bytes - before.written_bytes for after, before in changes),
+            max(0, after.written_bytes - before.written_bytes),
             sum(map(peak_resident_bytes, now)),
-            sum(after.read_bytes - before.read_bytes for after, before in changes),
-            sum(after.cpu_seconds - before.cpu_seconds for after, before in changes),
+            max(0, after.read_bytes - before.read_bytes),
+            max(0.0, after.cpu_seconds - before.cpu_seconds),
         )
 
     def _processes(self) -> list[int]:
@@ -132,11 +133,20 @@ class Deadline:
 
 @dataclass(frozen=True)
 class _Counters:
-    """The kernel's counters of a process since its start; of one that has ended: 0."""
+    """The kernel's counters of processes since their start, with those of ended children; of one that ended: 0."""
 
     written_bytes: int
     read_bytes: int
     cpu_seconds: float
+
+    @classmethod
+    def total(cls, counters: Iterable[_Counters]) -> _Counters:
+        items = list(counters)
+        return cls(
+            sum(item.written_bytes for item in items),
+            sum(item.read_bytes for item in items),
+            sum(item.cpu_seconds for item in items),
+        )
 
     @classmethod
     def of(cls, process: int) -> _Counters:

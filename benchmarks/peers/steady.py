@@ -74,10 +74,15 @@ def measure(plan: Sequence[Stage], contenders: Sequence[Contender], folder: Path
                 _round(stage, TOPIC, contenders, lines, folder, say)
         expected: Survivors | None = None
         for contender, line in zip(contenders, lines, strict=True):
-            if not line.failure:
+            if line.failure:
+                continue
+            try:
                 actual = contender.survivors(TOPIC, base)
-                expected = expected or actual
-                check(contender.name, actual, expected)
+            except PeerFailed as failure:
+                note_failure(contender, line, failure, say)
+                continue
+            expected = expected or actual
+            check(contender.name, actual, expected)
     return expected
 
 

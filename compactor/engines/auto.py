@@ -19,14 +19,15 @@ IN_PROCESS_BYTES = 64 << 20
 """Bytes of a job below which it runs in this process. An estimate from the time of two empty Spark jobs."""
 
 
-def engine_kind(engine: str, master: str) -> str:
-    """Return the engine for the settings compaction.engine and spark-master.
+def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
+    """Return the engine for the settings compaction.engine and spark-master, and the policy compaction.topic-engine.
 
-    A cluster gets all jobs: its workers may have the object store nearer, and this process has one core for tasks.
+    A process with the setting in-process has no Spark. A cluster gets all jobs: its workers may have the object store
+    nearer, and this process has one core for tasks. Otherwise the policy counts, if it is set.
     """
     if IN_PROCESS in (engine, master):
         return IN_PROCESS
-    return AUTO if engine == AUTO and cluster.is_local(master) else SPARK
+    return policy or engine if cluster.is_local(master) else SPARK
 
 
 @dataclass(eq=False)
@@ -74,10 +75,8 @@ class AutoEngine:
 
 @dataclass(eq=False)
 class AutoEngineProvider(EngineProvider):
-    """Provider of engines of each kind. `spark`: the provider of Spark's engines. `kind`: for callers that state none.
-
-    `parallelism`: the number of tasks that Spark can run concurrently.
-    """
+    """Provider of engines of each kind on one machine. `spark`: the provider of Spark's engines. `kind`: for callers
+    that state none. `parallelism`: the number of tasks that Spark can run concurrently."""
 
     spark: EngineProvider
     parallelism: int
@@ -85,7 +84,11 @@ class AutoEngineProvider(EngineProvider):
     kind: str = AUTO
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
-        """Return an engine. For a large job Spark is opened here, so that its errors come before a run is claimed."""
+        """Return an engine of the kind, or of the provider's own.
+
+        Spark is opened here for the kind spark, and for a large job of the kind auto, so that its errors come before a
+        run is claimed.
+        """
         kind = kind or self.kind
         if kind == SPARK:
             return self.spark.open()

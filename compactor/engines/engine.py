@@ -110,7 +110,7 @@ class Engine(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """The number of tasks that can run concurrently."""
+        """The number by which tasks and parts are sized: of tasks that can run concurrently, on Spark if it is used."""
 
     @property
     def is_waiting(self) -> bool:

@@ -123,7 +123,8 @@ class RunPlan:
     compacted index, newest first; the first `merged` of them are merged with the new level. `reindexed`: the levels
     were rebuilt from rows. `chunk_tables`: of the previous compacted ledger. `now`: time at which policies apply.
     `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none waits. `raw_from`: the topic's start
-    in the snapshot; rows of dirty ledgers below it are trimmed.
+    in the snapshot; rows of dirty ledgers below it are trimmed. `rates`: limits of the run, which `concurrent_tasks`
+    share.
     """
 
     store: StoreLocation
@@ -142,6 +143,7 @@ class RunPlan:
     cursor_floor: int | None = None
     raw_from: int = 0
     rates: RateLimits = field(default_factory=RateLimits)
+    concurrent_tasks: int = 1
     expired: tuple[tuple[int, DeletedRows], ...] = ()
     removed: tuple[tuple[int, DeletedRows], ...] = ()
     chunk_tables: tuple[ChunkTable, ...] = ()

@@ -118,6 +118,7 @@ def first_plan(
     hasher: KeyHasher,
     cursor_floor: int | None,
     rates: RateLimits,
+    concurrent_tasks: int = 1,
 ) -> RunPlan:
     """Return the plan before scan and sizing, from database and manifest: sources and indexes, oldest first (P3).
 
@@ -142,6 +143,7 @@ def first_plan(
         cursor_floor=cursor_floor,
         raw_from=topic.start_offset,
         rates=rates,
+        concurrent_tasks=concurrent_tasks,
     )
 
 

@@ -33,7 +33,7 @@ class Backlog:
     triggers have no lag. `first_extent_newest_time`: latest publish time of its first ledger or segment. Runs take
     whole ledgers in order. So while `first_extent_newest_time` is younger than the minimum lag (S3), a run would
     compact nothing and only roll the tail. `open_messages`: those of the open segment, whose times count only if the
-    triggers have a lag: entries are read for them. `engine`: the policy compaction.topic-engine; None: it is not set.
+    triggers have a lag: entries are read for them. `engine_kind`: the policy compaction.topic-engine; None: not set.
     """
 
     topic: TopicRecord
@@ -45,7 +45,7 @@ class Backlog:
     oldest: int | None = None
     first_extent_newest_time: int | None = None
     open_messages: int = 0
-    engine: str | None = None
+    engine_kind: str | None = None
 
     @property
     def open_bytes(self) -> int:
@@ -128,7 +128,7 @@ class BacklogReader:
             resolved = resolver.resolve(record.topic)
             if resolved.triggers.any or all_open:
                 yield replace(
-                    self._with_open(record, resolved.triggers), engine=resolved.policies.compaction_topic_engine
+                    self._with_open(record, resolved.triggers), engine_kind=resolved.policies.compaction_topic_engine
                 )
 
     def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:

@@ -242,7 +242,7 @@ class ControlLoop:
             self._due = without(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:
                 first = by_id[ready[0].id]
-                self.worker.begin(ready, large=not self._slots.is_small(first), engine=first.engine)
+                self.worker.begin(ready, large=not self._slots.is_small(first), engine_kind=first.engine_kind)
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a due compaction. Return whether it is requested."""

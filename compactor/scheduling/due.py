@@ -157,11 +157,11 @@ def jobs_to_begin(
     open_batches: dict[str | None, list[TopicRecord]] = {}
     for backlog in backlogs:
         if slots.is_small(backlog):
-            batch = open_batches.get(backlog.engine)
+            batch = open_batches.get(backlog.engine_kind)
             if batch is None or len(batch) >= slots.batch:
                 if len(result) >= free:
                     continue
-                batch = open_batches[backlog.engine] = []
+                batch = open_batches[backlog.engine_kind] = []
                 result.append(batch)
             batch.append(backlog.topic)
         elif len(result) < free and free_large > 0:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from compactor.batch import Outcome
 from compactor.engines.engine import Engine, EngineProvider
+from compactor.engines.kinds import IN_PROCESS, SPARK
 from compactor.run.plan import Sizing
 from compactor.run.run_policies import stored_policies
 from compactor.scheduling.due import retry_delay_ms
@@ -74,14 +75,15 @@ class WorkerSettings:
 
 @dataclass(eq=False)
 class JobTopics:
-    """Topics of one job. `large`: it is one large topic. `kind`: their policy compaction.topic-engine; None: not set.
+    """Topics of one job. `large`: it is one large topic. `engine_kind`: their policy compaction.topic-engine; None:
+    not set.
 
     `requested_at`: time of each request, by topic id, read before the run begins. A later request is another one.
     """
 
     topics: Sequence[TopicRecord]
     large: bool
-    kind: str | None = None
+    engine_kind: str | None = None
     engine: Engine | None = None
     runs: list[RunRecord] = field(default_factory=list)
     requested_at: Mapping[int, int] = field(default_factory=dict)
@@ -124,15 +126,18 @@ class Worker:
         self._held_until: dict[int, int] = {}
         self._ending = False
         self.engine_error: str | None = None
-        """The error of the last `open_engine`; empty: it succeeded; None: it was not called yet."""
+        """The error of the last `open_engine`; empty: it succeeded; None: it was not called yet.
 
-    def begin(self, topics: Sequence[TopicRecord], *, large: bool, engine: str | None = None) -> None:
+        It stays while engines are opened that need no Spark: for small jobs, and for topics with that policy.
+        """
+
+    def begin(self, topics: Sequence[TopicRecord], *, large: bool, engine_kind: str | None = None) -> None:
         """Execute the requests of these topics as one job in a thread; do nothing after `drain`.
 
-        `large`: it is one large topic. `engine`: the policy compaction.topic-engine of all of them. The caller ensures
+        `large`: it is one large topic. `engine_kind`: the policy compaction.topic-engine of all. The caller ensures
         that a worker slot is free.
         """
-        job = JobTopics(topics, large, engine)
+        job = JobTopics(topics, large, engine_kind)
         with self._lock:
             if self._ending:
                 return
@@ -153,8 +158,11 @@ class Worker:
             if is_new:
                 _log.warning("compactions wait because no engine is available: %s", error)
             raise
+        has_spark = engine.choice == SPARK or (large and kind != IN_PROCESS)
         with self._lock:
-            waited, self.engine_error = bool(self.engine_error), ""
+            waited = bool(self.engine_error) and has_spark
+            if waited or self.engine_error is None:
+                self.engine_error = ""
         if waited:
             _log.info("compactions continue: an engine is available")
         return engine
@@ -213,7 +221,7 @@ class Worker:
     def _execute(self, job: JobTopics) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self.open_engine(large=job.large, kind=job.kind)
+            job.engine = self.open_engine(large=job.large, kind=job.engine_kind)
         except CompactorError:
             # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
             self._hold(job.topics)

@@ -86,7 +86,7 @@ class Sealer:
 
 @dataclass
 class _Summary:
-    """What the row of a ledger says of its messages."""
+    """Summary of the messages of a ledger, for its row in SQL."""
 
     first_offset: int = -1
     last_offset: int = -1

@@ -279,7 +279,7 @@ class TopicPolicies:
         "compaction.topic-engine",
         Optional(Choice(("auto", "in-process", "spark"))),
         "Where compactions of the topic run; none: where the setting compaction.engine says. A service with the "
-        "setting in-process has no Spark and ignores it.",
+        "setting in-process, or with a Spark cluster, ignores it.",
     )
     compaction_threshold_bytes: int = _policy(
         0,

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]:
     """Open the engine of the settings; Spark, where it is needed, on a session of its own.
 
-    `policy`: compaction.topic-engine of the topics. It counts unless the command line has --engine, or the setting is
-    in-process.
+    `policy`: compaction.topic-engine of the topics. The option --engine of the command line counts before it.
 
     Raises Misconfigured, Unavailable; a job raises them too, if it is the first that needs Spark.
     """
@@ -35,9 +34,7 @@ def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]
     from compactor.engines.engine import InProcessEngine
 
     is_chosen = settings.origin("compaction.engine") == "flag"
-    kind = engine_kind(settings.compaction_engine, settings.spark_master)
-    if policy is not None and not is_chosen and kind != IN_PROCESS:
-        kind = policy
+    kind = engine_kind(settings.compaction_engine, settings.spark_master, None if is_chosen else policy)
     parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:
         yield InProcessEngine(parallelism)

@@ -338,23 +338,28 @@ def test_no_run_begins_until_something_is_due_and_one_is_enough(bench: Workbench
 # --- limits
 
 
-def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_them(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+class TasksElsewhere(InProcessEngine):
+    """An engine whose tasks do not know that they are in this process, as those of a worker."""
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+        return [task(number) for number in range(count)]
+
+
+@pytest.mark.parametrize(("engine", "share"), [(InProcessEngine(4), 1), (TasksElsewhere(4), 4)])
+def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_concurrent_ones(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, share: int
 ) -> None:
-    """C4: by the time that tasks wait. The engine says that two tasks run at once, so each has half."""
+    """C4: by the time that tasks wait. Four run at once on the engine, unless it is in this process."""
     topic, clock = two_generations(bench), ManualClock()
     monkeypatch.setattr("compactor.phase_one.SystemClock", lambda: clock)
     begun = clock.now_ms()
 
-    class Two(InProcessEngine):
-        parallelism = 2
-
-    limited = replace(bench.compactor(), engine=Two(), rates=RateLimits(read=2_000, write=1_000), sizing=Sizing(1))
+    limited = replace(bench.compactor(), engine=engine, rates=RateLimits(write=4_000), sizing=Sizing(1))
     outcome = limited.compact(topic.name)
     assert outcome.run is not None
     waited = clock.now_ms() - begun
     written = int(str(outcome.run.statistics["bytes_written"]))
+    rate = 4_000 // share
     # a task may move a second's worth at once, and does not wait after its last byte
-    assert waited >= (written - 3 * 500) / 500 * 1000 / 2
-    assert waited > 0
+    assert (written - 3 * rate) / rate * 1000 <= waited <= written / rate * 1000
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]

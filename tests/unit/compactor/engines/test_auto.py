@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api.background.control_loop_setup import engine_provider
+from api.settings.settings import Settings
 from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind
 from compactor.engines.cluster import local_parallelism
-from compactor.engines.engine import Engine, InProcessEngine, InProcessEngineProvider
+from compactor.engines.engine import Engine, EngineProvider, InProcessEngine, InProcessEngineProvider
+from compactor.engines.shared_session import SparkEngineProvider
 from storage.errors import Misconfigured
 
 
@@ -96,6 +100,24 @@ def test_the_policy_of_a_topic_counts_before_the_kind_of_the_provider(own: str) 
 )
 def test_settings_choose_the_engine(engine: str, master: str, kind: str) -> None:
     assert engine_kind(engine, master) == kind
+
+
+@pytest.mark.parametrize("policy", ["auto", "spark", "in-process"])
+def test_the_policy_counts_but_for_a_process_without_spark_and_for_a_cluster(policy: str) -> None:
+    for engine in ("auto", "spark"):
+        assert engine_kind(engine, "local[2]", policy) == policy
+        assert engine_kind(engine, "spark://here:7077", policy) == "spark"
+    assert engine_kind("in-process", "local[2]", policy) == "in-process"
+    assert engine_kind("auto", "in-process", policy) == "in-process"
+
+
+def test_a_service_on_a_cluster_has_sparks_engines_alone(tmp_path: Path) -> None:
+    def provider(master: str) -> EngineProvider:
+        return engine_provider(Settings(data=str(tmp_path), spark_master=master))
+
+    assert isinstance(provider("local[2]"), AutoEngineProvider)
+    assert isinstance(provider("spark://here:7077"), SparkEngineProvider)
+    assert isinstance(provider("in-process"), InProcessEngineProvider)
 
 
 @pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[3]", 3), ("local[4, 2]", 4)])

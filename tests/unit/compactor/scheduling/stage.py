@@ -65,10 +65,11 @@ class Engines:
         self.opened = 0
         self.closed = self.ended = False
         self.fails: Exception | None = None
+        self.only_large_fail = False
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         self.opened += 1
-        if self.fails is not None:
+        if self.fails is not None and (large or not self.only_large_fail):
             raise self.fails
         return Held(self)
 

@@ -121,7 +121,13 @@ def test_small_topics_go_together_and_large_ones_alone() -> None:
 
 
 def test_small_topics_go_together_only_on_the_same_engine() -> None:
-    backlogs = [small(1), replace(small(2), engine="spark"), small(3), replace(small(4), engine="spark"), small(5)]
+    backlogs = [
+        small(1),
+        replace(small(2), engine_kind="spark"),
+        small(3),
+        replace(small(4), engine_kind="spark"),
+        small(5),
+    ]
     assert ids(jobs_to_begin(backlogs, 0, 0, SLOTS)) == [[1, 3, 5], [2, 4]]
     assert ids(jobs_to_begin(backlogs, 0, 0, replace(SLOTS, count=1))) == [[1, 3, 5]]
 

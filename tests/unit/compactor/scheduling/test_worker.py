@@ -161,14 +161,14 @@ def test_a_topic_that_is_created_again_while_its_job_waits_is_compacted(
     created: list[Topic] = []
     begin = loop.worker.begin
 
-    def create_again(topics: Sequence[TopicRecord], *, large: bool, engine: str | None) -> None:
+    def create_again(topics: Sequence[TopicRecord], *, large: bool, engine_kind: str | None) -> None:
         if not created:
             stage.metadata.tenancy.delete_topic(old.record.id, force=True)
             created.append(stage.topic("t"))
             if is_damaged:
                 damage(stage, created[0])
             loop.trigger(created[0].record)
-        begin(topics, large=large, engine=engine)
+        begin(topics, large=large, engine_kind=engine_kind)
 
     monkeypatch.setattr(loop.worker, "begin", create_again)
     stage.poll(loop, old)
@@ -214,7 +214,26 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
     stage.engines.fails = None
     stage.finish(loop, after_ms=6_000)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    assert loop.engine_error == ""
+
+
+def test_a_missing_spark_is_stated_while_small_jobs_need_none(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    worker, engines = stage.lead().worker, stage.engines
+    worker.open_engine(large=False)
+    assert worker.engine_error == ""
+    engines.fails, engines.only_large_fail = Unavailable("no Spark", "start it"), True
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            worker.open_engine(large=True)
+        worker.open_engine(large=False)
+        assert worker.engine_error == "no Spark: start it"
+    engines.fails = None
+    worker.open_engine(large=True, kind="in-process")
+    assert worker.engine_error == "no Spark: start it"
+    worker.open_engine(large=True)
+    assert worker.engine_error == ""
+    texts = [message.partition(":")[0] for message in caplog.messages if message.startswith("compactions")]
+    assert texts == ["compactions wait because no engine is available", "compactions continue"]
 
 
 def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_is_set_back(stage: Stage) -> None:
