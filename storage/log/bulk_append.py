@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ class BulkAppendResult:
 
 @dataclass(frozen=True)
 class BulkAppend:
-    """A writer of sealed ledgers for one topic; each call of `append` is one transaction.
+    """A writer of sealed ledgers for one topic; each call of `append` or `append_under` is one transaction.
 
     `owner`: the name of the lease's owner, unique to one piece of work. `ledger_bytes`: the logical bytes after which a
     new ledger begins. `workers`: the ledgers that are sealed at the same time. `wait_ms`: the time to wait for the
@@ -90,31 +91,44 @@ class BulkAppend:
     on_held: OnHeld = lambda _: None
 
     def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
-        """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
+        """Append every message of `tables` under a lease of its own: `lease` and `append_under`."""
+        with self.lease() as lease:
+            return self.append_under(lease, tables)
 
-        Without messages, nothing is committed. Raises LeaseHeld, Fenced, InvalidRecord, any store error, Misconfigured
-        for a store of another database, and any error of `tables`; then nothing was appended.
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """Hold the topic's writer lease inside the context, for any number of `append_under` calls.
+
+        Raises LeaseHeld, TopicNotFound, any store error, Misconfigured for a store of another database.
         """
         StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         with writer_lease(self.environment, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
-            self._roll(lease)
-            attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
-            failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
-            with release_ignoring_errors(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
-                sealer = Sealer(
-                    self.environment.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
-                )
-                with Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
-                    # No other process moves it while this one holds the lease: read after taking it, not before.
-                    next_offset = self.environment.metadata.topics.get(self.topic.name).next_offset
-                    ledgers = tuple(self._seal_all(sealer, next_offset, tables))
-                if ledgers:
-                    failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
-                    self.environment.metadata.ledgers.append(lease, ledgers)
-                    failpoint(Failpoint.IMPORT_AFTER_COMMIT)
-            failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
+            yield lease
         failpoint(Failpoint.IMPORT_LEASE_RELEASED)
+
+    def append_under(self, lease: Lease, tables: Iterable[pa.Table]) -> BulkAppendResult:
+        """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
+
+        `lease`: from `lease`. Without messages, nothing is committed. Raises Fenced, InvalidRecord, TopicNotFound, any
+        store error, and any error of `tables`; then nothing was appended.
+        """
+        self._roll(lease)
+        attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
+        failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
+        with release_ignoring_errors(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
+            sealer = Sealer(
+                self.environment.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
+            )
+            with Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
+                # No other process moves it while this one holds the lease: read after taking it, not before.
+                next_offset = self.environment.metadata.topics.get(self.topic.name).next_offset
+                ledgers = tuple(self._seal_all(sealer, next_offset, tables))
+            if ledgers:
+                failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
+                self.environment.metadata.ledgers.append(lease, ledgers)
+                failpoint(Failpoint.IMPORT_AFTER_COMMIT)
+        failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
         return BulkAppendResult(ledgers)
 
     def _roll(self, lease: Lease) -> None:

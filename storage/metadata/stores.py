@@ -85,7 +85,7 @@ class TenancyStore(Store):
     topic_permissions_of = reads(tenancy.topic_permissions_of)
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
-    deleted_topic = reads(topic_deletion.find)
+    deleted_topic = reads(topic_deletion.find_deleted)
     check_no_writer = reads(topic_deletion.check_no_writer)
     delete_unused_topic = writes(topic_deletion.delete_unused_topic)
     delete_topic = writes_once(

@@ -266,7 +266,7 @@ def has_deleted(connection: Connection, deleted: DeletedTopic, topic_id: int, *,
     """Return whether a `delete_topic` with this result was committed."""
     # Waits for the lost transaction, which has locked this row; if that was committed, the row does not exist.
     topics.lock_all_for_deletion(connection, [topic_id])
-    return topic_deletion.find(connection, deleted.uid) is not None
+    return topic_deletion.find_deleted(connection, deleted.uid) is not None
 
 
 # Parts of other transactions

@@ -11,27 +11,25 @@ Any table that refers to `topics` by a column `topic_id` is covered: it is found
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, Select, delete, insert, literal, select
+from sqlalchemy import Connection, Select, Table, delete, insert, literal, select
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
 from storage.metadata.leases import held_error
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, DeletedTopic
+from storage.metadata.records import COMPACTION_CURSOR, DeletedTopic, TopicRecord
 from storage.metadata.tables import (
     METADATA,
     attempts,
     cursors,
     deleted_topics,
     leases,
-    ledgers,
     permissions,
     policies as policies_table,
     runs,
-    segments,
     topics as topics_table,
 )
 from storage.metadata.transactions import Context
@@ -56,52 +54,79 @@ def delete_topics(
     It takes as many statements as for one topic. Raises LeaseHeld, without `force`, if one of them has a writer; then
     none is deleted.
     """
-    now = context.now
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
     # no two transactions wait for each other.
     connection.execute(_leases_of(topic_ids).with_for_update()).all()
     if not force:
         check_no_writer(connection, context, topic_ids)
     doomed = topics.lock_all_for_deletion(connection, topic_ids)
-    ids = [topic.id for topic in doomed]
-    for table in (attempts, runs):
-        (key,) = table.primary_key.columns
-        connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
-    for table in reversed(METADATA.sorted_tables):  # a table comes before the tables that it refers to
-        if "topic_id" in table.c and table.c.topic_id.references(topics_table.c.id):
-            connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
-    scopes = [topic_scope(topic) for topic in doomed]
-    connection.execute(delete(policies_table).where(policies_table.c.scope.in_(scopes)))
+    deleted = _delete_locked(connection, context, doomed)
     connection.execute(delete(permissions).where(permissions.c.scope.in_([str(topic.name) for topic in doomed])))
     for topic in doomed:
         if topic.name.partitioned_topic is None:  # else it is the partitioned topic's
             schemas.remove(connection, topic.name)
-    connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
-    if doomed:
-        values = [
-            {"uid": topic.uid, "topic_id": topic.id, "name": str(topic.name), "deleted_at": now} for topic in doomed
-        ]
-        connection.execute(insert(deleted_topics), values)
-    return [DeletedTopic(topic.uid, topic.name, now) for topic in doomed]
+    return deleted
 
 
 def delete_unused_topic(connection: Connection, context: Context, topic_id: int) -> bool:
-    """Delete the topic if it has never had a message, and has no writer and no cursor but `__compaction`.
+    """Delete the topic if it is as it was created: never written to, read by a subscription or configured.
 
+    A topic with a writer, rows of its own (but the cursor `__compaction` and attempts), properties, policies,
+    permissions or a schema is kept. Schemas are never deleted: they may be older than the topic.
     Return whether the topic does not exist afterwards.
     """
     connection.execute(_leases_of([topic_id]).with_for_update()).all()
     held = connection.execute(_leases_of([topic_id])).mappings().all()
     if any(is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now) for lease in held):
         return False
-    for topic in topics.lock_all_for_deletion(connection, [topic_id]):
-        others = cursors.c.name != COMPACTION_CURSOR
-        rows = [select(literal(1)).where(table.c.topic_id == topic_id) for table in (ledgers, segments)]
-        rows.append(select(literal(1)).where(cursors.c.topic_id == topic_id, others))
-        if topic.next_offset or any(connection.execute(row.limit(1)).first() for row in rows):
-            return False
-    delete_topics(connection, context, [topic_id], force=False)
+    locked = topics.lock_all_for_deletion(connection, [topic_id])
+    if any(_is_used(connection, topic) for topic in locked):
+        return False
+    _delete_locked(connection, context, locked)
     return True
+
+
+def _is_used(connection: Connection, topic: TopicRecord) -> bool:
+    """Return whether the topic has more than a topic has that was only created, and failed attempts to write to it."""
+    properties = topics.properties(connection, topic.id)
+    if topic.next_offset or properties or schemas.outlines(connection, topic.name):
+        return True
+    conditions = [
+        table.c.topic_id == topic.id
+        for table in METADATA.sorted_tables
+        if _refers_to_topics(table) and table not in (leases, attempts, cursors)
+    ]
+    conditions.append((cursors.c.topic_id == topic.id) & (cursors.c.name != COMPACTION_CURSOR))
+    conditions.append(policies_table.c.scope == topic_scope(topic))
+    conditions.append(permissions.c.scope == str(topic.name))
+    return any(
+        connection.execute(select(literal(1)).where(condition).limit(1)).first() is not None for condition in conditions
+    )
+
+
+def _delete_locked(connection: Connection, context: Context, doomed: Sequence[TopicRecord]) -> list[DeletedTopic]:
+    """Delete the rows of locked topics, except permissions and schemas, and store the uids."""
+    ids = [topic.id for topic in doomed]
+    for table in (attempts, runs):
+        (key,) = table.primary_key.columns
+        connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
+    for table in reversed(METADATA.sorted_tables):  # a table comes before the tables that it refers to
+        if _refers_to_topics(table):
+            connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
+    scopes = [topic_scope(topic) for topic in doomed]
+    connection.execute(delete(policies_table).where(policies_table.c.scope.in_(scopes)))
+    connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
+    if doomed:
+        values = [
+            {"uid": topic.uid, "topic_id": topic.id, "name": str(topic.name), "deleted_at": context.now}
+            for topic in doomed
+        ]
+        connection.execute(insert(deleted_topics), values)
+    return [DeletedTopic(topic.uid, topic.name, context.now) for topic in doomed]
+
+
+def _refers_to_topics(table: Table) -> bool:
+    return "topic_id" in table.c and table.c.topic_id.references(topics_table.c.id)
 
 
 def check_no_writer(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
@@ -112,7 +137,7 @@ def check_no_writer(connection: Connection, context: Context, topic_ids: Collect
             raise held_error(connection, context, lease, "stop the writer first, or force it", through)
 
 
-def find(connection: Connection, uid: str) -> DeletedTopic | None:
+def find_deleted(connection: Connection, uid: str) -> DeletedTopic | None:
     """Return the deleted topic of that uid, however old; None: it was not deleted, or never existed."""
     statement = select(deleted_topics).where(deleted_topics.c.uid == uid)
     return queries.find(connection, statement, row_mapping.deleted_topic)

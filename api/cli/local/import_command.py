@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 import typer
 
@@ -14,26 +14,24 @@ from api.cli.kit.stderr import counted, say, say_created, size
 from api.components import open_for_writing
 from api.formats.inputs import InputFormat, read_messages
 from api.formats.text_encoding import TextEncoding
-from storage.errors import CompactorError, InvalidRecord
+from storage.errors import CompactorError, InvalidRecord, NotFound, TopicNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyarrow import Table
 
     from storage.environment import Environment
     from storage.errors import LeaseHeld
+    from storage.log.bulk_append import BulkAppendResult
     from storage.model import TopicName
     from storage.topic import Topic as OpenTopic
 
 
+Writer = TypeVar("Writer")
+
 WAIT_SECONDS = 30
 """Maximum wait for another writer, in seconds."""
-
-
-class AppendTarget(NamedTuple):
-    """A topic to append to. `is_new`: it did not exist before."""
-
-    topic: OpenTopic
-    is_new: bool
 
 
 def with_file_name(message: str, file: str) -> str:
@@ -43,45 +41,81 @@ def with_file_name(message: str, file: str) -> str:
     return message if name in message else f"{name}: {message}"
 
 
-def open_to_append(environment: Environment, name: TopicName) -> AppendTarget:
-    """Return a topic, which is created if it does not exist.
+class AppendTarget:
+    """The topic that a command appends to: created if it does not exist. A context manager.
 
-    Raise Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput for a
-    partition that its partitioned topic does not have.
+    At its end it reports the creation. After a failure it deletes a topic that it created and that was not used, and
+    reports what stays: the topic if it was used, else a tenant and namespace that were created with it.
     """
-    from api.broker import names
-    from compactor.maintenance.backlog_limits import BacklogLimits
-    from storage.topic import Topic as OpenTopic
 
-    existing = environment.metadata.topics.by_names([name]).get(name)
-    record = existing or names.ensure_with_namespace(environment, name)
-    BacklogLimits(environment).check(record)
-    return AppendTarget(OpenTopic(environment, record), existing is None)
+    def __init__(self, environment: Environment, name: TopicName) -> None:
+        """Raises Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput
+        for a partition that its partitioned topic does not have."""
+        self._environment = environment
+        self._name = name
+        self._created_scopes = _missing_scopes(environment, name)
+        self._open()
+
+    def _open(self) -> None:
+        from api.broker import names
+        from compactor.maintenance.backlog_limits import BacklogLimits
+        from storage.topic import Topic as OpenTopic
+
+        existing = self._environment.metadata.topics.by_names([self._name]).get(self._name)
+        record = existing or names.ensure_with_namespace(self._environment, self._name)
+        self._is_new = existing is None
+        BacklogLimits(self._environment).check(record)
+        self.topic = OpenTopic(self._environment, record)
+
+    @contextmanager
+    def writing(self, open_writer: Callable[[OpenTopic], AbstractContextManager[Writer]]) -> Iterator[Writer]:
+        """Hold the writer of the topic inside the context. `open_writer`: waits for the topic's lease.
+
+        A topic that was deleted before the writer had its lease is created again: a failed command that created the
+        topic deletes it, also while others wait for its lease.
+        """
+        with ExitStack() as stack:
+            while True:
+                try:
+                    writer = stack.enter_context(open_writer(self.topic))
+                    break
+                except TopicNotFound:
+                    self._open()
+            yield writer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if not self._is_new:
+            return
+        if failure is None or not self._delete_unused():
+            say_created(self._name)
+        elif self._created_scopes:
+            say(f"The {' and the '.join(self._created_scopes)} did not exist: created, and kept after the failure")
+
+    def _delete_unused(self) -> bool:
+        """Delete the topic if it was not used. Return whether it does not exist any more; the caller reports it if
+        it does."""
+        try:
+            return self._environment.metadata.tenancy.delete_unused_topic(self.topic.record.id)
+        except CompactorError:
+            return False
 
 
-@contextmanager
-def reporting_creation(environment: Environment, topic: OpenTopic, is_new: bool) -> Iterator[None]:
-    """Report at the end that the command created the topic. After a failure the topic is removed again if it holds
-    nothing, and reported if it does.
-
-    `is_new`: the command created it.
-    """
-    try:
-        yield
-    except BaseException:
-        if is_new and not _remove_unused(environment, topic):
-            say_created(topic.name)
-        raise
-    if is_new:
-        say_created(topic.name)
-
-
-def _remove_unused(environment: Environment, topic: OpenTopic) -> bool:
-    """Delete the topic if it holds nothing. Return whether it is gone; the caller reports it if not."""
-    try:
-        return environment.metadata.tenancy.delete_unused_topic(topic.record.id)
-    except CompactorError:
-        return False
+def _missing_scopes(environment: Environment, name: TopicName) -> list[str]:
+    """Return the tenant and namespace of a topic, as texts, as far as they do not exist."""
+    tenancy, namespace = environment.metadata.tenancy, f"{name.tenant}/{name.namespace}"
+    missing = []
+    for scope, find in (
+        (f"tenant {name.tenant}", lambda: tenancy.tenant(name.tenant)),
+        (f"namespace {namespace}", lambda: tenancy.namespace(namespace)),
+    ):
+        try:
+            find()
+        except NotFound:
+            missing.append(scope)
+    return missing
 
 
 def lease_wait_reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
@@ -110,22 +144,31 @@ def import_files(
     may be compressed by gzip.
     """
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
-    with open_for_writing(context.obj) as environment:
-        sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
-        opened, is_new = open_to_append(environment, topic)
-        with reporting_creation(environment, opened, is_new):
-            writer = opened.bulk_append(
-                ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
+    sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
+    with (
+        open_for_writing(context.obj) as environment,
+        AppendTarget(environment, topic) as target,
+        target.writing(lambda opened: _writer(opened, ledger_bytes)) as append,
+    ):
+        for file, tables in sources:
+            started = time.perf_counter()
+            try:
+                appended = append(tables)
+            except InvalidRecord as error:
+                raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
+            seconds = time.perf_counter() - started
+            say(
+                f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
+                f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
+                f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
             )
-            for file, tables in sources:
-                started = time.perf_counter()
-                try:
-                    appended = writer.append(tables)
-                except InvalidRecord as error:
-                    raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
-                seconds = time.perf_counter() - started
-                say(
-                    f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
-                    f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
-                    f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
-                )
+
+
+@contextmanager
+def _writer(topic: OpenTopic, ledger_bytes: int) -> Iterator[Callable[[Iterable[Table]], BulkAppendResult]]:
+    """Hold the topic's lease inside the context; yield the function that appends a file's messages under it."""
+    writer = topic.bulk_append(
+        ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
+    )
+    with writer.lease() as lease:
+        yield lambda tables: writer.append_under(lease, tables)

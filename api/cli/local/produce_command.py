@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, discard_output, say
-from api.cli.local.import_command import lease_wait_reporter, open_to_append, reporting_creation, with_file_name
+from api.cli.local.import_command import AppendTarget, lease_wait_reporter, with_file_name
 from api.components import open_for_writing
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import CompactorError, Unavailable
@@ -60,29 +60,33 @@ def produce_messages(
     if file != "-":
         check_file(file)
     started = time.perf_counter()
-    with open_for_writing(context.obj) as environment, BackgroundSealer(context.obj, topic, say) as sealer:
-        opened, is_new = open_to_append(environment, topic)
+    with (
+        open_for_writing(context.obj) as environment,
+        BackgroundSealer(context.obj, topic, say) as sealer,
+        AppendTarget(environment, topic) as target,
+    ):
         rows = read_rows(file, key_encoding, value_encoding, _REMEDY, default_key)
-        limit = environment.metadata.policies.effective(opened.record).max_message_bytes
+        limit = environment.metadata.policies.effective(target.topic.record).max_message_bytes
         container = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)
         is_complete = False
-        with reporting_creation(environment, opened, is_new):
-            try:
-                with opened.append_log(wait * 1000, sealer.ensure_running, on_held=lease_wait_reporter(wait)) as log:
-                    for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
-                        # No message may be appended after one that failed.
-                        log.submit(entry, produced.add_answer, produced.raise_first_error)
-                produced.raise_first_error()
-                is_complete = True
-            except InvalidRecord as error:
-                raise InvalidRecord(
-                    with_file_name(container.prefix_lines_of_last_entry(error.message), file), error.remedy
-                ) from error
-            finally:
-                rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"
-                seconds = time.perf_counter() - started
-                say(f"{counted(produced.messages, 'message')} acknowledged in {seconds:.2f} s{rest}")
+        try:
+            with target.writing(
+                lambda opened: opened.append_log(wait * 1000, sealer.ensure_running, on_held=lease_wait_reporter(wait))
+            ) as log:
+                for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
+                    # No message may be appended after one that failed.
+                    log.submit(entry, produced.add_answer, produced.raise_first_error)
+            produced.raise_first_error()
+            is_complete = True
+        except InvalidRecord as error:
+            raise InvalidRecord(
+                with_file_name(container.prefix_lines_of_last_entry(error.message), file), error.remedy
+            ) from error
+        finally:
+            rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"
+            seconds = time.perf_counter() - started
+            say(f"{counted(produced.messages, 'message')} acknowledged in {seconds:.2f} s{rest}")
 
 
 class AppendReceipts:

@@ -71,6 +71,7 @@ def test_the_first_of_two_files_is_kept_when_the_second_is_bad(program: Program,
 
 def test_all_files_are_looked_for_before_any_is_imported(program: Program, folder: Path) -> None:
     (folder / "good.jsonl").write_bytes(GOOD)
+    program("topics", "create", "other").done()
     program("import", "t", "good.jsonl", "missing.jsonl").refused(2, "missing.jsonl")
     program("topics", "stats", "t").refused(3, "persistent://public/default/t does not exist")
 
@@ -91,6 +92,22 @@ def test_a_failed_import_leaves_no_topic_that_it_created(program: Program, folde
         program("import", topic, "in.jsonl").refused(2, "in.jsonl, line 2: ")
     program("read", "new").refused(3, "persistent://public/default/new does not exist")
     assert program("read", "old").done().raw_stdout == b""
+
+
+def test_a_failed_import_names_the_tenant_and_namespace_that_it_leaves(program: Program, folder: Path) -> None:
+    (folder / "in.jsonl").write_bytes(b"oops\n")
+    created = [program("import", "persistent://a/b/t", "in.jsonl").stderr.splitlines()]
+    program("import", "persistent://a/b/t", "in.jsonl").refused(2)
+    created.append(program("import", "persistent://a/c/t", "in.jsonl").stderr.splitlines())
+    assert [lines[0] for lines in created] == [
+        "The tenant a and the namespace a/b did not exist: created, and kept after the failure",
+        "The namespace a/c did not exist: created, and kept after the failure",
+    ]
+
+
+def test_an_import_of_a_missing_file_makes_no_database(program: Program, tmp_path: Path) -> None:
+    program("import", "t", "missing.jsonl").refused(2, "missing.jsonl does not exist")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_command_that_needs_what_exists_creates_nothing(program: Program, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from api.components import open_environment
+from api.settings.settings import Settings
+from storage.errors import LeaseHeld
+from storage.metadata.liveness import LEASE_TTL_MS
+from storage.model import TopicName
 from tests.clients.cli.conftest import BASE64, content, write_lines
 from tests.program import Program
 
@@ -205,3 +211,33 @@ def test_short_and_full_topic_names_are_one_topic(program: Program) -> None:
     program("import", "persistent://tenant/ns/t-partition-3", "-", stdin=line).done()
     read = program("read", "persistent://tenant/ns/t-partition-3").messages
     assert read[0]["message_id"].split(":")[1:] == ["0", "3"]
+
+
+def test_files_of_one_import_share_one_lease(program: Program, folder: Path) -> None:
+    """So another import cannot append between them."""
+    for name in ("one.jsonl", "two.jsonl"):
+        write_lines(folder / name, {"key": "a", "value": "1"})
+    program("import", "t", "one.jsonl", "two.jsonl").done()
+    with open_environment(Settings.load()) as environment:
+        record = environment.metadata.topics.get(TopicName.parse("t"))
+        assert environment.metadata.leases.acquire(record.id, "me", 1).token == 2
+
+
+@pytest.mark.parametrize("command", ["import", "produce"])
+def test_a_topic_that_is_deleted_while_a_writer_waits_is_created_again(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The command that created the topic, and had its lease, failed and deleted it."""
+    write_lines(folder / "in.jsonl", {"key": "a", "value": "1"})
+    with open_environment(Settings.load()) as environment:
+        record = environment.metadata.tenancy.ensure_topic(TopicName.parse("t"))
+        environment.metadata.leases.acquire(record.id, "otherhost:4711:cafe", LEASE_TTL_MS)
+
+        def reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
+            return lambda held: environment.metadata.tenancy.delete_topic(record.id)
+
+        for module in ("import_command", "produce_command"):
+            monkeypatch.setattr(f"api.cli.local.{module}.lease_wait_reporter", reporter)
+        result = program(command, "t", "in.jsonl").done()
+    assert result.stderr.endswith("persistent://public/default/t did not exist: it was created\n")
+    assert [message["value"] for message in program("read", "t").messages] == ["1"]

@@ -12,6 +12,7 @@ from storage.errors import CompactorError, ErrorText, Fenced, LeaseHeld, NotFoun
 from storage.failpoints import Failpoint
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, SegmentState, TopicRecord
+from storage.metadata.schemas import SchemaRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -64,6 +65,29 @@ def test_an_unused_topic_is_deleted_and_one_in_use_is_not(store: MetadataStore) 
     assert {item.name for item in store.topics.all()} >= {written.name, read.name}
     with pytest.raises(TopicNotFound):
         store.topics.get(unused.name)
+
+
+def test_a_topic_that_others_have_set_up_is_kept_with_all_they_stored(store: MetadataStore) -> None:
+    def topic(name: str) -> TopicRecord:
+        return store.tenancy.ensure_topic(TopicName.parse(name))
+
+    schema = SchemaRecord(0, 4, "orders", b"{}")
+    store.schemas.add(TopicName.parse("schema"), schema, 0)
+    items = {
+        name: topic(name)
+        for name in ("schema", "permissions", "policies", "properties", "paused", "requested", "run", "unused")
+    }
+    store.tenancy.set_permissions(str(items["permissions"].name), "me", ["produce"])
+    store.policies.change([topic_scope(items["policies"])], {"retention.ms": 5})
+    store.topics.set_properties(items["properties"].id, {"a": "b"})
+    store.compaction_control.pause([items["paused"].id])
+    store.compaction_control.request(items["requested"].id, "manual", "me")
+    claim(store, items["run"])
+    before = rows(store)
+    kept = {name for name, item in items.items() if not store.tenancy.delete_unused_topic(item.id)}
+    assert kept == set(items) - {"unused"}
+    after = rows(store)
+    assert {table for table in before if before[table] != after[table]} == {"topics", "leases", "deleted_topics"}
 
 
 def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -> None:
