@@ -276,7 +276,7 @@ def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord,
 
 
 def _directory(location: IndexLocation) -> IndexDirectory:
-    return IndexDirectory.decode(location.directory)
+    return IndexDirectory.decode(location.directory, location.name)
 
 
 def _weight(level: Sequence[IndexLocation]) -> int:

@@ -98,7 +98,7 @@ def _check_manifest(
         findings.compare(f"row of run {run.run_id}", result, expected)
     for number, level in enumerate(manifest.index):
         with findings.record_damage(name):
-            ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
+            ranges = [IndexDirectory.decode(location.directory, location.name).hash_range for location in level]
             ends = [(each.prefix << (32 - each.bits), (each.prefix + 1) << (32 - each.bits)) for each in ranges]
             if any(before[1] > after[0] for before, after in pairwise(ends)):
                 findings.add_inconsistency(name, f"the indexes of level {number} overlap or do not ascend")

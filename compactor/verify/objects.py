@@ -177,7 +177,7 @@ def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFi
     """Return all records of an index. Check its size, their order, and the fence and hash range of each."""
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)
-    directory = key_index.IndexDirectory.decode(location.directory)
+    directory = key_index.IndexDirectory.decode(location.directory, location.name)
     if directory.length != location.length:
         what = f"the index is {location.length} bytes long, its directory requires {directory.length}"
         findings.add_inconsistency(where, what)

@@ -152,7 +152,7 @@ class VerifyPlan:
 def _has_events(ledger: LedgerRecord) -> bool:
     """Return whether messages of a ledger may have event times. Those of chunks are only in its chunk table (P10)."""
     try:
-        directory = IndexDirectory.decode(ledger.index.directory)
+        directory = IndexDirectory.decode(ledger.index.directory, ledger.index.name)
         return directory.has_events or directory.chunk_table is not None
     except ObjectDamaged:
         return True  # unknown; a task names the damage

@@ -191,5 +191,5 @@ def _records(snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
     records = 0
     for location in locations:
         with suppress(ObjectDamaged):
-            records += IndexDirectory.decode(location.directory).records
+            records += IndexDirectory.decode(location.directory, location.name).records
     return records

@@ -157,7 +157,7 @@ def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
 
     Raises ObjectMissing, ObjectDamaged.
     """
-    directory = IndexDirectory.decode(location.directory)
+    directory = IndexDirectory.decode(location.directory, location.name)
     if directory.chunk_table is None:
         return empty_chunks()
     length, checksum = directory.chunk_table

@@ -200,12 +200,14 @@ class IndexDirectory:
         return header + b"".join(np.asarray(column, dtype="<u4").tobytes() for column in columns)
 
     @classmethod
-    def decode(cls, data: bytes) -> IndexDirectory:
-        """Parse a directory, the inverse of `encode`. Raises ObjectDamaged for an unreadable one."""
+    def decode(cls, data: bytes, name: str = "") -> IndexDirectory:
+        """Parse a directory, the inverse of `encode`. Raises ObjectDamaged for an unreadable one.
+
+        `name`: of the object that has the index, for the error; empty: not known.
+        """
+        subject = f"the key index directory of {name}" if name else "a key index directory"
         if len(data) < _HEADER.size:
-            raise ObjectDamaged(
-                f"a key index directory has only {len(data)} bytes", damaged_object_advice(), is_public=True
-            )
+            raise ObjectDamaged(f"{subject} has only {len(data)} bytes", damaged_object_advice(name), is_public=True)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
         start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
@@ -214,8 +216,8 @@ class IndexDirectory:
         known &= has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
-                f"a key index directory of version {version} and {len(data)} bytes cannot be read",
-                damaged_object_advice(),
+                f"{subject} has version {version} and {len(data)} bytes, and cannot be read",
+                damaged_object_advice(name),
                 is_public=True,
             )
         body = np.frombuffer(data, dtype="<u4", offset=start)
@@ -325,7 +327,7 @@ def read_records(
 
     Raises ObjectMissing, ObjectDamaged.
     """
-    directory = IndexDirectory.decode(location.directory)
+    directory = IndexDirectory.decode(location.directory, location.name)
     records = _records_of(store, location, directory, directory.fences(hash_range), events)
     return records.take(hash_range.narrow(records.hi))
 
@@ -336,7 +338,7 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
     Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
     Raises ObjectMissing, ObjectDamaged.
     """
-    directory = IndexDirectory.decode(location.directory)
+    directory = IndexDirectory.decode(location.directory, location.name)
     own = hi[directory.hash_range.narrow(hi)]
     shift = np.uint64(64 - directory.hash_range.bits - directory.fence_bits)
     within = np.uint64(len(directory.counts) - 1)
@@ -358,7 +360,7 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
 
     Raises ObjectMissing, ObjectDamaged.
     """
-    directory = IndexDirectory.decode(location.directory)
+    directory = IndexDirectory.decode(location.directory, location.name)
     size = directory.unkeyed_sizes[name]
     if not size:
         return BitMap64()

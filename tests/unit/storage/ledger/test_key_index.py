@@ -253,6 +253,14 @@ def test_a_directory_of_another_form_is_refused(data: bytes) -> None:
         IndexDirectory.decode(data)
 
 
+def test_an_unreadable_directory_names_its_object() -> None:
+    for data in (GOOD[:-1], b""):
+        with pytest.raises(ObjectDamaged, match="the key index directory of runs/a has") as raised:
+            IndexDirectory.decode(data, "runs/a")
+        assert raised.value.advice is not None
+        assert raised.value.advice.arguments["object"] == "runs/a"
+
+
 def test_a_directory_that_is_not_damaged_is_not_refused() -> None:
     assert IndexDirectory.decode(GOOD).counts == (3, 2)
 
