@@ -51,6 +51,11 @@ class AdviceKind(StrEnum):
         "raw reads still work; restore the object from a backup; only without one, delete the cursor __compaction of "
         "{topic} by force: the values whose raw messages are trimmed are then lost"
     )
+    READ_RAW = (
+        "raw reads still work; restore the object, or delete the cursor __compaction to clear the compacted ledger and "
+        "compact again from raw"
+    )
+    """Only in errors that versions before REBUILD_COMPACTED and GIVE_UP_COMPACTED have stored."""
     READ_IN_BASE64 = "request the {field} in base64"
     TRIM_COMPACTED = "set cleanup.policy to compact,delete, or trim what is compacted, without an offset"
 

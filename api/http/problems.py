@@ -124,6 +124,10 @@ HTTP_WORDING: AdviceWording = {
         "raw reads still work (leave out readCompacted); restore the object from a backup; only without one, DELETE "
         "…/{{topic}}/subscription/__compaction?force=true: the values whose raw messages are trimmed are then lost"
     ),
+    AdviceKind.READ_RAW: (
+        "raw reads still work (leave out readCompacted); restore the object from a backup; without one, see "
+        "docs/operations.md on damaged and lost objects"
+    ),
     AdviceKind.READ_IN_BASE64: "ask with keyEncoding=base64 or valueEncoding=base64",
     AdviceKind.TRIM_COMPACTED: OPERATOR_WORDING[AdviceKind.TRIM_COMPACTED].replace("--before", "`before`"),
 }

@@ -52,6 +52,10 @@ OPERATOR_WORDING: AdviceWording = {
         "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "only without one, `compactor "
         "cursor delete {topic} __compaction --force`: the values whose raw messages are trimmed are then lost"
     ),
+    AdviceKind.READ_RAW: (
+        "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "without one, see "
+        "docs/operations.md on damaged and lost objects"
+    ),
     AdviceKind.READ_IN_BASE64: "read with --{field}-encoding base64",
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave out --before to trim what is compacted",
 }
@@ -101,6 +105,7 @@ DASHBOARD_WORDING: AdviceWording = {
     AdviceKind.RESTORE_DAMAGED: "restore the object from a backup",
     AdviceKind.REBUILD_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
     AdviceKind.GIVE_UP_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
+    AdviceKind.READ_RAW: "the raw messages can still be read; restore the object from a backup",
     AdviceKind.READ_IN_BASE64: "it is no text in UTF-8",
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave “Before” empty",
 }
