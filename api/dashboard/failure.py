@@ -8,14 +8,15 @@ of the last run's error, and the caller checks whether it is in the store again:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from storage.advice import LOST_COMPACTED, LOST_OBJECT, MISSING
+from storage.advice import LOST_COMPACTED, LOST_OBJECT, MISSING, AdviceKind
 from storage.errors import CompactorError, DataLoss, ErrorText
 from storage.ledger import names
 from storage.ledger.names import ObjectKind
 from storage.model import TopicName
 
+_PRODUCERS = "Producers and subscriptions go on."
 _REMOVE_THE_CAUSE = ("Remove the cause that the error names.",)
 _CHECK_STORE = "Check that the setting store (COMPACTOR_STORE) names the object store of this database."
 _NOUNS: Mapping[ObjectKind | None, str] = {
@@ -25,13 +26,18 @@ _NOUNS: Mapping[ObjectKind | None, str] = {
     ObjectKind.INDEX: "its key index",
     ObjectKind.CHUNKS: "its table of chunked messages",
 }
+_RAW_NOUNS: Mapping[ObjectKind | None, str] = {
+    ObjectKind.LEDGER_ROWS: "an object with raw messages",
+    ObjectKind.LEDGER_INDEX: "the key index of a raw ledger",
+}
 _ONLY_FOR_KEYS = (ObjectKind.INDEX, ObjectKind.CHUNKS)
+_RESTORE = "If it does, restore the object from a backup (docs/operations.md)."
 
 
 @dataclass(frozen=True)
 class LostObject:
     """An object that is missing, or damaged. `name` and `store` empty: not known. `ledger_id`: the compacted ledger
-    that needs it; None: raw messages need it."""
+    that needs it; None: raw messages need it, or it is not known what does."""
 
     name: str
     store: str
@@ -90,41 +96,43 @@ def topic_failure(
     *,
     is_raw_whole: bool,
     is_restored: bool = False,
+    is_truncated: bool = False,
 ) -> Failure | None:
     """Return the failure of a topic, or None.
 
     `last_error`: of the last run; falsy: it succeeded. `error_text`, `manifest_error_text`: the texts of it and of
     `manifest_error`, as far as the caller may know them. `ledger_id`: the compacted ledger, if any. `manifest_error`:
     of its manifest; None: it can be read. `is_raw_whole`: no raw message is trimmed. `is_restored`: the object that
-    `last_error` names is in the store again.
+    `last_error` names is in the store again. `is_truncated`: it is there, but shorter than it must be.
     """
     lost = lost_object(last_error)
+    if lost is not None and is_truncated:
+        lost = replace(lost, is_missing=False)
     if manifest_error is not None:
         return _manifest_failure(name, lost, error_text, ledger_id, manifest_error, manifest_error_text, is_raw_whole)
     if not last_error:
         return None
     if lost is None:
         ledger = "Compacted reads go on with the last compacted ledger. " if ledger_id is not None else ""
-        return Failure(
-            f"The last compaction failed: {error_text}",
-            f"{ledger}Raw reads, producers and subscriptions go on.",
-            _REMOVE_THE_CAUSE,
-        )
+        reads = f"{ledger}Raw reads, producers and subscriptions go on."
+        is_loss = _is_loss_of_an_older_version(last_error)
+        return Failure(f"The last compaction failed: {error_text}", _PRODUCERS if is_loss else reads, _REMOVE_THE_CAUSE)
     if is_restored or lost.ledger_id not in (None, ledger_id):
         since = "is in the object store again" if is_restored else "is not needed any more"
         return Failure(
             f"The last compaction failed, because it could not read an object that {since}.",
-            "All reads go on, and the next compaction reads that object again." if is_restored else "All reads go on.",
+            "The next compaction reads that object again." if is_restored else "No read needs that object.",
             (),
             lost,
             error_text,
             is_over=True,
         )
     if lost.ledger_id is None:
+        noun = _RAW_NOUNS.get(lost.kind)
         return Failure(
-            f"The last compaction failed: an object with raw messages {lost.state_text}.",
+            f"The last compaction failed: {noun or 'an object that the error names'} {lost.state_text}.",
             "Compactions fail, and so do reads of that object. Producers and subscriptions after it go on.",
-            (_CHECK_STORE, "If it does, restore the object from a backup (docs/operations.md)."),
+            (_CHECK_STORE, _RESTORE) if noun else _steps(name, is_raw_whole, may_be_raw=True),
             lost,
             error_text,
         )
@@ -160,12 +168,22 @@ def _manifest_failure(
     )
 
 
-def _steps(name: TopicName, is_raw_whole: bool) -> Sequence[str]:
-    """Return the steps after the loss of an object of a compacted ledger, the cheapest first."""
+def _is_loss_of_an_older_version(error: ErrorText) -> bool:
+    """Return whether an error is the loss of an object that an older version stored: its text alone says so, by what to
+    restore."""
+    if error.advice is None:
+        return any(remedy in str(error) for remedy in ("restore the ", "else restore it"))
+    return error.advice.kind is AdviceKind.READ_RAW
+
+
+def _steps(name: TopicName, is_raw_whole: bool, *, may_be_raw: bool = False) -> Sequence[str]:
+    """Return the steps after the loss of an object of a compacted ledger, the cheapest first. `may_be_raw`: it may also
+    be an object of raw messages."""
+    condition = " and the compacted ledger needs the object" if may_be_raw else ""
     force, loss = ("", "") if is_raw_whole else (" --force", " Values whose raw messages are trimmed are lost.")
     return (
         _CHECK_STORE,
-        "If it does, restore the object from a backup (docs/operations.md).",
-        f"If there is no backup, run: compactor cursor delete {name} __compaction{force}. Compacted reads then return "
-        f"all raw messages until the next run, which reads them all.{loss}",
+        _RESTORE,
+        f"If there is no backup{condition}, run: compactor cursor delete {name} __compaction{force}. Compacted reads "
+        f"then return all raw messages until the next run, which reads them all.{loss}",
     )

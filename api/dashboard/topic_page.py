@@ -2,13 +2,14 @@
 
 If the manifest cannot be read, the page states the reason, and its picture lacks the compacted parts. Everything else
 stays, since an operator then needs the last error, the time of the next try, and the buttons. A lost part is known from
-the error of the run that read it; the page checks whether the store has it again.
+the error of the run that read it; the page checks whether the store has it again, in full length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from api.broker import compaction, names
@@ -113,6 +114,11 @@ class TopicView:
         return bool(self.control["state"] == "InProgress")
 
     @property
+    def was_compacted(self) -> bool:
+        """Return whether one of the runs published a compacted ledger."""
+        return any(run["compacted_ledger"] is not None for run in self.runs)
+
+    @property
     def active_run(self) -> dict[str, Any] | None:
         """Return the active run, or None."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
@@ -190,7 +196,14 @@ def topic_view(
     states = CompactionStates({record.id: control.control}, running, now)
     (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])
     lost = lost_object(control.control.last_error) if row.is_unreadable or control.control.failures else None
-    is_back = manifest_error is None and lost is not None and _is_back(environment.store, lost)
+    needed_bytes = 0 if lost is None else _needed_bytes(lost.name, snapshot, manifest)
+    size = None if lost is None else _size(environment.store, lost)
+    # A damaged object has been restored when a run has read all of it, and the manifest when it can be read.
+    is_back = (
+        lost is not None
+        and manifest_error is None
+        and (lost.kind is ObjectKind.MANIFEST or (lost.is_missing and size is not None and size >= needed_bytes))
+    )
     can_read = manifest_error is None and (is_back or not row.is_unreadable)
     row = replace(row, is_unreadable=not can_read)
     return TopicView(
@@ -217,23 +230,36 @@ def topic_view(
             reason,
             is_raw_whole=not stats.first,
             is_restored=is_back,
+            is_truncated=size is not None and size < needed_bytes,
         ),
         can_read,
         _unserved(broker, snapshot),
     )
 
 
-def _is_back(store: ObjectStore, lost: LostObject) -> bool:
-    """Return whether an object that the last run could not read can be read now. The manifest can."""
-    if lost.kind is ObjectKind.MANIFEST:
-        return True
-    if not lost.is_missing:
-        return False  # only a run reads all of it
+def _size(store: ObjectStore, lost: LostObject) -> int | None:
+    """Return the bytes that the store has of an object that the last run could not read; None: not known."""
+    if not lost.name:
+        return None
     try:
-        store.size(lost.name)
+        return store.size(lost.name)
     except CompactorError:
-        return False
-    return True
+        return None
+
+
+def _needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
+    """Return the bytes that an object must have by the rows and the manifest; 0: they do not name it."""
+    objects = [(ledger.rows.name, ledger.rows.size) for ledger in snapshot.ledgers]
+    ranges = [ledger.index for ledger in snapshot.ledgers]
+    if manifest is not None:
+        objects += [(part.rows.stored.name, part.rows.stored.size) for part in manifest.parts]
+        objects += [
+            (part.deleted.name, part.deleted.offset + part.deleted.length) for part in manifest.parts if part.deleted
+        ]
+        objects += [(table.name, table.length) for table in manifest.chunks]
+        ranges += chain.from_iterable(manifest.index)
+    objects += [(location.name, location.offset + location.length) for location in ranges]
+    return max((end for named, end in objects if named == name), default=0)
 
 
 def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:

@@ -234,6 +234,11 @@ def test_an_object_that_was_restored_makes_the_failure_history(
     fail_to_compact(served, rest_topic)
     assert "<strong>Compacted reads fail</strong>" in page(served.client, page_of(rest_topic))
 
+    environment.store.put(name, content[:-1])
+    text = page(served.client, page_of(rest_topic))
+    assert "<strong>Compacted reads fail</strong>" in text, "a truncated copy is no restored object"
+    assert "is damaged." in text
+    environment.store.delete(name)
     environment.store.put(name, content)
     text = page(served.client, f"{page_of(rest_topic)}?key=b")
 
@@ -256,6 +261,28 @@ def test_a_compacted_ledger_that_was_given_up_is_not_never_compacted(served: Ser
     assert "Never compacted" not in text
     assert "<strong>Not compacted now</strong> A compacted read returns all that raw has: 1 message." in text
     assert "<dd>no compacted ledger</dd>" in text
+
+
+@pytest.mark.slow
+def test_a_first_run_that_failed_by_a_lost_ledger(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    topic, store = served.topic(rest_topic.name), served.broker.environment.store
+    topic.log_manager().roll_and_seal(topic.record)
+    name = topic.snapshot().ledgers[0].rows.name
+    content = store.get(name)
+    store.delete(name)
+    fail_to_compact(served, rest_topic)
+    text = page(served.client, page_of(rest_topic))
+    assert "<strong>Never compacted</strong>" in text
+    assert "<dd>never</dd>" in text
+    assert "an object with raw messages is not in the object store." in text
+
+    store.put(name, content[:-1])
+    assert "an object with raw messages is damaged." in page(served.client, page_of(rest_topic))
+
+    store.delete(name)
+    store.put(name, content)
+    assert "an object that is in the object store again." in page(served.client, page_of(rest_topic))
 
 
 def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(

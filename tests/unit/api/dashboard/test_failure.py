@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.dashboard.failure import Failure, lost_object, topic_failure
+from api.observability.error_text import DASHBOARD_WORDING, OPERATOR_WORDING
 from storage.advice import Advice, AdviceKind, damaged_object_advice, missing_object_advice
 from storage.errors import CompactorError, ErrorText, ObjectDamaged, ObjectMissing, Unavailable
 from storage.ledger import names
@@ -93,6 +94,50 @@ def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:
     result = failure(ErrorText.of(missing(RAW)))
     assert result.what == "The last compaction failed: an object with raw messages is not in the object store."
     assert not any("delete" in step for step in result.steps)
+
+
+def test_a_damaged_object_without_a_name_may_be_raw_or_compacted() -> None:
+    error = ErrorText.of(ObjectDamaged("a key index names offset 5, which nothing holds", damaged_object_advice()))
+    result = failure(error, is_raw_whole=False)
+    assert result.what == "The last compaction failed: an object that the error names is damaged."
+    assert "a key index names offset 5" in result.error
+    assert result.steps[-1].startswith(
+        "If there is no backup and the compacted ledger needs the object, run: compactor cursor delete persistent://"
+    )
+    assert "__compaction --force" in result.steps[-1]
+
+
+def test_the_key_index_of_a_raw_ledger_has_its_name() -> None:
+    result = failure(ErrorText.of(missing(names.ledger_index(UID, 3, ATTEMPT))))
+    assert result.what == "The last compaction failed: the key index of a raw ledger is not in the object store."
+
+
+def test_a_shorter_copy_of_a_missing_object_is_damaged() -> None:
+    result = failure(of_ledger(missing(PART)), is_truncated=True)
+    assert result.what == "The compacted ledger 7 cannot be read in full: one of its parts is damaged."
+    assert result.lost is not None
+    assert not result.lost.is_missing
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ErrorText("object p does not exist: check that COMPACTOR_STORE is the store, else restore it"),
+        ErrorText("the compacted ledger is lost: restore the object from a backup"),
+        ErrorText.from_fields(
+            "error",
+            {
+                "error": f"the compacted ledger is lost: {AdviceKind.READ_RAW}",
+                "error_advice": {"kind": "READ_RAW", "arguments": {}},
+            },
+        ),
+    ],
+)
+def test_a_loss_that_an_older_version_stored_says_nothing_of_compacted_reads(error: ErrorText) -> None:
+    result = failure(error)
+    assert result.effect == "Producers and subscriptions go on."
+    assert "restore" in error.worded(DASHBOARD_WORDING)
+    assert "delete the cursor" not in error.worded(OPERATOR_WORDING)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PART])
