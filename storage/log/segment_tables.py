@@ -35,7 +35,7 @@ from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
-SEALED_BYTES = 8 << 20
+SEALED_BYTES = 24 << 20
 """The same when a whole segment is read: more batches are decoded together, and they fit the cache of a core."""
 ENTRIES_BYTES = 2 << 20
 """Stored bytes of undecoded entries that are returned together."""
