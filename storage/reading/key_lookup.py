@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from storage.advice import damaged_object_advice
 from storage.entries.chunk_assembler import join_chunks, row_messages
-from storage.errors import ObjectDamaged, Unavailable
+from storage.errors import DataLoss, ObjectDamaged, Unavailable
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import assemble, offsets
 from storage.ledger.hashing import KeyHasher
@@ -50,12 +50,16 @@ _Place = RowsObject | SegmentRecord
 
 
 class SearchStopped(Unavailable):
-    """The search for the newest message of a key was stopped before it was known."""
+    """The search for the newest message of a key was stopped before it was known.
 
-    def __init__(self) -> None:
+    `is_repeated`: an object that an earlier search needed was lost, or replaced.
+    """
+
+    def __init__(self, *, is_repeated: bool = False) -> None:
+        repeated = "; before, it met an object that is lost or was replaced" if is_repeated else ""
         super().__init__(
-            "the newest message of the key was not found within the time that its search may take",
-            "compact the topic, whose unsealed messages have no index of keys, and try again",
+            f"the newest message of the key was not found within the time that its search may take{repeated}",
+            "try again when the store and the service are less busy; a compaction leaves less to search",
             is_public=True,
         )
 
@@ -77,15 +81,24 @@ def point_read(
     are visible. `should_stop`: called before each read of the search.
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log;
-    SearchStopped once `should_stop` returned True, unless the message is known then.
+    SearchStopped once `should_stop` returned True, unless the message is known then; its cause is the loss of an object
+    that made the search begin again, if any.
     """
-    return read_snapshot(
-        store,
-        snapshot,
-        unsealed,
-        retention,
-        lambda reader: _PointRead(store, reader, hasher, key, now, should_stop).newest(),
-    )
+    loss: DataLoss | None = None
+
+    def read(reader: SnapshotReader) -> Message | None:
+        nonlocal loss
+        try:
+            return _PointRead(store, reader, hasher, key, now, should_stop).newest()
+        except DataLoss as error:
+            loss = error
+            raise
+        except SearchStopped:
+            if loss is None:
+                raise
+            raise SearchStopped(is_repeated=True) from loss
+
+    return read_snapshot(store, snapshot, unsealed, retention, read)
 
 
 class _PointRead:

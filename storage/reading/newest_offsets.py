@@ -252,6 +252,7 @@ class KeySearch:
                     self._keep_chunks(read_ledger_chunks(self._store, extent.index))
                 else:
                     for table in self._reader.segment(extent):
+                        self._check()
                         self._keep_chunks(chunk_records(table, self._hasher))
         if self.manifest is not None:
             with naming_compacted(self._reader.snapshot):

@@ -206,7 +206,7 @@ def test_a_search_for_a_key_ends_in_time_and_says_so(
     rest_topic.put(a="1")
     monkeypatch.setattr(message_browser, "LOOKUP_MS", -1)
     monkeypatch.setattr(topic_page, "LOOKUP_MS", -1)
-    reason = "the newest message of the key was not found within the time that its search may take: compact the topic"
+    reason = "the newest message of the key was not found within the time that its search may take: try again"
     for text in (messages(rest_topic, "key=a"), page(served.client, f"{page_of(rest_topic)}?key=a")):
         assert reason in text
         assert "none was ever written" not in text

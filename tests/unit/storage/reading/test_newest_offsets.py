@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from compactor.run.plan import RunPolicies
+from storage.errors import ObjectMissing
 from storage.ledger import key_index
 from storage.log import segment_tables
 from storage.reading.key_lookup import SearchStopped
@@ -15,6 +16,7 @@ from storage.reading.newest_offsets import NewestOffset
 from storage.topic import Topic
 from tests import chunked
 from tests.entries import batch, produce, single
+from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -109,3 +111,40 @@ def test_a_search_that_stops_within_a_segment_knows_none_of_its_keys(
         assert message is not None
         answers.append((message.payload, newest))
     assert answers == [(b"2", {b"a": NewestOffset(2, False)})]
+
+
+def test_a_search_for_the_begin_of_a_chunked_message_stops_within_a_segment(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older segment is read only for chunks: the newer one has a message of the key."""
+    monkeypatch.setattr(segment_tables, "TABLE_BYTES", 1)
+    topic = bench.topic()
+    first, last = (
+        entry(metadata(publish_time=1, partition_key=b"a", uuid="u", num_chunks_from_msg=2, chunk_id=number), b"x")
+        for number in range(2)
+    )
+    produce(topic, [first, *(single(b"b", b"1") for _ in range(20))])
+    topic.log_manager().roll(topic.record)
+    produce(topic, [last, single(b"a", b"1")])
+    assert topic.newest_offsets([b"a"], 0, stop_after(20)) == {}, "a check before each table of the older segment"
+    assert topic.newest_offsets([b"a"], 0) == {b"a": NewestOffset(22, False)}
+
+
+def test_a_search_that_is_stopped_after_a_loss_names_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic changes while an object is missing: the second search has the time that the first one left."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"))])
+    bench.store.delete(topic.snapshot().ledgers[0].index.name)
+
+    def stop() -> bool:
+        stopped = len(topic.snapshot().ledgers) > 1
+        if not stopped:
+            bench.append(topic, [content((b"b", b"0"))])
+        return stopped
+
+    with pytest.raises(SearchStopped, match="before, it met an object that is lost or was replaced") as raised:
+        topic.newest_message(b"a", should_stop=stop)
+    assert isinstance(raised.value.__cause__, ObjectMissing)
+    with pytest.raises(SearchStopped) as raised:
+        topic.newest_message(b"a", should_stop=lambda: True)
+    assert raised.value.__cause__ is None
