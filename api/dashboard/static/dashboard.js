@@ -6,7 +6,11 @@
   const POLL_MS = 1000;
 
   async function swap() {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+    if (!answer || answer.status >= 500) {
+      setTimeout(swap, interval() || POLL_MS); // the service is busy, or starts again
+      return;
+    }
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
@@ -20,6 +24,11 @@
     explore();
     if (focused) document.getElementById(focused)?.focus();
     follow();
+  }
+
+  // The first page shows other topics, too, so it has an interval, and is also replaced while its run is active.
+  function interval() {
+    return Number(document.getElementById("live")?.dataset.pollMs ?? 0);
   }
 
   function show(run) {
@@ -36,10 +45,8 @@
   function follow() {
     const live = document.getElementById("live");
     if (!live || live.dataset.busy !== "true") return;
-    // The first page shows other topics, too, so it is also replaced while its run is active.
-    const interval = Number(live.dataset.pollMs ?? 0);
     if (!live.dataset.run) {
-      setTimeout(swap, interval || POLL_MS);
+      setTimeout(swap, interval() || POLL_MS);
       return;
     }
     const begun = performance.now();
@@ -50,7 +57,7 @@
     };
     events.addEventListener("progress", (event) => {
       show(JSON.parse(event.data));
-      if (interval && performance.now() - begun > interval) ended();
+      if (interval() && performance.now() - begun > interval()) ended();
     });
     events.addEventListener("end", ended);
     events.addEventListener("error", ended);

@@ -64,7 +64,8 @@ def test_columns_are_explained_by_keyboard(browser: Browser, service: RunningSer
 
 
 def test_the_page_is_replaced_when_a_run_ends(browser: Browser, service: RunningService) -> None:
-    """A proxy of the browser answers as a service would during a run: first a page with a run, then the run's end."""
+    """A proxy of the browser answers as a service would during a run: first a page with a run, then the run's end, a
+    503 and no answer."""
 
     def during_a_run(route: Route) -> None:
         body = route.fetch().text().replace('data-busy="false" data-run=""', 'data-busy="true" data-run="1"')
@@ -75,12 +76,16 @@ def test_the_page_is_replaced_when_a_run_ends(browser: Browser, service: Running
         watch.page.route(
             "**/dashboard/runs/1/events", lambda route: route.fulfill(body=end, content_type="text/event-stream")
         )
+        watch.page.route(f"{watch.url}/", lambda route: route.abort(), times=1)
+        watch.page.route(f"{watch.url}/", lambda route: route.fulfill(status=503), times=1)
         watch.page.route(f"{watch.url}/", during_a_run, times=1)
         page = watch.open("/")
         page.get_by_role("link", name="before").focus()
         replaced = page.get_by_role("link", name="other-00")
         expect(replaced).to_be_focused()
         expect(page.get_by_role("link", name="before")).to_have_count(0)
+        assert ["503" in problem for problem in watch.problems] == [True, False]
+        watch.problems.clear()
 
 
 def test_a_long_name_breaks_at_its_separators_alone(browser: Browser, service: RunningService) -> None:
