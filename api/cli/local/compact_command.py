@@ -1,15 +1,16 @@
-"""`compactor compact-topic`: one topic or many, in one Spark job for all; with `--dry-run` a report of the run.
+"""`compactor compact-topic`: one topic or many, in one job for all; with `--dry-run` a report of the run.
 
-Topics without new messages are recognized without Spark, which takes seconds to start; it is started only if a topic
-has new messages. A topic that fails is reported on stderr, the others continue; the exit code is that of the first
-failure.
+Topics without new messages are recognized without an engine: Spark takes seconds to start, and starts only if a topic
+needs it. Topics of one engine share its jobs. A topic that fails is reported on stderr, the others continue; the exit
+code is that of the first failure.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from api.settings.settings import Settings
     from compactor.batch import Outcome
     from compactor.run.plan import RunPolicies
-    from compactor.two_phase import TwoPhaseCompactor
+    from compactor.two_phase import PoliciesOf, TwoPhaseCompactor
     from storage.metadata.records import TopicRecord, TopicSnapshot
     from storage.objects.throttled import RateLimits
     from storage.topic import Topic
@@ -90,7 +91,7 @@ def compact_topic(
 ) -> None:
     """Keep the newest message of each key.
 
-    They go to a new compacted ledger; the topic's raw messages do not change. Many topics share one Spark job.
+    They go to a new compacted ledger; the topic's raw messages do not change. Many topics share one job.
     Options that are policies take precedence over the topic's own (`compactor topics policies`), for this run only.
     Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
     """
@@ -146,6 +147,17 @@ def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
         return True
 
 
+def _outcomes(
+    compactor: TwoPhaseCompactor | CompactorError, topics: Sequence[TopicName], policies: PoliciesOf
+) -> Iterable[Outcome]:
+    """Compact the topics; the error of an engine that did not open is the outcome of each."""
+    from compactor.batch import Outcome
+
+    if isinstance(compactor, CompactorError):
+        return [Outcome(name, None, compactor) for name in topics]
+    return compactor.compact_all(topics, policies)
+
+
 @dataclass(frozen=True)
 class _Work:
     """The work on every topic. `options`: the option of each policy. `overrides`: policies that take precedence over
@@ -161,27 +173,18 @@ class _Work:
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
         """Yield an outcome for each topic, in order, as soon as it is known."""
         known, dirty = self._check(names, for_a_run=True)
-        left = list(names)
+        pending = deque(names)
 
         def take_known() -> Iterator[Outcome]:
-            while left and left[0] in known:
-                yield known[left.pop(0)]
+            while pending and pending[0] in known:
+                yield known[pending.popleft()]
 
-        for engine, topics in self._by_engine(dirty).items():
-            with self._compactor(engine) as compactor:
-                for outcome in compactor.compact_all(topics, self._policies):
+        for policy, topics in dirty.items():
+            with self._opened(policy, is_needed=set(dirty) == {None}) as compactor:
+                for outcome in _outcomes(compactor, topics, self._policies):
                     known[outcome.topic] = outcome
                     yield from take_known()
         yield from take_known()
-
-    def _by_engine(self, names: Sequence[TopicName]) -> dict[str | None, list[TopicName]]:
-        """Return the topics by their policy compaction.topic-engine; None: it is not set."""
-        metadata = self.environment.metadata
-        topics: dict[str | None, list[TopicName]] = {}
-        for name in names:
-            policies = metadata.policies.resolved(metadata.topics.get(name)).policies
-            topics.setdefault(policies.compaction_topic_engine, []).append(name)
-        return topics
 
     def estimates(self, names: Sequence[TopicName]) -> list[Estimate]:
         """Return the estimate of a run of each topic; None: there is nothing to do."""
@@ -189,11 +192,15 @@ class _Work:
         estimates: dict[TopicName, dict[str, object] | Exception] = {
             name: {} if outcome.error is None else outcome.error for name, outcome in outcomes.items()
         }
-        if dirty:
-            with self._compactor() as compactor:
-                for name in dirty:
+        for policy, topics in dirty.items():
+            with self._opened(policy, is_needed=set(dirty) == {None}) as compactor:
+                for name in topics:
                     try:
-                        estimates[name] = compactor.dry_run(name, self._policies)
+                        estimates[name] = (
+                            compactor
+                            if isinstance(compactor, CompactorError)
+                            else compactor.dry_run(name, self._policies)
+                        )
                     except Exception as error:
                         estimates[name] = error
         return [(name, self._with_tail(name, estimates[name])) for name in names]
@@ -216,8 +223,9 @@ class _Work:
 
     def _check(
         self, names: Sequence[TopicName], *, for_a_run: bool = False
-    ) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
-        """Return the outcomes of topics without new messages or with an error, and the other topics, which need Spark.
+    ) -> tuple[dict[TopicName, Outcome], dict[str | None, list[TopicName]]]:
+        """Return the outcomes of topics without new messages or with an error, and the other topics, which need an
+        engine, by their policy compaction.topic-engine; None: it is not set.
 
         `for_a_run`: a paused topic is refused, and unsealed messages are new, since the claim seals them (P2).
         """
@@ -226,7 +234,8 @@ class _Work:
         from storage.metadata.compaction_control_rows import check_not_paused
 
         environment = self.environment
-        outcomes, dirty = {}, []
+        outcomes: dict[TopicName, Outcome] = {}
+        dirty: dict[str | None, list[TopicName]] = {}
         for name in names:
             try:
                 topic = open_topic(environment, name)
@@ -236,6 +245,7 @@ class _Work:
                 policies = self._policies(snapshot.topic)
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic, snapshot))
+                engine = environment.metadata.policies.resolved(snapshot.topic).policies.compaction_topic_engine
             except (Unavailable, Misconfigured):
                 raise  # not a problem of this topic: the next would fail, too
             except Exception as error:
@@ -243,7 +253,7 @@ class _Work:
                 continue
             if new:
                 self._report_policies(snapshot, policies)
-                dirty.append(name)
+                dirty.setdefault(engine, []).append(name)
             else:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
@@ -274,7 +284,23 @@ class _Work:
             )
 
     @contextmanager
-    def _compactor(self, engine_policy: str | None = None) -> Iterator[TwoPhaseCompactor]:
+    def _opened(self, engine_policy: str | None, *, is_needed: bool) -> Iterator[TwoPhaseCompactor | CompactorError]:
+        """Open the job of the topics with a policy, or yield the error of its engine, which is theirs alone.
+
+        `is_needed`: no topic can be compacted without this engine, so its error is raised.
+        """
+        with ExitStack() as stack:
+            compactor: TwoPhaseCompactor | CompactorError
+            try:
+                compactor = stack.enter_context(self._compactor(engine_policy))
+            except CompactorError as error:
+                if is_needed:
+                    raise
+                compactor = error
+            yield compactor
+
+    @contextmanager
+    def _compactor(self, engine_policy: str | None) -> Iterator[TwoPhaseCompactor]:
         """Open the job on an engine of its own. `engine_policy`: as in `engine_of`."""
         from compactor.run.plan import Sizing
         from compactor.two_phase import TwoPhaseCompactor

@@ -16,7 +16,10 @@ from api.cli.local.opening import open_topic
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.engines.engine import TaskFailure
+from compactor.two_phase import nothing_new
+from storage.errors import Misconfigured
 from storage.metadata.records import RunState
+from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.throttled import RateLimits
 from tests.clients.cli.conftest import InsteadOfSpark, claim, objects, runs, write_lines
@@ -149,6 +152,53 @@ def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
     assert summary.startswith("1 topic compacted, 0 with nothing to compact, 3 failed")
     assert program("compact-topic", "--topic", "nope", "--topic", "b").exit_code == 3
     assert program("compact-topic", "--topic", "b", "--topic", "nope").exit_code == 4
+
+
+def test_an_engine_that_does_not_open_fails_its_topics_alone(
+    program: Program, topics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Misconfigured("there is no Java", "install one")
+
+    monkeypatch.setattr(compactor.engines.spark, "open_session", fail)
+    program("topics", "policies", "b", "--set", "compaction.topic-engine=spark").done()
+    names = ("b", "a", topics[2])
+    dry = program("compact-topic", *names, "--dry-run")
+    assert (dry.exit_code, len(dry.lines), dry.stderr.count("there is no Java")) == (5, 2, 1)
+    result = program("compact-topic", *names)
+    assert (result.exit_code, len(result.lines)) == (5, 2)
+    failed, summary = result.stderr.splitlines()
+    assert failed.startswith("compactor: persistent://public/default/b: there is no Java")
+    assert summary.startswith("2 topics compacted, 0 with nothing to compact, 1 failed")
+    assert compacted(*topics) == [True, False, True]
+
+
+def test_an_engine_that_no_topic_chose_and_does_not_open_ends_the_command(
+    program: Program, topics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Misconfigured("there is no Java", "install one")
+
+    monkeypatch.setattr(compactor.engines.spark, "open_session", fail)
+    monkeypatch.setenv("COMPACTOR_COMPACTION_ENGINE", "spark")
+    for options in ([], ["--dry-run"]):
+        program("compact-topic", "--all", *options).refused(5, "compactor: there is no Java")
+
+
+def test_a_topic_that_is_deleted_after_its_check_fails_alone(
+    program: Program, topics: tuple[str, ...], engine: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(metadata: MetadataStore, *arguments: Any) -> bool:
+        nothing = nothing_new(metadata, *arguments)
+        snapshot = arguments[-2]
+        if snapshot.topic.name == TopicName.parse("b"):
+            metadata.tenancy.delete_topic(snapshot.topic.id)
+        return nothing
+
+    monkeypatch.setattr("compactor.two_phase.nothing_new", check)
+    result = program("compact-topic", "a", "b", topics[2])
+    assert (result.exit_code, len(result.lines)) == (3, 2)
+    assert result.stderr.startswith("compactor: ")
 
 
 def files_of_ledgers(topic: str) -> list[Path]:
