@@ -14,7 +14,7 @@ database would be collected as garbage.
 
 Before the two are bound, the store must have an object that the database names; if it names none, the database must
 know the topic of the store's first object, if there is one. `adopt` binds them on purpose. `check` creates nothing and
-is for the beginning of a process; `require` is for writers and deleters, and binds. Each costs one small GET per
+is for the beginning of a process; `check_or_bind` is for writers and deleters, and binds. Each costs one small GET per
 process. Readers call neither, so a read-only store can be read.
 
 Errors: WrongStore, ObjectDamaged, and any error of store and database.

@@ -58,9 +58,9 @@ async def create_topic(broker: Broker, request: Request) -> Response:
 
 def _created(broker: Broker, request: Request, form: Form) -> Response:
     try:
-        tenant, slash, namespace = (whole := form.get("namespace", "").strip()).partition("/")
+        tenant, slash, namespace = (full_name := form.get("namespace", "").strip()).partition("/")
         if not slash:
-            raise InvalidInput(f"{whole[:40]!r} is not a namespace", "give its tenant, too, as in public/default")
+            raise InvalidInput(f"{full_name[:40]!r} is not a namespace", "give its tenant, too, as in public/default")
         name = TopicName(tenant, namespace, form.get("name", "").strip())
         require(request, AuthAction.ADMIN, topic=name)
         number = form.get("partitions", "").strip()

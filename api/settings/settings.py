@@ -137,7 +137,7 @@ class Settings:
         "log.cleaner.threads",
     )
     compaction_batch_topics: int = setting(
-        100, "compaction.batch-topics", WholeNumber("topics", least=1), "Small topics in one Spark job at most."
+        100, "compaction.batch-topics", WholeNumber("topics", least=1), "Small topics in one job at most."
     )
     compaction_batch_bytes: int = size(
         64 << 20, "compaction.batch-bytes", "Dirty bytes up to which a topic is a small one."

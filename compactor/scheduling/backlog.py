@@ -7,7 +7,7 @@
 
 Logical bytes are those of keys, payloads and properties (docs/scheduling.md), not the bytes in the store. An open
 segment in another machine's log directory counts as empty until it is rolled. `read_triggered` counts only the open
-segments of topics with a trigger, `of` and `read_all` all.
+segments of topics with a trigger, `read` and `read_all` all.
 """
 
 from __future__ import annotations

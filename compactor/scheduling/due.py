@@ -7,7 +7,7 @@ A topic is due (its `cause`) if
 The topic with the largest dirty ratio comes first. A topic is not due while it is paused or requested, while it waits
 after a failure (S6), and while its minimum lag excludes its whole backlog.
 
-Requested topics precede due topics, in the order of their requests. Small topics share one job of the engine. A large
+Requested topics precede due topics, in the order of their requests. Small topics of one engine share a job. A large
 topic has its own job, and never takes the last worker slot, so small topics never wait for large ones alone.
 """
 

@@ -2,15 +2,15 @@
 
 The search goes through the extents after the horizon, newest first, then through the levels of the compacted index.
 Each index is probed once for all keys that are still open, so 25 keys cost as many ranged reads as one, or a few more
-where an index has many fences. An unsealed segment is read once, from the offset `first` on. A ledger that a trim cut
-in two is read where event time orders, and its record of a key names a trimmed message.
+where an index has many fences. An unsealed segment is read once, from the offset `first_offset` on. A ledger that a
+trim cut in two is read where event time orders, and its record of a key names a trimmed message.
 
-`first` is the offset of the first message in question: no extent before it is searched, since a later message of its
-key would have been met. In event-time order (P9) it is not used, as any message may be the winner. A chunked message
-(P10) counts at its last chunk.
+`first_offset` is the offset of the first message in question: no extent before it is searched, since a later message of
+its key would have been met. In event-time order (P9) it is not used, as any message may be the winner. A chunked
+message (P10) counts at its last chunk.
 
-A caller that must answer soon ends the search with `is_over`; keys whose newest message is not known then are missing
-from the answer, and no answer is ever wrong.
+A caller that must answer soon ends the search with `should_stop`; keys whose newest message is not known then are
+missing from the answer, and no answer is ever wrong.
 
 Errors: ObjectMissing, ObjectDamaged; SegmentNotLocal.
 """

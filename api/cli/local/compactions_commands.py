@@ -54,7 +54,7 @@ def cancel_compaction(
 ) -> None:
     """Cancel an active run.
 
-    It can no longer publish; its worker stops its Spark job within seconds and ends. If the topic is still due, a
+    It can no longer publish; its worker stops its job within seconds and ends. If the topic is still due, a
     service compacts it again: `compactor-admin compactions pause` prevents that.
     """
     with open_for_changing(context.obj) as environment:
