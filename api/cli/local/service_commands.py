@@ -11,7 +11,7 @@ from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import print_line
-from api.components import open_environment, open_metadata, open_object_store
+from api.components import open_environment, open_for_reading, open_metadata, open_object_store
 
 
 def serve(
@@ -68,7 +68,7 @@ def adopt_store(
     backup.
     """
     reject_yes_with_dry_run(yes, dry_run)
-    with open_environment(context.obj) as environment:
+    with (open_environment if yes else open_for_reading)(context.obj) as environment:
         from storage.store_identity import StoreIdentity
 
         identity = StoreIdentity(environment.metadata, environment.store)

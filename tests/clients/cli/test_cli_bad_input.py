@@ -120,6 +120,8 @@ def test_a_command_that_needs_what_exists_creates_nothing(program: Program, tmp_
         ("compact-topic", "--topic", "t"),
         ("cursor", "create", "t", "mine"),
         ("topics", "delete", "t", "--yes"),
+        ("store", "adopt"),
+        ("store", "adopt", "--dry-run"),
     ):
         refused = program("--data", str(tmp_path / "none"), *command)
         refused.refused(5, f"the data directory {tmp_path / 'none'} has no database: set --data or COMPACTOR_DATA to")
