@@ -17,9 +17,9 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import (
     DeletedRowsTaskResult,
     PartTaskResult,
+    RemovalScanResult,
     RunPlan,
     RunPolicies,
-    ScanTaskResult,
     Sizing,
     Source,
     expected_totals,
@@ -127,7 +127,7 @@ def decide(
     )
     reindexed = run_input.lacks_event_times(previous, policies)
     scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
-    scanned: list[ScanTaskResult] = [run_scan(plan, scan) for scan in scans]
+    scanned: list[RemovalScanResult] = [run_scan(plan, scan) for scan in scans]
     plan = run_input.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
     plan = run_input.sized(plan, previous, sizing, reindexed=reindexed)
     if merged is not None:

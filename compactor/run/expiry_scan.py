@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from compactor.phase_one import bitmap_of, earliest, task_store, write_index
-from compactor.run.plan import RunPlan, ScanTask, ScanTaskResult
+from compactor.run.plan import RemovalScanResult, RemovalScanTask, RunPlan
 from storage.ledger import key_index, names
 from storage.ledger.chunk_table import Mask
 from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
@@ -31,13 +31,13 @@ from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
 
-def run_scan(plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
+def run_scan(plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     """Run one scan. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
 
-def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
+def _scan_part(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     source = plan.sources[scan.source]
     (deleted,) = read_all_deleted(store, [source.deleted])
     reader = RowsReader(store, source.rows)
@@ -60,7 +60,7 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskRes
             result.remaining.append(least_value)
             result.tombstones.append(least_tombstone)
             result.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
-    return ScanTaskResult(
+    return RemovalScanResult(
         scan.source,
         index=_write_rebuilt(store, plan, scan.source, result.index) if scan.reindex else None,
         removal_markers=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
@@ -76,7 +76,7 @@ class _PartScan:
     """Result of the scan of an old part. `values`, `tombstones`, `remaining`: per row group, least time of its rows
     that stay: values, tombstones, all."""
 
-    def __init__(self, plan: RunPlan, scan: ScanTask) -> None:
+    def __init__(self, plan: RunPlan, scan: RemovalScanTask) -> None:
         self._plan = plan
         self._scan = scan
         self.markers: list[IndexRecords] = []
@@ -131,7 +131,7 @@ def _write_markers(store: ObjectStore, plan: RunPlan, source: int, groups: list[
     return write_index(store, plan, source, together.take(key_index.latest(together.hi, together.lo)), HashRange())
 
 
-def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskResult:
+def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     """Find the expired and the removed rows of a dirty ledger. Phase one looks up only keyed values in `expired`.
 
     Rows below the source's first offset are ignored.
@@ -154,7 +154,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanTask) -> ScanTaskR
             expired |= bitmap_of(offsets[_up_to(published, scan.values_to)] - source.first_offset)
             removed |= bitmap_of(offsets[_removed(table, scan)] - source.first_offset)
     locations = _write_bitmaps(store, plan, scan, [expired, removed])
-    return ScanTaskResult(
+    return RemovalScanResult(
         scan.source,
         index=_write_rebuilt(store, plan, scan.source, remaining, remaining.chunks()) if scan.reindex else None,
         expired=locations[0] if scan.values_to is not None else None,
@@ -174,14 +174,16 @@ def _write_rebuilt(
     return write_index(store, plan, source, index.records(), HashRange(), index.unkeyed, chunks)
 
 
-def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanTask, bitmaps: list[BitMap]) -> list[DeletedRows]:
+def _write_bitmaps(
+    store: ObjectStore, plan: RunPlan, scan: RemovalScanTask, bitmaps: list[BitMap]
+) -> list[DeletedRows]:
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
     data, locations = encode_bitmaps(name, bitmaps)
     store.put(name, data)
     return locations
 
 
-def _removed(table: pa.Table, scan: ScanTask) -> Mask:
+def _removed(table: pa.Table, scan: RemovalScanTask) -> Mask:
     """Return a mask of the rows that the topic's limits remove (C2)."""
     below: Mask = _numbers(table, "offset") < scan.rows_below
     return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)

@@ -156,7 +156,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class ScanTask:
+class RemovalScanTask:
     """A task before phase one: scan the rows of one source for removals by policy. Times in milliseconds, as in a part.
 
     Old part: find values published up to `values_to` (T2), and tombstones first kept up to `tombstones_to` and not
@@ -174,8 +174,8 @@ class ScanTask:
 
 
 @dataclass(frozen=True)
-class ScanTaskResult:
-    """Result of a scan.
+class RemovalScanResult:
+    """Result of a RemovalScanTask: the rows of one source that policies remove.
 
     `index`: the rebuilt index. `removal_markers`: markers of the keyed rows of an old part that are removed. `expired`:
     expired rows of a dirty ledger. `removed`: as in a plan. `oldest_value`, `oldest_tombstone`, `first_tombstone`,

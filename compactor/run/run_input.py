@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 
 from compactor.run.plan import (
+    RemovalScanResult,
+    RemovalScanTask,
     RunPlan,
     RunPolicies,
-    ScanTask,
-    ScanTaskResult,
     Sizing,
     Source,
     levels_to_merge,
@@ -92,7 +92,7 @@ def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_flo
     """
     since = previous_start(manifest)
     scans = (_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts)
-    if any(scan != ScanTask(0) for scan in scans):
+    if any(scan != RemovalScanTask(0) for scan in scans):
         return True
     too_old = policies.incomplete_removed_to(now)
     return any(
@@ -152,7 +152,7 @@ def lacks_event_times(previous: Manifest | None, policies: RunPolicies) -> bool:
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
 
-def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanTask, ...]:
+def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[RemovalScanTask, ...]:
     """Return the scans: for due rows, a change of order, or a ledger with the topic's start inside; usually none."""
     reindex, start = lacks_event_times(previous, plan.policies), previous_start(previous)
     candidates = [
@@ -163,10 +163,10 @@ def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord
         _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
         for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
     ]
-    return tuple(scan for scan in candidates if scan != ScanTask(scan.source))
+    return tuple(scan for scan in candidates if scan != RemovalScanTask(scan.source))
 
 
-def with_scans(plan: RunPlan, results: Sequence[ScanTaskResult], *, reindexed: bool) -> RunPlan:
+def with_scans(plan: RunPlan, results: Sequence[RemovalScanResult], *, reindexed: bool) -> RunPlan:
     """Return the plan with the results of the scans.
 
     Markers precede the dirty indexes; rebuilt indexes replace those of ledgers with the topic's start inside, and, if
@@ -216,7 +216,7 @@ def range_costs(plan: RunPlan) -> list[float]:
 
 def _scan_of(
     number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
-) -> ScanTask:
+) -> RemovalScanTask:
     """Return the scan of an old part; without any removal if no row is due."""
     values_to = _reached(policies.values_removed_to(now), part.oldest_value)
     tombstones_to = tombstones_due_to(part, policies, now, cursor_floor)
@@ -224,16 +224,18 @@ def _scan_of(
     rows_to = _reached(policies.rows_removed_to(now), oldest)
     start = policies.start_offset
     rows_below = start if start > since and part.first.offset < start else 0
-    return ScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
+    return RemovalScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
-def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int) -> ScanTask:
+def _scan_of_ledger(
+    number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int
+) -> RemovalScanTask:
     """Return the scan of a dirty ledger; without any removal if no row is due."""
     values_to = _reached(policies.values_removed_to(now), ledger.min_publish_time)
     rows_to = _reached(policies.rows_removed_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
     reindex = ledger.first_offset < raw_from
-    return ScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
+    return RemovalScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
 
 
 def _reached(limit: int | None, oldest: int | None) -> int | None:

@@ -15,8 +15,8 @@ from compactor.run.plan import (
     HashRangeStatistics,
     PartTaskResult,
     RangeTaskResult,
+    RemovalScanResult,
     RunPlan,
-    ScanTaskResult,
     SourceTotals,
 )
 from storage.advice import missing_object_advice, short_object_advice
@@ -42,7 +42,7 @@ class RunAfterPhaseOne:
 
     plan: RunPlan
     previous: Manifest | None
-    scans: Sequence[ScanTaskResult]
+    scans: Sequence[RemovalScanResult]
     ranges: Sequence[RangeTaskResult]
     expected: Mapping[int, SourceTotals]
     layout: Layout

@@ -128,7 +128,7 @@ class LogManager:
         """Close the open segment, if there is one.
 
         Raises LeaseHeld, ObjectMissing, ObjectDamaged (segment_lifecycle.py). `wait_ms`: the time that its writer has.
-        `accept_loss`: also close a damaged segment, with every offset that it assigned; `seal_damaged` seals its
+        `accept_loss`: also close a damaged segment, with every offset that it assigned; `seal_accepting_loss` seals its
         readable entries. The row of a segment whose file is missing is removed; its offsets are unknown, so they are
         assigned again.
 
@@ -235,7 +235,7 @@ class LogManager:
         """
         yield from self._seal_below(topic, self._rolled_end(topic), again=include_abandoned)
 
-    def seal_damaged(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
+    def seal_accepting_loss(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
         """Seal as `seal` does with `include_abandoned`; of a damaged or missing segment, only the readable entries.
 
         The rest of such a segment is lost forever: only for an operator who accepts that.

@@ -80,7 +80,10 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a transaction that only reads. Raises Unavailable, Misconfigured."""
+        """Open a transaction that only reads. Its statements may see different moments, unlike those of `snapshot`.
+
+        Raises Unavailable, Misconfigured.
+        """
         with self._translated(), self.engine.connect() as connection:
             yield connection
 

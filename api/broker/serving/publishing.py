@@ -96,7 +96,7 @@ class PublishQueue:
             self._drains.append((self._put, future))
             await future
 
-    async def close(self) -> None:
+    async def drain_and_close(self) -> None:
         """Ignore new entries, and wait until those in the queue are answered."""
         self._is_closed = True
         await self.drain()

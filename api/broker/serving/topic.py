@@ -369,7 +369,7 @@ class PersistentTopic:
         self._is_closed = True
         try:
             self.producers.fail_waiting(self._not_served())
-            await self.publishing.close()  # a producer that is disconnected before its receipts sends twice
+            await self.publishing.drain_and_close()  # a producer that is disconnected before its receipts sends twice
             async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
                 producer.disconnect()
             for subscription in list(self.subscriptions.values()):

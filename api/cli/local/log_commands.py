@@ -111,7 +111,7 @@ def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
     Raises DataLoss, Misconfigured.
     """
     if accept_loss:
-        for remains in topic.log_manager().seal_damaged(topic.record):
+        for remains in topic.log_manager().seal_accepting_loss(topic.record):
             _report_sealed(topic, remains.ledger, remains.lost)
         return
     for ledger in topic.log_manager().seal(topic.record, include_abandoned=again):

@@ -51,7 +51,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
     before = bench.metadata.topic_snapshot(topic.record.id)
     for write in (
         lambda: wrong_topic.log_manager().roll_and_seal(wrong_topic.record),
-        lambda: list(wrong_topic.log_manager().seal_damaged(wrong_topic.record)),
+        lambda: list(wrong_topic.log_manager().seal_accepting_loss(wrong_topic.record)),
         lambda: wrong_topic.bulk_append().append([content((b"b", b"1"))]),
         lambda: wrong.compact(wrong_topic),
         lambda: wrong.compactor().dry_run(wrong_topic.name),

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from pyroaring import BitMap
 
 from compactor.run.expiry_scan import run_scan
-from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Source
+from compactor.run.plan import RemovalScanResult, RemovalScanTask, RunPlan, RunPolicies, Source
 from storage.ledger import key_index, names, rows
 from storage.ledger.deletion_bitmap import encode_bitmaps, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
@@ -85,7 +85,7 @@ def plan_of(
     )
 
 
-def scanned(store: ObjectStore, source: Source, scan: ScanTask, floor: int | None = None) -> ScanTaskResult:
+def scanned(store: ObjectStore, source: Source, scan: RemovalScanTask, floor: int | None = None) -> RemovalScanResult:
     plan = plan_of(store, source, floor=floor)
     # a part is indexed again only for event-time order (P9)
     return run_scan(replace(plan, policies=RunPolicies(event_time_order=scan.reindex)), scan)
@@ -105,7 +105,7 @@ def offsets(store: ObjectStore, location: IndexLocation | None, flag: int) -> li
 MARK = int(MARKER)
 
 
-def due(store: ObjectStore, result: ScanTaskResult) -> list[int]:
+def due(store: ObjectStore, result: RemovalScanResult) -> list[int]:
     return offsets(store, result.removal_markers, MARK)
 
 
@@ -123,18 +123,18 @@ MIXED = [
 @pytest.mark.parametrize(
     ("scan", "expected", "oldest_value", "oldest_tombstone"),
     [
-        (ScanTask(0, values_to=9), [], 10, 100),
-        (ScanTask(0, values_to=10), [0], 11, 100),
-        (ScanTask(0, values_to=11), [0, 6], 20, 100),
-        (ScanTask(0, values_to=99), [0, 1, 6], None, 100),
-        (ScanTask(0, tombstones_to=100), [2], 10, 200),
-        (ScanTask(0, tombstones_to=200), [2, 3], 10, None),
-        (ScanTask(0, values_to=20, tombstones_to=150), [0, 1, 2, 6], None, 200),
+        (RemovalScanTask(0, values_to=9), [], 10, 100),
+        (RemovalScanTask(0, values_to=10), [0], 11, 100),
+        (RemovalScanTask(0, values_to=11), [0, 6], 20, 100),
+        (RemovalScanTask(0, values_to=99), [0, 1, 6], None, 100),
+        (RemovalScanTask(0, tombstones_to=100), [2], 10, 200),
+        (RemovalScanTask(0, tombstones_to=200), [2, 3], 10, None),
+        (RemovalScanTask(0, values_to=20, tombstones_to=150), [0, 1, 2, 6], None, 200),
     ],
 )
 def test_values_go_by_publish_time_and_tombstones_by_when_they_were_kept(
     object_store: ObjectStore,
-    scan: ScanTask,
+    scan: RemovalScanTask,
     expected: list[int],
     oldest_value: int | None,
     oldest_tombstone: int | None,
@@ -148,7 +148,7 @@ def test_values_go_by_publish_time_and_tombstones_by_when_they_were_kept(
 
 def test_markers_know_a_tombstone_and_the_event_time(object_store: ObjectStore) -> None:
     content = [Row(b"a", 10, event=77), Row(b"b", 10, retained=5, event=88), Row(b"c", 10)]
-    result = scanned(object_store, part_of(object_store, content), ScanTask(0, values_to=10, tombstones_to=5))
+    result = scanned(object_store, part_of(object_store, content), RemovalScanTask(0, values_to=10, tombstones_to=5))
     assert result.removal_markers is not None
     records = key_index.read_records(object_store, result.removal_markers, HashRange(), events=True)
     assert records.event_time is not None
@@ -168,20 +168,20 @@ def test_tombstones_above_the_slowest_cursor_wait(
     object_store: ObjectStore, floor: int | None, expected: list[int]
 ) -> None:
     content = [Row(b"a", 1, retained=1), Row(b"b", 1, retained=2), Row(b"c", 1, retained=3)]
-    result = scanned(object_store, part_of(object_store, content), ScanTask(0, tombstones_to=9), floor)
+    result = scanned(object_store, part_of(object_store, content), RemovalScanTask(0, tombstones_to=9), floor)
     assert due(object_store, result) == expected
     assert result.oldest_tombstone == (None if len(expected) == 3 else 1 + len(expected))
     assert result.first_tombstone == (None if len(expected) == 3 else BASE + len(expected))
 
 
 def test_values_do_not_wait_for_cursors(object_store: ObjectStore) -> None:
-    result = scanned(object_store, part_of(object_store, [Row(b"a", 1)]), ScanTask(0, values_to=1), BASE - 1)
+    result = scanned(object_store, part_of(object_store, [Row(b"a", 1)]), RemovalScanTask(0, values_to=1), BASE - 1)
     assert due(object_store, result) == [0]
 
 
 def test_deleted_rows_are_neither_due_nor_the_oldest(object_store: ObjectStore) -> None:
     source = part_of(object_store, MIXED, dead=[0, 2])
-    result = scanned(object_store, source, ScanTask(0, values_to=11, tombstones_to=150))
+    result = scanned(object_store, source, RemovalScanTask(0, values_to=11, tombstones_to=150))
     assert due(object_store, result) == [6]
     assert (result.oldest_value, result.oldest_tombstone) == (20, 200)
 
@@ -207,20 +207,20 @@ def test_row_groups_in_which_nothing_can_be_due_are_not_read(
         name = damaged_copy(object_store, source.rows.stored.name, groups[number].start)
         return replace(source, rows=replace(source.rows, stored=replace(source.rows.stored, name=name)))
 
-    scan = ScanTask(0, values_to=10, tombstones_to=20)
+    scan = RemovalScanTask(0, values_to=10, tombstones_to=20)
     result = scanned(object_store, damaged(0), scan)
     assert due(object_store, result) == [2, 4]
     assert (result.oldest_value, result.oldest_tombstone) == (50, 70)
-    assert due(object_store, scanned(object_store, damaged(2), ScanTask(0, values_to=10))) == [2]
-    assert due(object_store, scanned(object_store, damaged(1), ScanTask(0, tombstones_to=20))) == [4]
+    assert due(object_store, scanned(object_store, damaged(2), RemovalScanTask(0, values_to=10))) == [2]
+    assert due(object_store, scanned(object_store, damaged(1), RemovalScanTask(0, tombstones_to=20))) == [4]
     for number in range(3):
         with pytest.raises(Exception, match="checksum"):
-            scanned(object_store, damaged(number), ScanTask(0, reindex=True))
+            scanned(object_store, damaged(number), RemovalScanTask(0, reindex=True))
 
 
 def test_nothing_due_writes_nothing(object_store: ObjectStore) -> None:
     plan = plan_of(object_store, part_of(object_store, MIXED))
-    result = run_scan(plan, ScanTask(0, values_to=1, tombstones_to=1))
+    result = run_scan(plan, RemovalScanTask(0, values_to=1, tombstones_to=1))
     assert result.removal_markers is None
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id))) == []
 
@@ -235,7 +235,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
         Row(None, 5, slot=rows.RowType.WHOLE_ENTRY),
     ]
     plan = plan_of(object_store, part_of(object_store, content, dead=[1]), hasher=hasher)
-    result = run_scan(plan, ScanTask(0, reindex=True))
+    result = run_scan(plan, RemovalScanTask(0, reindex=True))
     assert (result.removal_markers, result.oldest_value, result.oldest_tombstone) == (None, 3, 8)
     assert result.index is not None
     records = key_index.read_records(object_store, result.index, HashRange(), events=True)
@@ -258,7 +258,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
 
 def test_a_part_that_is_indexed_anew_may_have_rows_that_are_due(object_store: ObjectStore) -> None:
     """The index has them still: it is what was; the markers go in front of it."""
-    result = scanned(object_store, part_of(object_store, MIXED), ScanTask(0, reindex=True, values_to=10))
+    result = scanned(object_store, part_of(object_store, MIXED), RemovalScanTask(0, reindex=True, values_to=10))
     assert offsets(object_store, result.index, 0) == [0, 1, 2, 3, 6]
     assert due(object_store, result) == [0]
 
@@ -270,7 +270,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
     source = part_of(object_store, MIXED)
     plan = plan_of(object_store, source, old=False)
-    result = run_scan(plan, ScanTask(0, values_to=10))
+    result = run_scan(plan, RemovalScanTask(0, values_to=10))
     assert (result.index, result.removal_markers, result.oldest_value, result.oldest_tombstone) == (
         None,
         None,
@@ -283,7 +283,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     groups = RowsReader(object_store, source.rows).groups
     stored = replace(source.rows.stored, name=damaged_copy(object_store, source.rows.stored.name, groups[2].start))
     moved = plan_of(object_store, replace(source, rows=replace(source.rows, stored=stored)), old=False)
-    again = run_scan(moved, ScanTask(0, values_to=10)).expired
+    again = run_scan(moved, RemovalScanTask(0, values_to=10)).expired
     assert again is not None
     assert again.cardinality == 5
 
@@ -319,7 +319,7 @@ def test_any_part_gives_what_a_look_at_every_row_gives(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_ROWS", 3)
         source = part_of(object_store, content, sorted(number for number in dead if number < len(content)))
-        result = scanned(object_store, source, ScanTask(0, False, values_to, tombstones_to), floor)
+        result = scanned(object_store, source, RemovalScanTask(0, False, values_to, tombstones_to), floor)
     live = {number: row for number, row in enumerate(content) if number not in dead and row.keyed}
     goes = set()
     for number, row in live.items():

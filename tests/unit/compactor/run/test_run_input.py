@@ -9,7 +9,7 @@ import pytest
 from pyroaring import BitMap64
 
 from compactor.run import run_input
-from compactor.run.plan import RunPlan, RunPolicies, ScanTask, ScanTaskResult, Sizing
+from compactor.run.plan import RemovalScanResult, RemovalScanTask, RunPlan, RunPolicies, Sizing
 from storage.ledger import key_index
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -251,10 +251,10 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
     ledgers = [ledger(3, 0, oldest=2 * HOUR), ledger(4, 0, oldest=HOUR - 1), ledger(5, HOUR)]
     plan = plan_of(ledgers, previous, policies)
     assert run_input.scans(plan, previous, ledgers) == (
-        ScanTask(0, values_to=NOW - HOUR),
-        ScanTask(1, tombstones_to=NOW - MINUTE),
-        ScanTask(3, values_to=NOW - HOUR),
-        ScanTask(5, values_to=NOW - HOUR),
+        RemovalScanTask(0, values_to=NOW - HOUR),
+        RemovalScanTask(1, tombstones_to=NOW - MINUTE),
+        RemovalScanTask(3, values_to=NOW - HOUR),
+        RemovalScanTask(5, values_to=NOW - HOUR),
     )
     none = RunPolicies()
     assert run_input.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
@@ -268,7 +268,10 @@ def test_a_change_to_event_time_order_scans_every_part_once() -> None:
     assert not run_input.lacks_event_times(previous, RunPolicies())
     assert not run_input.lacks_event_times(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
-    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanTask(0, reindex=True), ScanTask(1, reindex=True))
+    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (
+        RemovalScanTask(0, reindex=True),
+        RemovalScanTask(1, reindex=True),
+    )
 
 
 # --- the plan
@@ -293,9 +296,9 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     due, again = index(1), index(2)
     expired = DeletedRows("expired", 0, 1, 1, 0)
     results = [
-        ScanTaskResult(0, index=again, removal_markers=due),
-        ScanTaskResult(1),
-        ScanTaskResult(2, expired=expired),
+        RemovalScanResult(0, index=again, removal_markers=due),
+        RemovalScanResult(1),
+        RemovalScanResult(2, expired=expired),
     ]
     scanned = run_input.with_scans(plan, results, reindexed=False)
     assert scanned.indexes == (due, *plan.indexes)

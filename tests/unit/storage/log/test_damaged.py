@@ -148,7 +148,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
     before = damaged(bench, topic, damage)
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
-    (remains,) = topic.log_manager().seal_damaged(topic.record)
+    (remains,) = topic.log_manager().seal_accepting_loss(topic.record)
     lost_offsets = {offset for number in lost for offset in range(OFFSETS[number], OFFSETS[number + 1])}
     assert remains.lost == len(lost_offsets)
     assert raw(topic) == [message for message in before if message.offset not in lost_offsets]
@@ -171,7 +171,7 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
     before = damaged(bench, topic, missing, entries)
     topic_id = topic.record.id
     (row,) = bench.metadata.segments.of_topic(topic_id)
-    (remains,) = topic.log_manager().seal_damaged(topic.record)
+    (remains,) = topic.log_manager().seal_accepting_loss(topic.record)
     assert row.content is not None
     assert remains.ledger.last_message_id == row.content.last_message_id == before[-1].message_id
     reader_rows = [item for table in topic.read() for item in table.to_pylist()]
@@ -212,7 +212,7 @@ def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
             segment.index.unlink()
 
     before = damaged(bench, topic, damage)
-    (remains,) = topic.log_manager().seal_damaged(topic.record)
+    (remains,) = topic.log_manager().seal_accepting_loss(topic.record)
     after = raw(topic)
     assert remains.lost == len(before) - len(after)
     assert [message for message in before if message in after] == after
@@ -247,7 +247,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.candidates)) == (0, 1)
     assert "with the loss of the rest accepted" in str(trimmed.tail_error)
-    assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
+    assert [remains.lost for remains in topic.log_manager().seal_accepting_loss(topic.record)] == [1]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [0, 3]
 

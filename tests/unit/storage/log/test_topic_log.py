@@ -399,7 +399,7 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
         produce(topic, [single(b"c", b"3")])
     topic.log_manager().roll(topic.record, accept_loss=True)
     produce(topic, [single(b"e", b"5")])
-    (remains,) = topic.log_manager().seal_damaged(topic.record)
+    (remains,) = topic.log_manager().seal_accepting_loss(topic.record)
     assert remains.lost == 1
     messages = raw(topic)
     assert [m.offset for m in messages] == [0, 2, 3, 4]
