@@ -130,7 +130,7 @@ def topic_failure(
     if lost.ledger_id is None:
         noun = _RAW_NOUNS.get(lost.kind)
         return Failure(
-            f"The last compaction failed: {noun or 'an object that the error names'} {lost.state_text}.",
+            f"The last compaction failed: {noun or 'an object that the error describes'} {lost.state_text}.",
             "Compactions fail, and so do reads of that object. Producers and subscriptions after it go on.",
             (_CHECK_STORE, _RESTORE) if noun else _steps(name, is_raw_whole, may_be_raw=True),
             lost,

@@ -99,7 +99,7 @@ def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:
 def test_a_damaged_object_without_a_name_may_be_raw_or_compacted() -> None:
     error = ErrorText.of(ObjectDamaged("a key index names offset 5, which nothing holds", damaged_object_advice()))
     result = failure(error, is_raw_whole=False)
-    assert result.what == "The last compaction failed: an object that the error names is damaged."
+    assert result.what == "The last compaction failed: an object that the error describes is damaged."
     assert "a key index names offset 5" in result.error
     assert result.steps[-1].startswith(
         "If there is no backup and the compacted ledger needs the object, run: compactor cursor delete persistent://"
