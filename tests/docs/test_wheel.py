@@ -152,7 +152,7 @@ def demo(installed: Path, folder: Path) -> None:
     done = run(installed / "python", ROOT / "tools" / "demo.py")
     assert done.stdout == ""
     assert "5 changes" in done.stderr
-    assert "phase one: 3 index records of 5 messages" in done.stderr
+    assert "phase one: 5 new messages, 3 index records read" in done.stderr
     assert "Identical: 2 paths of 5 changes." in done.stderr
     commands = [shlex.split(line) for line in done.stderr.partition("Try next:\n")[2].splitlines()]
     assert len(commands) == 4

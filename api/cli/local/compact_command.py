@@ -129,6 +129,8 @@ def compact_topic(
 def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
     """Return the topics of a namespace, or all topics for None; report on stderr if there are none."""
     metadata = environment.metadata
+    if namespace is not None:
+        metadata.tenancy.namespace(namespace)  # raises NotFound
     topics = metadata.topics.all() if namespace is None else metadata.topics.in_namespace(namespace)
     names = [topic.name for topic in topics]
     if not names:

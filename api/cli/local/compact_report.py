@@ -83,8 +83,8 @@ def outcome_lines(outcome: Outcome) -> list[str]:
 def _phases(run: RunRecord) -> list[str]:
     counts = _counts(run)
     return [
-        f"phase one: {counted(counts['index_records'], 'index record')} of "
-        f"{counted(counts['messages_in'], 'message')}, {counted(counts['keys'], 'live key')}, "
+        f"phase one: {counted(counts['messages_in'], 'new message')}, "
+        f"{counted(counts['index_records'], 'index record')} read, {counted(counts['keys'], 'live key')}, "
         f"{counts['tombstones_removed']:,} deleted, {counts['phase_one_ms'] / 1000:.2f} s",
         f"phase two: {counted(counts['messages_out'], 'survivor')} in {counted(counts['parts'], 'part')}, "
         f"{size(counts['logical_bytes_out'])}, {counts['phase_two_ms'] / 1000:.2f} s",

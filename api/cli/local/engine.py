@@ -16,6 +16,7 @@ from api.cli.kit.stderr import say
 from api.cli.kit.terminal import LiveLine
 from api.settings.settings import Settings
 from compactor.engines.kinds import IN_PROCESS, SPARK
+from storage.errors import Misconfigured
 
 if TYPE_CHECKING:
     from compactor.engines.engine import Engine, Progress
@@ -34,6 +35,11 @@ def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]
     from compactor.engines.engine import InProcessEngine
 
     is_chosen = settings.origin("compaction.engine") == "flag"
+    if is_chosen and settings.compaction_engine != IN_PROCESS and settings.spark_master == IN_PROCESS:
+        raise Misconfigured(
+            f"--engine {settings.compaction_engine} may need Spark, and the setting spark-master is in-process",
+            "leave out --engine, or give --spark-master, for instance local[*]",
+        )
     kind = engine_kind(settings.compaction_engine, settings.spark_master, None if is_chosen else policy)
     parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from storage.metadata.records import TopicSnapshot
 
 T = TypeVar("T")
-_COLUMNS = ("topic", "messages", "unsealed", "size", "compacted")
+_COLUMNS = ("topic", "messages", "unsealed", "size", "compacted ledger")
 
 
 def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> None:
@@ -63,7 +63,7 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
                 "unsealed": f"{summary.unsealed_messages:,}",
                 "messages": f"{summary.all_messages:,}",
                 "size": size(summary.all_bytes),
-                "compacted": summary.compacted_ledger_id,
+                "compacted ledger": summary.compacted_ledger_id,
             }
             for summary in summaries
         )

@@ -31,7 +31,10 @@ def verify_topic(
     with open_for_reading(context.obj) as environment:
         first = open_topic(environment, topic).snapshot_reader().first_offset  # an unknown topic: before Spark starts
         from compactor.verify.verify import Verifier
+        from storage.store_identity import StoreIdentity
 
+        # In another store every object would count as lost.
+        StoreIdentity(environment.metadata, environment.store).check()
         with engine_of(context.obj) as engine:
             report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(topic))
     if output == "json":

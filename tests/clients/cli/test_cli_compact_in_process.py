@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import compactor.engines.spark
@@ -69,3 +71,22 @@ def test_a_paused_topic_is_a_conflict_whether_or_not_anything_is_new(program: Pr
     program("compact-topic", "--topic", "t", "--dry-run").done()
     (document,) = program("compact-topic", "--topic", "t", "--output", "json").messages
     assert document["exit_code"] == 4
+
+
+def test_an_engine_that_the_master_excludes_is_refused(program: Program) -> None:
+    append(program, "1")
+    for engine in ("spark", "auto"):
+        program("compact-topic", "--topic", "t", "--engine", engine).refused(5, f"--engine {engine}", "--spark-master")
+    program("compact-topic", "--topic", "t", "--engine", "in-process").done()
+
+
+def test_verify_refuses_the_store_of_another_database(program: Program, folder: Path) -> None:
+    """There every object would count as lost, and the advice would be to give up what is whole."""
+    append(program, "1")
+    program("compact-topic", "--topic", "t").done()
+    program("verify", "t", "--store", (folder / "other").as_uri()).refused(5, "has no uid")
+
+
+def test_a_namespace_that_does_not_exist_is_an_error(program: Program) -> None:
+    append(program, "1")
+    program("compact-topic", "--namespace", "no/such").refused(3, "no/such does not exist")
