@@ -35,7 +35,8 @@ def run_summary(run: Mapping[str, Any]) -> str:
     """Return the line of a run that has ended: `run 7 of persistent://… : SUCCESS in 3 s, kept 2 of 3 messages, …`."""
     text = f"run {run['run']} of {run['topic']}: {run['state']}"
     if run["finished_at"] is not None:
-        text += f" in {max(0, run['finished_at'] - run['started_at']) / 1000:.1f} s"
+        took = max(0, run["finished_at"] - run["started_at"])
+        text += f" in {took} ms" if took < 1_000 else f" in {took / 1000:.1f} s"
     counts = run["statistics"]
     if run["compacted_ledger"] is not None:
         before = counts.get("messages_before", 0) + counts.get("messages_in", 0)

@@ -114,7 +114,8 @@ def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
     brief = admin("topics", "compact", compacted, "--wait").done()
     (result,) = brief.lines  # N18: the run's fifty fields were printed
     assert re.fullmatch(
-        rf"run \d+ of persistent://public/default/{compacted}: SUCCESS in \S+ s, kept 2 of \d+ messages, read .*, "
+        rf"run \d+ of persistent://public/default/{compacted}: SUCCESS in (?:\d+ ms|[1-9]\d*\.\d s), "
+        r"kept 2 of \d+ messages, read .*, "
         r"wrote .*; compacted ledger \d+, up to offset 8",
         result,
     ), result

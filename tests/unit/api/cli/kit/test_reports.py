@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from api.cli.kit.output import show
-from api.cli.kit.reports import show_runs, trim_lines, verify_lines
+from api.cli.kit.reports import run_summary, show_runs, trim_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat
 from api.reports import verify_document
 from compactor.verify.findings import Difference, DifferenceKind, Report
@@ -122,3 +122,14 @@ def test_documents_for_people_and_for_scripts(capsys: pytest.CaptureFixture[str]
     show(None, OutputFormat.JSON)
     show(["ü"], OutputFormat.JSON)
     assert capsys.readouterr().out == 'null\n[\n  "ü"\n]\n'
+
+
+@pytest.mark.parametrize(
+    ("took", "words"), [(0, "0 ms"), (45, "45 ms"), (999, "999 ms"), (1_000, "1.0 s"), (61_500, "61.5 s")]
+)
+def test_a_run_of_less_than_a_second_took_milliseconds(took: int, words: str) -> None:
+    run = {
+        "run": 7, "topic": "t", "state": "SUCCESS", "started_at": 5_000, "finished_at": 5_000 + took,
+        "statistics": {}, "compacted_ledger": None,
+    }  # fmt: skip
+    assert run_summary(run) == f"run 7 of t: SUCCESS in {words}"
