@@ -14,8 +14,8 @@ drawn over the lines. A wider picture has more room.
 
 The columns are in a nested drawing whose units are slices; labels and hatch are in pixels and in percent of the width.
 A slice has its numbers as a title, which browsers show, and which the script copies below the picture while the arrow
-keys walk along the slices. A ledger or part that is longer than a slice is taken to be evenly filled. Pure: from
-rows of SQL and a manifest to text.
+keys walk along the slices. A ledger or part that is longer than a slice is taken to be evenly filled: where it has
+gaps, the numbers of its slices are estimates, and say so. Pure: from rows of SQL and a manifest to text.
 """
 
 from __future__ import annotations
@@ -88,18 +88,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class Slice:
-    """The messages of each kind from offset `first` to `last`, both inclusive, and the marks there."""
+    """The messages of each kind from offset `first` to `last`, both inclusive, and the marks there. `estimated`: the
+    kinds whose number is an estimate, since a ledger or part with gaps is longer than the slice."""
 
     first: int
     last: int
     messages: dict[str, float]
     marks: Sequence[Mark]
+    estimated: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
         """Return its numbers in words."""
         numbers = [
-            f"{count(round(self.messages[kind]))} {word}" for kind, word in _WORDS.items() if self.messages[kind]
+            f"{'about ' if kind in self.estimated else ''}{count(round(self.messages[kind]))} {word}"
+            for kind, word in _WORDS.items()
+            if self.messages[kind]
         ]
         words = [", ".join(numbers) or "nothing", *(mark.title for mark in self.marks)]
         return f"Offsets {count(self.first)} to {count(self.last)}: {'; '.join(words)}"
@@ -281,17 +285,24 @@ def divide_into_slices(extents: Sequence[Extent], marks: Sequence[Mark], first: 
     number = min(SLICES, end - first)
     bounds = [first + (end - first) * index // number for index in range(number + 1)]
     counts = [dict.fromkeys(_WORDS, 0.0) for _ in range(number)]
+    estimated = [set[str]() for _ in range(number)]
     for extent in extents:
-        density = extent.messages / (extent.last - extent.first + 1)
+        length = extent.last - extent.first + 1
+        density = extent.messages / length
         index = bisect_right(bounds, extent.first) - 1
         while index < number and bounds[index] <= extent.last:
             overlap = min(extent.last + 1, bounds[index + 1]) - max(extent.first, bounds[index])
             counts[index][extent.kind] += overlap * density
+            if overlap < length and extent.messages < length:
+                estimated[index].add(extent.kind)
             index += 1
     places: list[list[Mark]] = [[] for _ in range(number)]
     for mark in marks:
         places[min(bisect_right(bounds, mark.offset), number) - 1].append(mark)
-    return [Slice(bounds[index], bounds[index + 1] - 1, counts[index], places[index]) for index in range(number)]
+    return [
+        Slice(bounds[index], bounds[index + 1] - 1, counts[index], places[index], frozenset(estimated[index]))
+        for index in range(number)
+    ]
 
 
 def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], float]) -> Markup:

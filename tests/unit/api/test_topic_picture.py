@@ -50,8 +50,17 @@ def test_what_compaction_left_is_drawn_in_the_scale_of_raw() -> None:
     assert (live[0], garbage[0]) == (25, 5)
     assert 166 in live
     assert 167 not in live
-    assert titles(picture.svg)[0] == "Offsets 0 to 119: 120 sealed, 30 left by compaction, 6 garbage"
+    assert titles(picture.svg)[0] == "Offsets 0 to 119: 120 sealed, about 30 left by compaction, about 6 garbage"
     assert titles(picture.svg)[199] == "Offsets 23,880 to 23,999: 120 sealed; not compacted yet"
+
+
+def test_a_number_is_exact_where_a_part_is_in_one_slice_or_has_no_gaps() -> None:
+    extents = [Extent(SEALED, 0, 399, 400), Extent(LIVE, 0, 1, 1), Extent(LIVE, 2, 9, 8), Extent(LIVE, 10, 13, 2)]
+    assert titles(draw_picture(extents, [], 400, 400).svg)[:7] == [
+        "Offsets 0 to 1: 2 sealed, 1 left by compaction",
+        *(f"Offsets {first} to {first + 1}: 2 sealed, 2 left by compaction" for first in (2, 4, 6, 8)),
+        *(f"Offsets {first} to {first + 1}: 2 sealed, about 1 left by compaction" for first in (10, 12)),
+    ]
 
 
 @pytest.mark.parametrize("end", [1, 7, 199, 200, 201, 12_345])
