@@ -16,7 +16,7 @@ from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
-from api.http.problems import RestException
+from api.dashboard.rendering import MessageNotFound
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError
 from storage.ledger.rows import RowType
@@ -57,7 +57,10 @@ class MessageView:
 
 
 def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
-    """Return the message at an offset. Waits for the store. Raise TopicNotFound, RestException (404, 405)."""
+    """Return the message at an offset. Waits for the store.
+
+    Raise TopicNotFound, MessageNotFound, PartitionedTopicRefused.
+    """
     topic = open_topic(broker, name)
     errors: list[CompactorError] = []
     raw, compacted = (_message_at(topic, offset, flag, errors) for flag in (False, True))
@@ -67,7 +70,7 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
             raise errors[0]
         offsets = raw_offsets_text(topic)
         reason = f"{name} has no message at offset {offset:,}, raw or compacted"
-        raise RestException(404, f"{reason}: {offsets}" if offsets else reason)
+        raise MessageNotFound(f"{reason}: {offsets}" if offsets else reason)
     state = MessageState()
     if not errors:
         newest = newest_by_key(broker, topic, [message])

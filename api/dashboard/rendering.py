@@ -86,6 +86,13 @@ class Tab:
     is_current: bool
 
 
+class MessageNotFound(RestException):
+    """The topic of a page has no message at the offset of its path: 404."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(404, reason)
+
+
 class PageRoutes(Routes):
     """Routes for browsers, which OpenAPI does not describe. Errors of pages are pages, too (`install_error_pages`)."""
 
@@ -126,7 +133,7 @@ def _as_page(handler: Handler) -> Handler:
         if answer.status_code == 401:
             path = request.scope["raw_path"].decode("latin-1")  # as the browser has it, encoded once
             return RedirectResponse(f"{LOGIN}?{urlencode({'next': path})}", 303, HEADERS)
-        return render_problem_page(request, answer.status_code, json.loads(bytes(answer.body))["reason"])
+        return render_problem_page(request, answer.status_code, json.loads(bytes(answer.body))["reason"], error)
 
     return answered
 
@@ -175,12 +182,17 @@ def render_page(request: Request, template: str, status: int = 200, **values: An
     return Response(content, status, HEADERS, media_type="text/html")
 
 
-def render_problem_page(request: Request, status: int, reason: str) -> Response:
-    """Render the page of an error, with a link to the topic of its path if there is one."""
+def render_problem_page(request: Request, status: int, reason: str, error: Exception) -> Response:
+    """Render the page of an error, with a link to the topic of its path if there is one, and to its messages if it does
+    not have the one of the path."""
     path = request.scope["raw_path"].decode("latin-1").split("/")
-    is_below = status != 404 and "topic" in request.path_params
+    is_missing_message = isinstance(error, MessageNotFound)
+    is_below = (status != 404 or is_missing_message) and "topic" in request.path_params
     topic_page = "/".join(path[: TOPIC_PAGE.count("/") + 1]) if is_below else ""
-    return render_page(request, "problem.html", status, reason=reason, topic_page=topic_page)
+    return render_page(
+        request, "problem.html", status, reason=reason, topic_page=topic_page,
+        messages_page=f"{topic_page}/messages" if is_missing_message else "",
+    )  # fmt: skip
 
 
 def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
