@@ -80,6 +80,12 @@ def trigger(broker: Broker, name: TopicName, by: str) -> None:
         raise names.missing_topic_error(environment, record.name) from error
 
 
+def newest_run_id(environment: Environment, name: TopicName) -> int:
+    """Return the number of a topic's newest run, or of its partitions'; 0: there is none. Raise TopicNotFound."""
+    topic_ids = [record.id for record in names.topics(environment, name)]
+    return max((run.run_id for _, run in environment.metadata.runs.newest(1, topic_ids=topic_ids)), default=0)
+
+
 def status(environment: Environment, name: TopicName) -> StatusAndError:
     """Return the status of a topic's compaction, or the `combined_status` of its partitions. Raise TopicNotFound."""
     records = names.topics(environment, name)

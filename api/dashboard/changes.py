@@ -88,8 +88,9 @@ def _control(operate: Callable[[Environment, TopicName], object], result: str) -
 
 
 def _compact(broker: Broker, request: Request, topic: TopicName, _: Form) -> Response:
+    before = compaction.newest_run_id(broker.environment, topic)
     compaction.trigger(broker, topic, caller_of(request).name)
-    return redirect_to_topic(topic, done="requested")
+    return redirect_to_topic(topic, done="requested", after=before)
 
 
 _EITHER = (AuthAction.COMPACT, AuthAction.ADMIN)

@@ -148,6 +148,27 @@ def topic_failure(
     )
 
 
+def read_failure(error: CompactorError | None) -> Failure | None:
+    """Return the failure of a read that needs a lost object of the compacted ledger; None: another error, or none."""
+    lost = lost_object(error)
+    if lost is None or lost.ledger_id is None or error is None or error.advice is None:
+        return None
+    if lost.kind is ObjectKind.MANIFEST:
+        what = f"The compacted ledger {lost.ledger_id} cannot be read: its manifest {lost.state_text}."
+        effect = "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on."
+    else:
+        noun = _NOUNS.get(lost.kind, "an object")
+        what = f"The compacted ledger {lost.ledger_id} cannot be read in full: {noun} {lost.state_text}."
+        reads = "compacted reads" if lost.breaks_reads(lost.ledger_id) else "look-ups of keys"
+        effect = (
+            f"The {reads} that need it fail, and so does a compaction that reads it. Raw reads, producers and "
+            "subscriptions go on."
+        )
+    name = TopicName.parse(str(error.advice.arguments["topic"]))
+    is_raw_whole = error.advice.kind is AdviceKind.REBUILD_COMPACTED
+    return Failure(what, effect, _steps(name, is_raw_whole), lost, is_partial=lost.kind is not ObjectKind.MANIFEST)
+
+
 def _manifest_failure(
     name: TopicName,
     lost_by_run: LostObject | None,

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from api.broker import names
 from api.broker.broker import Broker
+from api.dashboard.failure import Failure, read_failure
 from api.formats.position_text import parse_start
 from api.http.problems import public_reason
-from api.observability.error_text import DASHBOARD_WORDING
+from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError, SegmentNotLocal
@@ -97,7 +98,7 @@ class MessageState:
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
     neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are problems, no
-    sealed one. `problems`: errors of its reads.
+    sealed one. `problems`: errors of its reads. `failure`: the lost object of the compacted ledger among them.
     `horizon`: the last offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has,
     as a clause, of a page without messages."""
 
@@ -110,6 +111,7 @@ class MessagePage:
     problems: Sequence[str] = ()
     horizon: int | None = None
     raw_offsets: str = ""
+    failure: Failure | None = None
 
     @property
     def maybe_superseded_count(self) -> int:
@@ -129,11 +131,11 @@ class MessagePage:
 
 @dataclass
 class ReadRows:
-    """The rows of one read, ascending. `has_more`: it stopped at a limit; `problem`: the error that ended it."""
+    """The rows of one read, ascending. `has_more`: it stopped at a limit; `error`: the one that ended it."""
 
     rows: list[StoredMessage] = field(default_factory=list)
     has_more: bool = False
-    problem: str = ""
+    error: CompactorError | None = None
 
 
 def open_topic(broker: Broker, name: TopicName) -> Topic:
@@ -148,46 +150,53 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePa
     topic = open_topic(broker, name)
     if query.key:
         return _page_of_key(broker, topic, query)
-    problems: list[str] = []
+    errors: list[CompactorError] = []
     start, end = 0, None
     if query.time:
-        start = _first_since(topic, query.view, parse_start(f"@{query.time}"), problems)
+        start = _first_since(topic, query.view, parse_start(f"@{query.time}"), errors)
     elif query.offset is not None:
         start = min(max(query.offset, 0), OFFSETS)
     elif query.before is not None:
         end = min(max(query.before, 0), OFFSETS)
     elif query.order is Order.NEWEST:
         end = OFFSETS
-    return _page(broker, topic, query, start, end, problems)
+    return _page(broker, topic, query, start, end, errors)
 
 
 def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
     """Return the newest message of a key, and those of the key among the messages before it on the page."""
-    key, problems = query.key.encode(), list[str]()
+    key, errors = query.key.encode(), list[CompactorError]()
     should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
         try:
             newest = topic.newest_message(key, should_stop=should_stop)
         except SegmentNotLocal as error:
-            problems.append(public_reason(error, DASHBOARD_WORDING))
+            errors.append(error)
             newest = topic.newest_message(key, sealed_only=True, should_stop=should_stop)
     except CompactorError as error:
-        return MessagePage(topic.name, query, (), problems=[*problems, public_reason(error, DASHBOARD_WORDING)])
+        return _with_errors(MessagePage(topic.name, query, ()), [*errors, error])
     if newest is None:
-        return MessagePage(topic.name, query, (), is_missing_key=True, problems=problems)
-    page = _page(broker, topic, query, 0, newest.offset + 1, problems)
+        return _with_errors(MessagePage(topic.name, query, (), is_missing_key=True), errors)
+    page = _page(broker, topic, query, 0, newest.offset + 1, errors)
     return replace(page, messages=[item for item in page.messages if item[0].key == key])
 
 
+def _with_errors(page: MessagePage, errors: Sequence[CompactorError]) -> MessagePage:
+    """Return the page with errors as problems, each once, and with the steps after the loss that one of them is."""
+    failure = next(filter(None, map(read_failure, errors)), None)
+    problems = dict.fromkeys(public_reason(error, PAGE_WITH_STEPS_WORDING) for error in errors)
+    return replace(page, problems=list(problems), failure=failure)
+
+
 def _page(
-    broker: Broker, topic: Topic, query: PageQuery, start: int, end: int | None, problems: list[str]
+    broker: Broker, topic: Topic, query: PageQuery, start: int, end: int | None, errors: list[CompactorError]
 ) -> MessagePage:
     """Return the page that begins at `start`, or that ends before `end`."""
     reads = {
         flag: _forward(topic, start, flag) if end is None else _backward(topic, end, flag)
         for flag in query.view.read_compacted_flags
     }
-    problems += [read.problem for read in reads.values() if read.problem]
+    errors += [read.error for read in reads.values() if read.error is not None]
     offsets, has_more = page_offsets(reads.values(), is_forward=end is None)
     first = offsets[0] if offsets else start if end is None else end
     after = offsets[-1] + 1 if offsets else first
@@ -197,16 +206,16 @@ def _page(
     if query.order is Order.NEWEST:
         messages.reverse()
     horizon = topic.snapshot().horizon
-    return MessagePage(
+    page = MessagePage(
         topic.name,
         query,
         messages,
         first if older else None,
         after if newer else None,
-        problems=list(dict.fromkeys(problems)),
         horizon=None if horizon is None else horizon.offset,
         raw_offsets="" if messages else raw_offsets_text(topic),
     )
+    return _with_errors(page, errors)
 
 
 class PageOffsets(NamedTuple):
@@ -252,7 +261,7 @@ def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:
                     read.rows.append(row)
                     size += row.payload_size
     except CompactorError as error:
-        read.problem = public_reason(error, DASHBOARD_WORDING)
+        read.error = error
     read.has_more = len(read.rows) > PAGE_MESSAGES
     return read
 
@@ -264,21 +273,21 @@ def _backward(topic: Topic, end: int, read_compacted: bool) -> ReadRows:
         segments = [extent for extent in topic.snapshot().extents if isinstance(extent, SegmentRecord)]
         sealed_end = min((segment.first_offset for segment in segments), default=end)
         read = _backward(topic, sealed_end, read_compacted) if sealed_end < end else ReadRows()
-        return replace(read, problem=read.problem or public_reason(error, DASHBOARD_WORDING))
+        return replace(read, error=read.error or error)
     except CompactorError as error:
-        return ReadRows(problem=public_reason(error, DASHBOARD_WORDING))
+        return ReadRows(error=error)
     rows = [row for batch in batches for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES)]
     return ReadRows(rows, has_more)
 
 
-def _first_since(topic: Topic, view: View, start: StartPosition, problems: list[str]) -> int:
+def _first_since(topic: Topic, view: View, start: StartPosition, errors: list[CompactorError]) -> int:
     """Return the offset of the first message that was published at a time or later; without one, an end after all."""
     offsets = [OFFSETS]
     for flag in view.read_compacted_flags:
         try:
             position = topic.first_at(start, read_compacted=flag)
         except CompactorError as error:
-            problems.append(public_reason(error, DASHBOARD_WORDING))
+            errors.append(error)
             continue
         if position is not None:
             offsets.append(position.offset)
@@ -306,7 +315,7 @@ def _with_states(
     """Return the messages of a page with their states, which are empty unless both reads succeeded."""
     rows_by_read = {flag: {row.offset: row for row in read.rows} for flag, read in reads.items()}
     messages = [next(rows[offset] for rows in rows_by_read.values() if offset in rows) for offset in offsets]
-    if len(reads) == 1 or any(read.problem for read in reads.values()):
+    if len(reads) == 1 or any(read.error is not None for read in reads.values()):
         return [(message, MessageState()) for message in messages]
     newest = newest_by_key(broker, topic, messages)
     return [

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import Path, Request
+from fastapi import Path, Query, Request
 from starlette.responses import Response
 
 from api.broker import compaction
@@ -36,7 +36,7 @@ from api.http.dependencies import Broker
 from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.run_events import RunId, run_events, topic_of_run
-from api.observability.error_text import DASHBOARD_WORDING
+from api.observability.error_text import DASHBOARD_WORDING, PAGE_WITH_STEPS_WORDING
 from api.reports import scheduler_document
 from storage.model import TopicName
 from storage.options.policies import POLICIES
@@ -64,8 +64,13 @@ async def show_topics(
 
 
 @router.get(TOPIC_PAGE, waits_for=WaitsFor.STORE)
-def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None = None) -> Response:
-    """Return the page of a topic, with the newest message of `key`; for a partitioned topic, the list of partitions."""
+def show_topic(
+    broker: Broker, request: Request, topic: Topic, key: str | None = None, after: int | None = None
+) -> Response:
+    """Return the page of a topic, with the newest message of `key`; for a partitioned topic, the list of partitions.
+
+    `after`: the number of the newest run when the form before this page requested one; 0: there was none.
+    """
     require(request, *ANY_ROLE, topic=topic)
     may_change = may(request, AuthAction.ADMIN, topic=topic)
     may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
@@ -81,10 +86,11 @@ def show_topic(broker: Broker, request: Request, topic: Topic, key: str | None =
         require(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up_key(broker, topic, key)
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    view = topic_view(broker, topic, wording=wording_for(request), with_subscriptions=may_consume)
+    wording = None if wording_for(request) is None else PAGE_WITH_STEPS_WORDING
+    view = topic_view(broker, topic, wording=wording, with_subscriptions=may_consume, lookup=lookup)
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
-        may_consume=may_consume,
+        may_consume=may_consume, found_nothing_new=view.found_nothing_new(after),
     )  # fmt: skip
 
 
@@ -95,8 +101,8 @@ def show_messages(
     topic: Topic,
     view: View = View.BOTH,
     order: Order = Order.NEWEST,
-    offset: int | None = None,
-    before: int | None = None,
+    offset: Annotated[int | None, Query(ge=0)] = None,
+    before: Annotated[int | None, Query(ge=0)] = None,
     time: str = "",
     key: str = "",
 ) -> Response:

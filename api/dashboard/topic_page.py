@@ -17,7 +17,7 @@ from api.broker.broker import Broker
 from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
-from api.dashboard.failure import Failure, LostObject, lost_object, topic_failure
+from api.dashboard.failure import Failure, LostObject, lost_object, read_failure, topic_failure
 from api.dashboard.formats import shortened
 from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
@@ -49,7 +49,7 @@ from api.dashboard.topic_picture import (
 from api.dashboard.topic_status import TopicStatus, topic_status
 from api.dashboard.topics_table import CompactionStates, TopicRow
 from api.http.problems import public_reason
-from api.observability.error_text import DASHBOARD_WORDING
+from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
 from compactor.scheduling.backlog import Backlog, BacklogReader
@@ -118,6 +118,12 @@ class TopicView:
         """Return whether one of the runs published a compacted ledger."""
         return any(run["compacted_ledger"] is not None for run in self.runs)
 
+    def found_nothing_new(self, after: int | None) -> bool:
+        """Return whether a request ended without a run, since nothing was new. `after`: the newest run at the request,
+        0 for none; None: there was no request."""
+        is_idle = not self.is_busy and not self.control["failures"] and not self.control["paused"]
+        return after is not None and is_idle and not self.backlog.messages and after == newest_run(self.runs)
+
     @property
     def active_run(self) -> dict[str, Any] | None:
         """Return the active run, or None."""
@@ -134,18 +140,32 @@ class TopicView:
         return [phase for phase in PHASES if any(phase.value(run) for run in self.runs[:RUNS_IN_TABLE])]
 
 
+def newest_run(runs: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of the newest of some runs, the newest first; 0: there is none."""
+    return int(runs[0]["run"]) if runs else 0
+
+
 @dataclass(frozen=True)
 class KeyLookup:
     """The newest message of a key, also a tombstone, or None.
 
-    `is_sealed_only`: unsealed messages are on another machine, and were not searched. `problem`: the reason of a failed
-    lookup; else empty.
+    `is_sealed_only`: unsealed messages are on another machine, and were not searched. `error`: of a failed lookup.
     """
 
     key: str
     message: Message | None
     is_sealed_only: bool
-    problem: str = ""
+    error: CompactorError | None = None
+
+    @property
+    def problem(self) -> str:
+        """Return the reason of a failed lookup; empty: it succeeded."""
+        return "" if self.error is None else public_reason(self.error, PAGE_WITH_STEPS_WORDING)
+
+    @property
+    def has_steps(self) -> bool:
+        """Return whether a lost object of the compacted ledger ended the lookup: the page says what to do."""
+        return read_failure(self.error) is not None
 
 
 def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
@@ -162,14 +182,20 @@ def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
             key.encode(), sealed_only=is_sealed_only, should_stop=should_stop
         )
     except CompactorError as error:
-        return KeyLookup(key, None, is_sealed_only, public_reason(error, DASHBOARD_WORDING))
+        return KeyLookup(key, None, is_sealed_only, error)
     return KeyLookup(key, message, is_sealed_only)
 
 
 def topic_view(
-    broker: Broker, name: TopicName, *, wording: AdviceWording | None, with_subscriptions: bool
+    broker: Broker,
+    name: TopicName,
+    *,
+    wording: AdviceWording | None,
+    with_subscriptions: bool,
+    lookup: KeyLookup | None = None,
 ) -> TopicView:
-    """Return the content of the page. `with_subscriptions`: the picture marks them. Raises TopicNotFound."""
+    """Return the content of the page. `with_subscriptions`: the picture marks them. `lookup`: the look-up of a key that
+    the page shows, which may have met a lost object. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
     # Before anything else: a page that is not busy refreshes no more, so it must have what the last run left.
@@ -205,6 +231,23 @@ def topic_view(
         and (lost.kind is ObjectKind.MANIFEST or (lost.is_missing and size is not None and size >= needed_bytes))
     )
     can_read = manifest_error is None and (is_back or not row.is_unreadable)
+    failure = topic_failure(
+        name,
+        control.control.last_error,
+        document["last_error"],
+        None if compacted is None else compacted.ledger_id,
+        manifest_error,
+        reason,
+        is_raw_whole=not stats.first,
+        is_restored=is_back,
+        is_truncated=size is not None and size < needed_bytes,
+    )
+    met = None if lookup is None else read_failure(lookup.error)
+    if met is not None and met.lost is not None and compacted is not None and met.lost.ledger_id == compacted.ledger_id:
+        if met.lost.breaks_reads(compacted.ledger_id):
+            lost, can_read = (met.lost if can_read else lost), False
+        if failure is None or failure.is_over or failure.lost is None:
+            failure = replace(met, error=document["last_error"] or "")
     row = replace(row, is_unreadable=not can_read)
     return TopicView(
         name,
@@ -221,17 +264,7 @@ def topic_view(
         schema_history(broker.schemas, name),
         policy_rows(environment.metadata.policies.resolved(record)),
         0 if manifest is None else sum(part.dead for part in manifest.parts),
-        topic_failure(
-            name,
-            control.control.last_error,
-            document["last_error"],
-            None if compacted is None else compacted.ledger_id,
-            manifest_error,
-            reason,
-            is_raw_whole=not stats.first,
-            is_restored=is_back,
-            is_truncated=size is not None and size < needed_bytes,
-        ),
+        failure,
         can_read,
         _unserved(broker, snapshot),
     )

@@ -30,8 +30,9 @@ from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
 
-UP_TO_DATE, NOT_DUE = "up to date", "not due"
-"""States of a topic that has none of the table's: without a backlog, and with one that no policy asks to compact."""
+UP_TO_DATE, NOT_DUE, UNREADABLE = "up to date", "not due", "unreadable"
+"""States of a topic that has none of the table's: without a backlog, with one that no policy asks to compact, and with
+a compacted ledger that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
 
 
 def _states(row: TopicRow, backlog: Backlog) -> list[str]:
+    if row.is_unreadable and not row.states:
+        return [UNREADABLE]
     return sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
 
 

@@ -110,6 +110,13 @@ DASHBOARD_WORDING: AdviceWording = {
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave “Before” empty",
 }
 """Advice for a person in front of a page: what to click. Advice without a page has its neutral wording."""
+_RAW_OR_RESTORE = DASHBOARD_WORDING[AdviceKind.READ_RAW]
+PAGE_WITH_STEPS_WORDING: AdviceWording = {
+    **DASHBOARD_WORDING,
+    AdviceKind.REBUILD_COMPACTED: _RAW_OR_RESTORE,
+    AdviceKind.GIVE_UP_COMPACTED: _RAW_OR_RESTORE,
+}
+"""DASHBOARD_WORDING on a page that lists the steps after the loss of an object of the compacted ledger."""
 WORDING_HEADER = "X-Compactor-Words"
 """A request header with the name of a program: advice in the answer then names its commands instead of routes."""
 ADMIN = "compactor-admin"

@@ -244,7 +244,7 @@ def test_a_key_is_looked_up(served: Served, rest_topic: RestTopic) -> None:
     assert f'<a href="{page_of(rest_topic)}/messages/' in key_section("a")
     assert "&lt;i&gt;" in key_section("b")
     assert "The key is deleted: its newest message is a deletion." in key_section("gone")
-    assert "The topic has no message of the key “none”: none was ever written, or" in key_section("none")
+    assert "The key “none” has no value: it was never written, or it was removed" in key_section("none")
 
 
 def test_a_name_is_shown_as_text_and_found_again(served: Served) -> None:
@@ -275,6 +275,28 @@ def test_buttons_compact_pause_resume_and_cancel(served: Served, rest_topic: Res
     press("compact")
     served.compact_requested()
     assert '<span class="state success">success</span>' in page(served.client, page_of(rest_topic))
+
+
+def test_a_request_that_finds_nothing_new_says_so(served: Served, rest_topic: RestTopic) -> None:
+    words = "Nothing is new since the last run: no run is needed."
+
+    def press() -> tuple[str, str]:
+        answer = served.client.post(f"{page_of(rest_topic)}/compact", headers=ORIGIN)
+        assert words not in answer.text, "it is requested"
+        served.compact_requested()
+        place = str(answer.url).partition("/dashboard")[2]
+        return place, page(served.client, f"/dashboard{place}")
+
+    rest_topic.put(a="1")
+    place, text = press()
+    assert words not in text, "there was a run"
+    again, text = press()
+    assert words in text
+    assert "A run begins only if something is new since the last one." in text
+    assert words not in page(served.client, f"/dashboard{place}")
+    assert words not in page(served.client, page_of(rest_topic))
+    rest_topic.put(a="2")
+    assert words not in page(served.client, f"/dashboard{again}")
 
 
 def test_policies_are_set_refused_and_removed(served: Served, rest_topic: RestTopic) -> None:

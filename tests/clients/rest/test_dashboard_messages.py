@@ -107,14 +107,24 @@ def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) 
         "4 k1 4 current",
         "1 k1 ~ 1 superseded by offset 4 ; a compacted read leaves it out",
     ]
-    assert "has no message" in rows(messages(rest_topic, "key=none"))[0]
+    assert "The key “none” has no value" in rows(messages(rest_topic, "key=none"))[0]
     assert len(rows(messages(rest_topic, "time=1970-01-01T00:00"))) == 6
     assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == [
         "There is no message here: raw messages have the offsets 0 to 5."
     ]
     assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time=soon", 400)
-    assert "offset must be" in page(served.client, f"{page_of(rest_topic)}/messages?offset=x", 400)
-    assert "has no message at offset 99" in page(served.client, f"{page_of(rest_topic)}/messages/99", 404)
+    for field in ("offset=x", "offset=-5", "before=-1"):
+        name = field.partition("=")[0]
+        assert f"{name} must be" in page(served.client, f"{page_of(rest_topic)}/messages?{field}", 400)
+    for place in ("yesterday", "2026-13-01"):
+        assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time={place}", 400)
+    text = page(served.client, f"{page_of(rest_topic)}/messages/99", 404)
+    assert "has no message at offset 99" in text
+    assert f'<a href="{page_of(rest_topic)}">Back to the topic</a>' in text
+    assert f'<a href="{page_of(rest_topic)}/messages">Its messages</a>' in text
+    unknown = page(served.client, f"{page_of(rest_topic)}-unknown/messages/99", 404)
+    assert "Its messages" not in unknown
+    assert "Back to the topic" not in unknown
 
 
 def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_topic: RestTopic) -> None:
@@ -126,7 +136,10 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     served.broker.environment.store.delete(compacted.manifest.name)
     text = messages(rest_topic)
     assert [row[0] for row in rows(text)] == ["1", "0"]
-    assert "cannot be read" in text
+    assert "cannot be read: its manifest is not in the object store." in text
+    assert "says what to do" not in text
+    assert "<li>If there is no backup, run: compactor cursor delete " in text
+    assert '<span class="state unreadable">unreadable</span>' in text
     assert "superseded" not in text
     assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")
 
@@ -195,7 +208,10 @@ def test_a_deleted_key_is_not_one_that_was_never_written(served: Served, rest_to
     assert "The key is deleted: its newest message is a deletion." in page(
         served.client, f"{page_of(rest_topic)}?key=b"
     )
-    unknown = "none was ever written, or it was removed (deletion, time to live, retention, trim)."
+    unknown = (
+        "has no value: it was never written, or it was removed (deletion, time to live, retention, trim). Raw reads "
+        "may still return its messages."
+    )
     assert unknown in page(served.client, f"{page_of(rest_topic)}?key=c")
     assert unknown in messages(rest_topic, "key=c")
 
@@ -209,7 +225,7 @@ def test_a_search_for_a_key_ends_in_time_and_says_so(
     reason = "the newest message of the key was not found within the time that its search may take: try again"
     for text in (messages(rest_topic, "key=a"), page(served.client, f"{page_of(rest_topic)}?key=a")):
         assert reason in text
-        assert "none was ever written" not in text
+        assert "never written" not in text
 
 
 def not_local(*_arguments: Any, sealed_only: bool = False, **_options: Any) -> None:
@@ -226,7 +242,7 @@ def test_a_search_of_the_sealed_messages_says_that_it_is_one(
     text = messages(rest_topic, "key=a")
     assert "it is in another log directory" in text
     assert "The topic has no sealed message of the key “a”." in text
-    assert "none was ever written" not in text
+    assert "never written" not in text
 
 
 def test_an_error_of_the_search_of_the_sealed_messages_is_on_the_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,47 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert any("the horizon: compacted up to offset 0" in title for title in titles)
 
 
+def test_a_lost_manifest_is_no_topic_that_is_up_to_date(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.broker.environment.store.delete(compacted.manifest.name)
+    text = page(served.client, page_of(rest_topic))
+    assert re.findall(r'<span class="state [^"]*">([^<]*)', text.partition("</div>")[0]) == ["unreadable"]
+    assert "Next run: none; there is no message to compact." in text
+    assert "its manifest is not in the object store." in text
+    assert "Next try" not in text
+    assert "Failures since the last success" not in text
+
+
+@pytest.mark.parametrize("lost", ["part", "index"])
+def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(served: Served, rest_topic: RestTopic, lost: str) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    manifest = read_manifest(environment.store, compacted.manifest)
+    name = manifest.parts[0].rows.stored.name if lost == "part" else next(chain.from_iterable(manifest.index)).name
+    environment.store.delete(name)
+    text = page(served.client, f"{page_of(rest_topic)}?key=b").replace("<wbr>", "")
+    noun = {"part": "one of its parts", "index": "its key index"}[lost]
+    what = f"The compacted ledger {compacted.ledger_id} cannot be read in full: {noun} is not in the object store."
+    assert f"<h2>{what}</h2>" in text
+    assert "<li>If there is no backup, run: compactor cursor delete " in text
+    assert name in text
+    assert "The key could not be looked up: " in text
+    assert "page says what to do" not in text
+    assert "Error of the last run" not in text, "it did not fail"
+    assert (" saved</strong>" in text) is (lost == "index"), "compacted reads need no index"
+    assert ('<span class="state unreadable">' in text) is (lost == "part")
+    messages = page(served.client, f"{page_of(rest_topic)}/messages?key=b")
+    assert f"<h2>{what}</h2>" in messages
+    assert "<li>If there is no backup, run: compactor cursor delete " in messages
+    assert "page says what to do" not in messages
+
+
 @pytest.mark.slow
 def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1")
@@ -209,6 +251,8 @@ def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic
         "store." in whole
     )
     assert "The key could not be looked up: " in text
+    assert "page says what to do" not in text
+    assert "Error of the last run" in text
     assert "<strong>Compacted reads fail</strong>" in text
     assert " saved</strong>" not in text, "a compacted read fails"
     assert "left by compaction" not in str(picture(text).get("aria-label"))
