@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
-    """Return the control loop of a service, not started, with the engines of its Spark master."""
+    """Return the control loop of a service, not started, with the engines of the settings."""
     return ControlLoop(
         environment,
         engine_provider(settings),

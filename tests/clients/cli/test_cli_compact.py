@@ -117,6 +117,8 @@ def test_a_namespace_and_all(program: Program, topics: tuple[str, ...], engine: 
 
 
 def test_a_namespace_without_topics(program: Program, topics: tuple[str, ...], no_spark: None) -> None:
+    with open_environment(Settings.load()) as environment:
+        environment.metadata.tenancy.create_namespace("team/nothing")
     result = program("compact-topic", "--namespace", "team/nothing").done()
     assert (result.stdout, result.stderr) == ("", "The namespace team/nothing has no topics.\n")
 

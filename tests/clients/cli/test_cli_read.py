@@ -116,7 +116,7 @@ def test_read_compacted(program: Program, history: str, folder: Path, in_process
     assert never == raw, "R3: never compacted reads raw"
     result = program("compact-topic", "--topic", history).done()
     assert result.stdout == ("Compaction of topic persistent://public/default/t complete. Compacted to ledger 2\n")
-    assert "6 messages, 2 live keys, 2 deleted" in result.stderr
+    assert "6 new messages, 4 index records read, 2 live keys, 2 deleted" in result.stderr
     assert "2 survivors in 1 part" in result.stderr
     compacted = program("read", history, "--read-compacted").done().messages
     assert compacted == [raw[1], raw[5]]
