@@ -23,7 +23,7 @@ class SeekPosition(Protocol):
     """The first message of a read, which need not exist."""
 
     def surely_begins_after(self, last: LogPosition) -> bool:
-        """Return whether the read begins after the message at `last`."""
+        """Return whether the read is known to begin after the message at `last`."""
 
     def skips_row_group(self, reader: RowsReader, group: int) -> bool:
         """Return whether a row group is known to hold no row of the read."""

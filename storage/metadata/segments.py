@@ -178,7 +178,7 @@ def roll_requested(connection: Connection, topic_id: int) -> bool:
 
 
 def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int, bool]:
-    """Return by id whether a roll of each topic is requested, some hundred a statement; deleted topics are left out."""
+    """Return by id whether a roll of each topic is requested; deleted topics are left out."""
     requested: dict[int, bool] = {}
     columns = (topics_table.c.id, topics_table.c.roll_requested_at)
     for ids in queries.batches(topic_ids):

@@ -100,7 +100,7 @@ class RetentionFilter:
 def retention_filter(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
     """Return the filter of a topic with these policies at the time `now` (ms); None: everything is visible.
 
-    `start_offset`: the topic's.
+    `start_offset`: the topic's; rows below it are hidden.
     """
     if not policies.cleanup_policy >= BOTH:
         return None
