@@ -18,12 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.data import Shape
 from benchmarks.peers.artifacts import LOG_SETTINGS, Artifacts
 from benchmarks.peers.broker import ADDRESS, Broker, free_ports
-from benchmarks.peers.contender import Compaction, Deadline, Messages
-from benchmarks.peers.pulsar_topics import POLL_SECONDS, PulsarTopics
-from benchmarks.peers.records import Survivors
+from benchmarks.peers.contender import Deadline
+from benchmarks.peers.pulsar_topics import POLL_SECONDS, PulsarTopics, TopicsContender
 
 CLIENT = "PulsarMessages"
 _HEAP = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC", "-XX:+PerfDisableSharedMem")
@@ -66,7 +64,7 @@ diskUsageWarnThreshold=0.99
 
 
 @dataclass
-class Pulsar:
+class Pulsar(TopicsContender):
     """A standalone broker."""
 
     artifacts: Artifacts
@@ -128,21 +126,9 @@ class Pulsar:
         self._broker = Broker(self.name, command, self.folder)
         self._broker.wait_for("messaging service is ready", self.limit, "its start")
         deadline = Deadline(self.limit, f"{self.name}: making its default namespace")
-        while self._topics.request("GET", "/admin/v2/namespaces/public/default")[0] != 200:
+        while self.topics.request("GET", "/admin/v2/namespaces/public/default")[0] != 200:
             self._broker.check(deadline)
             time.sleep(POLL_SECONDS)
-
-    def load(self, messages: Messages, topic: str) -> float:
-        return self._topics.load(messages, topic)
-
-    def compact(self, topic: str) -> Compaction:
-        return self._topics.compact(topic)
-
-    def survivors(self, topic: str, shape: Shape) -> Survivors:
-        return self._topics.survivors(topic, shape)
-
-    def forget(self, topic: str) -> None:
-        self._topics.delete(topic)
 
     def process(self) -> int:
         return self._started().pid
@@ -152,7 +138,7 @@ class Pulsar:
             self._broker.stop()
 
     @property
-    def _topics(self) -> PulsarTopics:
+    def topics(self) -> PulsarTopics:
         check = self._started().check
         return PulsarTopics(
             self.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,27 @@ class PulsarTopics:
             raise PeerFailed(f"{self.name}: the compaction's status was answered with {status}: {body[:300]!r}")
         answer: dict[str, str] = json.loads(body)
         return answer
+
+
+class TopicsContender(ABC):
+    """The steps of a contender that PulsarTopics carries out."""
+
+    @property
+    @abstractmethod
+    def topics(self) -> PulsarTopics:
+        """The topics of the started server."""
+
+    def load(self, messages: Messages, topic: str) -> float:
+        return self.topics.load(messages, topic)
+
+    def compact(self, topic: str) -> Compaction:
+        return self.topics.compact(topic)
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        return self.topics.survivors(topic, shape)
+
+    def forget(self, topic: str) -> None:
+        self.topics.delete(topic)
 
 
 def _full_name(topic: str) -> str:

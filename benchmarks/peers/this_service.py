@@ -10,17 +10,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.data import Shape
 from benchmarks.peers.artifacts import Artifacts
-from benchmarks.peers.contender import Compaction, Deadline, Messages, PeerFailed
-from benchmarks.peers.pulsar_topics import PulsarTopics
-from benchmarks.peers.records import Survivors
+from benchmarks.peers.contender import Deadline, PeerFailed
+from benchmarks.peers.pulsar_topics import PulsarTopics, TopicsContender
 from benchmarks.peers.this_job import OURS
 from tests.servers.compactor_service import RunningService, compactor_service
 
 
 @dataclass
-class ThisService:
+class ThisService(TopicsContender):
     """A service with its data below `folder`. `artifacts`: those of Pulsar's client. `engine`: compaction.engine."""
 
     artifacts: Artifacts
@@ -49,18 +47,6 @@ class ThisService:
         except AssertionError as error:
             raise PeerFailed(f"{self.name}: {error}") from error
 
-    def load(self, messages: Messages, topic: str) -> float:
-        return self._topics.load(messages, topic)
-
-    def compact(self, topic: str) -> Compaction:
-        return self._topics.compact(topic)
-
-    def survivors(self, topic: str, shape: Shape) -> Survivors:
-        return self._topics.survivors(topic, shape)
-
-    def forget(self, topic: str) -> None:
-        self._topics.delete(topic)
-
     def process(self) -> int:
         return self._started().process.pid
 
@@ -68,7 +54,7 @@ class ThisService:
         self._running.close()
 
     @property
-    def _topics(self) -> PulsarTopics:
+    def topics(self) -> PulsarTopics:
         service = self._started()
 
         def check(deadline: Deadline) -> None:
