@@ -98,9 +98,9 @@ def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWordi
 
 def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
-    left = run.tail_error
-    others = {name: value for name, value in run.statistics.items() if name not in left.fields(TAIL_LEFT)}
-    return others | ({TAIL_LEFT: redacted_error_text(left, wording=wording)} if left else {})
+    tail_error = run.tail_error
+    others = {name: value for name, value in run.statistics.items() if name not in tail_error.fields(TAIL_LEFT)}
+    return others | ({TAIL_LEFT: redacted_error_text(tail_error, wording=wording)} if tail_error else {})
 
 
 def redacted_error_text(error: ErrorText, *, wording: AdviceWording | None = OPERATOR_WORDING) -> str | None:

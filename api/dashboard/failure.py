@@ -30,6 +30,7 @@ _RAW_NOUNS: Mapping[ObjectKind | None, str] = {
     ObjectKind.LEDGER_ROWS: "an object with raw messages",
     ObjectKind.LEDGER_INDEX: "the key index of a raw ledger",
 }
+_ALL_COMPACTED_READS_FAIL = "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on."
 _ONLY_FOR_KEYS = (ObjectKind.INDEX, ObjectKind.CHUNKS)
 _RESTORE = "If it does, restore the object from a backup (docs/operations.md)."
 
@@ -138,8 +139,7 @@ def topic_failure(
         )
     reads = "compacted reads that need it" if lost.breaks_reads(ledger_id) else "look-ups of keys that need it"
     return Failure(
-        f"The compacted ledger {ledger_id} cannot be read in full: "
-        f"{_NOUNS.get(lost.kind, 'an object')} {lost.state_text}.",
+        _partial_loss(lost),
         f"Compactions fail, and so do {reads}. Raw reads, producers and subscriptions go on.",
         _steps(name, is_raw_whole),
         lost,
@@ -155,10 +155,9 @@ def read_failure(error: CompactorError | None) -> Failure | None:
         return None
     if lost.kind is ObjectKind.MANIFEST:
         what = f"The compacted ledger {lost.ledger_id} cannot be read: its manifest {lost.state_text}."
-        effect = "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on."
+        effect = _ALL_COMPACTED_READS_FAIL
     else:
-        noun = _NOUNS.get(lost.kind, "an object")
-        what = f"The compacted ledger {lost.ledger_id} cannot be read in full: {noun} {lost.state_text}."
+        what = _partial_loss(lost)
         reads = "compacted reads" if lost.breaks_reads(lost.ledger_id) else "look-ups of keys"
         effect = (
             f"The {reads} that need it fail, and so does a compaction that reads it. Raw reads, producers and "
@@ -182,11 +181,17 @@ def _manifest_failure(
     is_same = lost is not None and lost_by_run is not None and lost_by_run.ledger_id == ledger_id
     return Failure(
         f"The compacted ledger {ledger_id} cannot be read: {f'its manifest {lost.state_text}' if lost else reason}.",
-        "Compactions and compacted reads fail. Raw reads, producers and subscriptions go on.",
+        _ALL_COMPACTED_READS_FAIL,
         _steps(name, is_raw_whole) if isinstance(error, DataLoss) else _REMOVE_THE_CAUSE,
         lost,
         "" if is_same else error_text,
     )
+
+
+def _partial_loss(lost: LostObject) -> str:
+    """Return what happened to a compacted ledger that needs an object other than its manifest."""
+    noun = _NOUNS.get(lost.kind, "an object")
+    return f"The compacted ledger {lost.ledger_id} cannot be read in full: {noun} {lost.state_text}."
 
 
 def _is_loss_of_an_older_version(error: ErrorText) -> bool:
