@@ -59,13 +59,22 @@ def open_for_reading(settings: Settings) -> Iterator[Environment]:
 
 
 @contextmanager
-def open_for_changing(settings: Settings) -> Iterator[Environment]:
+def open_for_changing(settings: Settings, *, dry_run: bool = False) -> Iterator[Environment]:
     """Open the environment for a command that changes what exists, as `open_for_writing` does, and create no database.
 
-    Raises Misconfigured if the embedded database does not exist.
+    `dry_run`: write nothing, but refuse what the change would refuse. Raises Misconfigured if the embedded database
+    does not exist.
     """
     _check_database_exists(settings)
-    with open_for_writing(settings) as environment:
+    if not dry_run:
+        with open_for_writing(settings) as environment:
+            yield environment
+        return
+    with open_environment(settings) as environment:
+        from storage.store_identity import StoreIdentity
+
+        with suppress(Unavailable):
+            StoreIdentity(environment.metadata, environment.store).check()
         yield environment
 
 

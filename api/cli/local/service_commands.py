@@ -11,7 +11,10 @@ from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import print_line
-from api.components import open_environment, open_for_reading, open_metadata, open_object_store
+from api.components import open_environment, open_for_changing, open_for_reading, open_metadata, open_object_store
+from api.observability.error_text import one_line
+from api.settings.settings import Settings
+from storage.errors import Misconfigured, Unavailable, WrongStore
 
 
 def serve(
@@ -43,14 +46,32 @@ def serve(
 def check_store(context: typer.Context) -> None:
     """Test the object store.
 
-    Tests everything that compactor relies on, races included, and removes the objects of the test.
+    Tests everything that compactor relies on, races included, and removes the objects of the test. If there is a
+    database, also tests that the store is not the store of another database.
     """
-    with closing(open_object_store(context.obj)) as store:
+    settings: Settings = context.obj
+    with closing(open_object_store(settings)) as store:
         report = store.check_capabilities()
     for capability in report.capabilities:
         print_line(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()
+    _check_identity(settings)
     print_line(f"{report.url} can serve as object store")
+
+
+def _check_identity(settings: Settings) -> None:
+    """Raise WrongStore if the database of `settings` has another store; state why if it cannot be read."""
+    if settings.embedded_database and not settings.embedded_database_file.exists():
+        return
+    try:
+        with open_for_changing(settings, dry_run=True) as environment:
+            url = environment.metadata.url
+    except WrongStore:
+        raise
+    except (Misconfigured, Unavailable) as error:
+        say(f"Not tested whether the store is that of the database: {one_line(error)}")
+        return
+    print_line(f"{'ok':8}identity: not the store of another database than {url}")
 
 
 def adopt_store(

@@ -130,7 +130,7 @@ def delete_topic(
     nothing with it.
     """
     reject_yes_with_dry_run(yes, dry_run)
-    with (open_for_changing if yes else open_for_reading)(context.obj) as environment:
+    with open_for_changing(context.obj, dry_run=not yes) as environment:
         from api.broker import names
         from compactor.scheduling.backlog import unsealed_backlog
 
@@ -179,7 +179,7 @@ def release_lease(
     lease expires. An owner that is alive is fenced: its later appends fail, and nothing is written twice.
     """
     reject_yes_with_dry_run(yes, dry_run)
-    with (open_for_changing if yes else open_for_reading)(context.obj) as environment:
+    with open_for_changing(context.obj, dry_run=not yes) as environment:
         from api.broker import topics
         from storage.metadata.leases import shown_time
 
@@ -211,7 +211,7 @@ def trim_topic(
     """
     position = None if before is None else parse_trim_position(before)
     reject_yes_with_dry_run(yes, dry_run)
-    with (open_for_changing if yes else open_for_reading)(context.obj) as environment:
+    with open_for_changing(context.obj, dry_run=not yes) as environment:
         from api.broker import compaction
 
         record = open_topic(environment, topic).record
