@@ -87,14 +87,14 @@ class MaintenanceLoop:
         self._thread.join()
         self._sealer.__exit__()
 
-    def ensure_sealer_running(self) -> None:
-        """Start the sealing process, unless it runs: a segment was rolled. Callable from any thread.
+    def wake_sealer(self) -> None:
+        """Let the sealing process check for rolled segments at once; start it if it does not run. Callable from any thread.
 
         Raises nothing: an error is logged, and the loop tries again.
         """
         try:
             if not self._stop.is_set() and self._store_trial is None:
-                self._sealer.ensure_running()
+                self._sealer.wake()
         except Exception:
             _log.exception("the sealing process cannot be started now")
 
@@ -157,7 +157,7 @@ class MaintenanceLoop:
                 self._failing.add(topic.id)
                 continue
             self._failing.discard(topic.id)
-            self.ensure_sealer_running()
+            self.wake_sealer()
 
     def _seal(self, log_uid: str) -> None:
         """Start the sealing process for segments that another process, or one that has died, left rolled."""
@@ -166,4 +166,4 @@ class MaintenanceLoop:
             return
         self._checked_at = now
         if self._environment.metadata.segments.topics_with_segments([SegmentState.ROLLED], log_uid):
-            self.ensure_sealer_running()
+            self.wake_sealer()

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
@@ -31,9 +33,11 @@ from storage.model import LedgerRecord, TopicName
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
-"""Interval at which the process checks whether a segment was rolled, or a file is due for removal."""
+"""Interval at which the process checks whether a segment was rolled, or a file is due for removal, unless it is
+woken."""
 RETRY_SECONDS = 30.0
 """Delay after an error, so that a damaged segment is not read every second."""
+_WAKE = b"w"
 HasMore: TypeAlias = bool
 """The result of a call that seals: whether another call may find more to seal."""
 
@@ -41,7 +45,7 @@ HasMore: TypeAlias = bool
 class BackgroundSealer:
     """The process that seals rolled segments, as a context manager.
 
-    `ensure_running` starts the process. The end of the context waits until the process has sealed the rolled segments
+    `wake` starts the process. The end of the context waits until the process has sealed the rolled segments
     and ended.
 
     `topic`: None: all topics that have segments in the log directory. `report_error`: receives each error as text for a
@@ -63,14 +67,19 @@ class BackgroundSealer:
     def __enter__(self) -> BackgroundSealer:
         return self
 
-    def ensure_running(self) -> None:
-        """Start the process, unless it runs. Callable from any thread. Raises OSError if no process can be started
-        now."""
+    def wake(self) -> None:
+        """Let the process check for rolled segments at once; start it if it does not run. Callable from any thread.
+
+        Raises OSError if no process can be started now.
+        """
         with self._lock:
-            if self._process is not None and self._process.is_alive():
+            if self._process is not None and self._writer_lives is not None and self._process.is_alive():
+                with suppress(BlockingIOError, BrokenPipeError):  # it is woken already, or ends now
+                    self._writer_lives.send_bytes(_WAKE)
                 return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
+            os.set_blocking(self._writer_lives.fileno(), False)
             arguments = (self._settings, None if self._topic is None else str(self._topic), theirs, self._report_error)
             process = self._context.Process(target=seal_until_stopped, args=arguments, name="sealer", daemon=True)
             try:
@@ -149,7 +158,7 @@ class Sealing:
         """
         wait, last = POLL_SECONDS, False
         while not last:
-            last = stop.poll(wait)
+            last = _is_closed(stop, wait)
             try:
                 more = seal(last)
                 while more and last:
@@ -205,6 +214,18 @@ class Sealing:
             return False
         self._turns[topic.id] = turn
         return True
+
+
+def _is_closed(writer: Connection, seconds: float) -> bool:
+    """Wait until the other end of the pipe sends something or is closed, at most `seconds`; return whether it is
+    closed."""
+    while writer.poll(seconds):
+        try:
+            writer.recv_bytes()
+        except EOFError:
+            return True
+        seconds = 0.0
+    return False
 
 
 class _Once:

@@ -32,9 +32,12 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
     `expected_errors`: as in `api.broker.threads.Pool`. Raises Misconfigured, Unavailable.
     """
     with open_for_writing(settings) as environment:
-        environment = replace(
-            environment, log=replace(environment.log, wake_sealer=lambda: maintenance.ensure_sealer_running())
+        log = replace(
+            environment.log,
+            wake_sealer=lambda: maintenance.wake_sealer(),
+            wake_writers=lambda: leases.wake(),
         )
+        environment = replace(environment, log=log)
         metadata, clock = environment.metadata, environment.clock
         with suppress(Unavailable):  # then the maintenance tries it
             store_trial(settings, environment).ensure_passed()
@@ -50,7 +53,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         schema_processes = SchemaProcesses()
         quick_store = environment.store.with_timeout(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
         logs = TopicLogs(
-            clock, settings.producers_max, settings.producers_idle_ms, maintenance.ensure_sealer_running, leases
+            clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake_sealer, leases
         )
         try:
             yield Broker(

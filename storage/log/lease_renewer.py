@@ -87,6 +87,7 @@ class LeaseRenewer:
         self._lock = threading.Lock()
         self._watched: dict[_Watched, None] = {}
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._rolls = ThreadPoolExecutor(POOL, "log-roll")
         self._fences = ThreadPoolExecutor(POOL, "log-fence")
         self._threads = [
@@ -102,6 +103,7 @@ class LeaseRenewer:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stop.set()
+        self._wake.set()
         for thread in self._threads:
             thread.join()
         self._rolls.shutdown()
@@ -128,6 +130,10 @@ class LeaseRenewer:
         this renewer is ending.
         """
         return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll))
+
+    def wake(self) -> None:
+        """Let the thread poll all logs at once: a roll was requested. Callable from any thread."""
+        self._wake.set()
 
     def poll_logs(self) -> list[Future[None]]:
         """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
@@ -225,7 +231,11 @@ class LeaseRenewer:
 
     def _run_polls(self, seconds: float) -> None:
         failing = False
-        while not self._stop.wait(seconds):
+        while True:
+            self._wake.wait(seconds)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
             try:
                 self.poll_logs()
                 failing = False

@@ -55,7 +55,7 @@ SMALL_MESSAGES = 100_000
 SEALER_DEAD_MS = 60_000
 """The age of a heartbeat from which its sealer has lost the segment."""
 _HEARTBEAT_SECONDS = 5.0
-_POLL_SECONDS = 0.1
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class LogManager:
         if self.environment.log.wake_sealer is not None and self.rolled_segments(topic, end):
             self.environment.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
-        deadline = self.environment.clock.now_ms() + wait_ms
+        deadline, pauses = self.environment.clock.now_ms() + wait_ms, _pauses()
         while unsealed := self.rolled_segments(topic, end):
             if not self._is_at_another_service(unsealed[0]):
                 self.environment.log.check_is_local(topic.name, unsealed[0])
             if self.environment.clock.now_ms() >= deadline:
                 raise self._unsealed(topic, unsealed[0], wait_ms)
-            self.environment.clock.wait(_POLL_SECONDS)
+            self.environment.clock.wait(next(pauses))
             sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
@@ -137,7 +137,7 @@ class LogManager:
         """
         clock, segments = self.environment.clock, self.environment.metadata.segments
         requested: int | None = None
-        deadline = 0
+        deadline, pauses = 0, _pauses()
         while (segment := segments.find_open(topic.id)) is not None:
             if requested is not None and segment.ledger_id != requested:
                 return  # it was rolled, and the writer continues in the next one
@@ -165,7 +165,9 @@ class LogManager:
                 requested = segment.ledger_id
                 # The writer's time begins with the request, however long the database took until here.
                 deadline = clock.now_ms() + wait_ms
-            clock.wait(_POLL_SECONDS)
+                if self.environment.log.wake_writers is not None:
+                    self.environment.log.wake_writers()
+            clock.wait(next(pauses))
         if self._is_behind_its_log(topic):
             self._roll_here(topic, accept_loss)
 
@@ -413,3 +415,11 @@ def _is_small(segment: SegmentRecord) -> bool:
     if content is None or segment.sealing_tries:
         return False
     return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
+
+
+def _pauses() -> Iterator[float]:
+    """Yield the seconds between two checks of other processes' work: short ones first, since most work is short."""
+    pause = _FIRST_POLL_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _POLL_SECONDS)

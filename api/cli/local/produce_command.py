@@ -72,7 +72,7 @@ def produce_messages(
         is_complete = False
         try:
             with target.writing(
-                lambda opened: opened.append_log(wait * 1000, sealer.ensure_running, on_held=lease_wait_reporter(wait))
+                lambda opened: opened.append_log(wait * 1000, sealer.wake, on_held=lease_wait_reporter(wait))
             ) as log:
                 for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.

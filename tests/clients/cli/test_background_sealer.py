@@ -80,7 +80,7 @@ from storage.model import TopicName
 
 if __name__ == "__main__":
     with BackgroundSealer(Settings(data=sys.argv[1]), TopicName.parse("t")) as sealer:
-        sealer.ensure_running()
+        sealer.wake()
         print("started", flush=True)
         sys.stdin.read()
 """
@@ -103,7 +103,7 @@ def test_it_ends_when_its_writer_is_killed(environment: Environment, settings: S
 
 def test_what_is_rolled_when_the_writer_ends_is_sealed(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
-        sealer.ensure_running()
+        sealer.wake()
     assert waiting(environment) == 0
 
 
@@ -120,20 +120,20 @@ def test_one_that_could_not_be_started_is_started_later(
             patched.setattr(multiprocessing.get_context("spawn").Process, "start", refuse)
             for _ in range(2):
                 with pytest.raises(BlockingIOError):
-                    sealer.ensure_running()
-        sealer.ensure_running()
+                    sealer.wake()
+        sealer.wake()
     assert waiting(environment) == 0
 
 
 def test_one_that_died_is_started_again(environment: Environment, settings: Settings) -> None:
     with BackgroundSealer(settings, NAME) as sealer:
-        sealer.ensure_running()
+        sealer.wake()
         (first,) = multiprocessing.active_children()
-        sealer.ensure_running()
+        sealer.wake()
         assert [child.pid for child in multiprocessing.active_children()] == [first.pid]
         first.kill()
         first.join()
-        sealer.ensure_running()
+        sealer.wake()
         (second,) = multiprocessing.active_children()
         assert second.pid != first.pid
     assert waiting(environment) == 0

@@ -127,8 +127,8 @@ def test_its_thread_outlives_whatever_goes_wrong(
         monkeypatch.setattr(environment.metadata.segments, "topics_with_segments", fail)
         with MaintenanceLoop(settings, environment, lambda: True) as loop:
             eventually(lambda: len(looks) > 2)
-            monkeypatch.setattr(BackgroundSealer, "ensure_running", fail)
-            loop.ensure_sealer_running()
+            monkeypatch.setattr(BackgroundSealer, "wake", fail)
+            loop.wake_sealer()
     assert "cannot be started now" in caplog.text
 
 
@@ -149,11 +149,11 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
         clock = ManualClock()
         loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)
         woken: list[None] = []
-        monkeypatch.setattr(BackgroundSealer, "ensure_running", lambda _: woken.append(None))
+        monkeypatch.setattr(BackgroundSealer, "wake", lambda _: woken.append(None))
         for waited_ms, expected in ((0, 1), (4_999, 1), (1, 2), (59_999, 2), (1, 3), (60_000, 3)):
             clock.advance(waited_ms)
             loop.run_store_trial_if_due()
-            loop.ensure_sealer_running()
+            loop.wake_sealer()
             assert len(checks) == expected
             assert bool(woken) == (expected == 3), "nothing is sealed into a store that has not passed"
         assert "nothing is sealed into this object store: it overwrites: replace it" in caplog.text
