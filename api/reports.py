@@ -76,7 +76,7 @@ def control_document(item: TopicControl, *, wording: AdviceWording | None) -> di
 
     last_error = redacted_error_text(item.control.last_error, wording=wording) or ""
     return document_of(
-        CompactionControlReport, item.control, topic=str(item.topic), state=item.state, last_error=last_error
+        CompactionControlReport, item.control, topic=str(item.topic), state=item.cleaner_state, last_error=last_error
     )
 
 

@@ -88,9 +88,9 @@ class MaintenanceLoop:
         self._sealer.__exit__()
 
     def wake_sealer(self) -> None:
-        """Let the sealing process check for rolled segments at once; start it if it does not run. Callable from any thread.
+        """Let the sealing process check for rolled segments at once; start it if it does not run.
 
-        Raises nothing: an error is logged, and the loop tries again.
+        Callable from any thread. Raises nothing: an error is logged, and the loop tries again.
         """
         try:
             if not self._stop.is_set() and self._store_trial is None:

@@ -39,7 +39,7 @@ class TopicControl:
     is_running: bool = False
 
     @property
-    def state(self) -> str:
+    def cleaner_state(self) -> str:
         """Return the state in the words of Kafka's LogCleanerManager: None, InProgress, Aborted or Paused(n)."""
         if self.control.aborting:
             return "Aborted"

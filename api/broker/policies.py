@@ -81,11 +81,11 @@ def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarP
     Raise as `policy_store_keys`.
     """
     value = policy.wire_value(environment.metadata.policies.readable_of_scope(policy_store_keys(environment, scope)[0]))
-    return policy.calls[scope.origin].unset_value if value is None else value
+    return policy.endpoints[scope.origin].unset_value if value is None else value
 
 
 def set_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
     """Set a policy of Pulsar to a wire value. Raise as `policy_store_keys`, PolicyValueRefused."""
-    scopes, changes = policy_store_keys(environment, scope), policy.changes_of(value, policy.calls[scope.origin])
+    scopes, changes = policy_store_keys(environment, scope), policy.changes_of(value, policy.endpoints[scope.origin])
     values = {name: setting for name, setting in changes.items() if setting is not None}
     environment.metadata.policies.change(scopes, values, changes.keys() - values.keys())

@@ -41,8 +41,8 @@ class PolicyValueRefused(InvalidInput):
 
 
 @dataclass(frozen=True)
-class PolicyCalls:
-    """The calls of a policy in one scope: GET, DELETE and `verb` of a path below the scope's.
+class PolicyEndpoints:
+    """The endpoints of a policy in one scope: GET, DELETE and `verb` of a path below the scope's.
 
     `verb`: the method that sets the policy. `label`: the start of the policy's name in the operation ids of the calls.
     `out_of_range_reason`: the words of a broker for a number out of range. `unset_value`: the answer of GET if the
@@ -70,15 +70,15 @@ class PulsarPolicy:
     operation: str
     tag: str
     names: tuple[str, ...]
-    calls: Mapping[PolicyOrigin, PolicyCalls]
+    endpoints: Mapping[PolicyOrigin, PolicyEndpoints]
     field: str = ""
 
     def wire_value(self, settings: Settings) -> Any:
         """Return the wire value of settings; None if they do not set it."""
         return settings.get(self.names[0])
 
-    def changes_of(self, value: Any, calls: PolicyCalls) -> Changes:
-        """Return the changes that store a wire value. `calls`: those of the scope. Raise PolicyValueRefused."""
+    def changes_of(self, value: Any, endpoints: PolicyEndpoints) -> Changes:
+        """Return the changes that store a wire value. `endpoints`: those of the scope. Raise PolicyValueRefused."""
         return {self.names[0]: value}
 
     def applied_wire_value(self, resolution: PolicyResolution) -> Any:
@@ -92,19 +92,19 @@ class NumberPolicy(PulsarPolicy):
 
     example: int = 0
 
-    def changes_of(self, value: int, calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: int, endpoints: PolicyEndpoints) -> Changes:
         (name,) = self.names
         try:
             return {name: POLICIES[name].kind.parse(name, value)}
         except InvalidInput as error:
-            raise PolicyValueRefused(calls.out_of_range_reason) from error
+            raise PolicyValueRefused(endpoints.out_of_range_reason) from error
 
 
 @dataclass(frozen=True)
 class StrategyPolicy(PulsarPolicy):
     """The schema compatibility strategy. UNDEFINED removes the policy, so the next wider scope decides."""
 
-    def changes_of(self, value: str, calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: str, endpoints: PolicyEndpoints) -> Changes:
         return {self.names[0]: None if value == SchemaCompatibilityStrategy.UNDEFINED else str(value)}
 
 
@@ -127,7 +127,7 @@ class RetentionPolicy(PulsarPolicy):
         minutes = _NO_LIMIT if milliseconds is None else milliseconds // 60_000
         return _retention(minutes, size if isinstance(size, int) else _NO_LIMIT)
 
-    def changes_of(self, value: Mapping[str, int], calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: Mapping[str, int], endpoints: PolicyEndpoints) -> Changes:
         time, size = value["retentionTimeInMinutes"], value["retentionSizeInMB"]
         for noun, limit in (("size", size), ("time", time)):
             if limit < _NO_LIMIT:
@@ -179,7 +179,7 @@ class QuotaPolicy(PulsarPolicy):
                 quotas[kind] = {"limit": size, "limitSize": size, "limitTime": seconds, "policy": action or HOLD}
         return quotas
 
-    def changes_of(self, value: Mapping[QuotaType, Mapping[str, object]], calls: PolicyCalls) -> Changes:
+    def changes_of(self, value: Mapping[QuotaType, Mapping[str, object]], endpoints: PolicyEndpoints) -> Changes:
         changes: Changes = {}
         for kind, quota in value.items():
             name = "limitSize" if kind is QuotaType.SIZE else "limitTime"
@@ -197,10 +197,10 @@ THRESHOLD = NumberPolicy(
     "compaction",
     ("compaction.threshold.bytes",),
     {
-        _NAMESPACE: PolicyCalls(
+        _NAMESPACE: PolicyEndpoints(
             "compactionThreshold", "PUT", out_of_range_reason="compactionThreshold must be 0 or more"
         ),
-        _TOPIC: PolicyCalls("compactionThreshold", out_of_range_reason="Invalid value for compactionThreshold"),
+        _TOPIC: PolicyEndpoints("compactionThreshold", out_of_range_reason="Invalid value for compactionThreshold"),
     },
     "compaction_threshold",
     1_048_576,
@@ -209,7 +209,7 @@ RETENTION = RetentionPolicy(
     "Retention",
     "retention",
     (*RETENTION_TIMES, _BYTES),
-    {_NAMESPACE: PolicyCalls("retention"), _TOPIC: PolicyCalls("retention", label="Topic")},
+    {_NAMESPACE: PolicyEndpoints("retention"), _TOPIC: PolicyEndpoints("retention", label="Topic")},
     "retention_policies",
 )
 PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
@@ -219,7 +219,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "policies",
         ("compaction.threshold.messages",),
         {
-            _TOPIC: PolicyCalls(
+            _TOPIC: PolicyEndpoints(
                 "compactionThresholdMessages",
                 out_of_range_reason="Invalid value for compactionThresholdMessages",
                 is_extension=True,
@@ -232,8 +232,8 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "backlog",
         ("message.ttl.seconds",),
         {
-            _NAMESPACE: PolicyCalls("messageTTL", out_of_range_reason=_BAD_TTL),
-            _TOPIC: PolicyCalls("messageTTL", out_of_range_reason=_BAD_TTL, is_query=True),
+            _NAMESPACE: PolicyEndpoints("messageTTL", out_of_range_reason=_BAD_TTL),
+            _TOPIC: PolicyEndpoints("messageTTL", out_of_range_reason=_BAD_TTL, is_query=True),
         },
         "message_ttl_in_seconds",
         3600,
@@ -243,7 +243,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "Deduplication",
         "policies",
         ("deduplication.enabled",),
-        {_NAMESPACE: PolicyCalls("deduplication"), _TOPIC: PolicyCalls("deduplicationEnabled")},
+        {_NAMESPACE: PolicyEndpoints("deduplication"), _TOPIC: PolicyEndpoints("deduplicationEnabled")},
         "deduplicationEnabled",
     ),
     StrategyPolicy(
@@ -251,10 +251,10 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "policies",
         ("schema.compatibility-strategy",),
         {
-            _NAMESPACE: PolicyCalls(
+            _NAMESPACE: PolicyEndpoints(
                 "schemaCompatibilityStrategy", "PUT", unset_value=SchemaCompatibilityStrategy.UNDEFINED.value
             ),
-            _TOPIC: PolicyCalls("schemaCompatibilityStrategy", "PUT"),
+            _TOPIC: PolicyEndpoints("schemaCompatibilityStrategy", "PUT"),
         },
         "schema_compatibility_strategy",
     ),
@@ -262,7 +262,7 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
         "BacklogQuota",
         "backlog",
         (*QuotaType.SIZE.policy_names, *QuotaType.AGE.policy_names),
-        {_NAMESPACE: PolicyCalls("backlogQuota"), _TOPIC: PolicyCalls("backlogQuota")},
+        {_NAMESPACE: PolicyEndpoints("backlogQuota"), _TOPIC: PolicyEndpoints("backlogQuota")},
         "backlog_quota_map",
     ),
 )
@@ -275,7 +275,7 @@ def namespace_document(settings: Settings) -> dict[str, Any]:
     for policy in PULSAR_POLICIES:
         if policy.field:
             value = policy.wire_value(settings)
-            fields[policy.field] = policy.calls[_NAMESPACE].unset_value if value is None else value
+            fields[policy.field] = policy.endpoints[_NAMESPACE].unset_value if value is None else value
     return fields
 
 
@@ -287,7 +287,7 @@ def document_settings(fields: Mapping[str, Any]) -> dict[str, object]:
     changes: Changes = {}
     for policy in PULSAR_POLICIES:
         if (value := fields.get(policy.field)) is not None:
-            changes |= policy.changes_of(value, policy.calls[_NAMESPACE])
+            changes |= policy.changes_of(value, policy.endpoints[_NAMESPACE])
     return {name: value for name, value in changes.items() if value is not None}
 
 

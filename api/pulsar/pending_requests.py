@@ -26,8 +26,8 @@ _REASON = "requests"
 Work = Coroutine[Any, Any, Response | None]
 
 
-class Channel(Holdable, Protocol):
-    """A connection, as requests use it."""
+class RequestConnection(Holdable, Protocol):
+    """The part of a connection that requests use."""
 
     def send(self, response: Response) -> None:
         """Send a response."""
@@ -40,10 +40,10 @@ class PendingRequests:
     """The requests of one connection that are under way. `command_bytes`: the size of the command that is handled
     now."""
 
-    def __init__(self, channel: Channel, admission: Admission, identity: Identity) -> None:
+    def __init__(self, connection: RequestConnection, admission: Admission, identity: Identity) -> None:
         self.command_bytes = 0
         self._identity = identity
-        self._channel = channel
+        self._connection = connection
         self._admission = admission
         self._tasks: set[asyncio.Task[Any]] = set()
         self._bytes = 0
@@ -58,21 +58,21 @@ class PendingRequests:
             self._admission.admit(role, is_lookup)
         except Refused as error:
             work.close()
-            self._channel.send(failure(request, error))
+            self._connection.send(failure(request, error))
             return False
-        self._channel.charge(REQUEST_SECONDS)
+        self._connection.charge(REQUEST_SECONDS)
         task = asyncio.create_task(self._respond(request, work))
         self._tasks.add(task)
         size = self.command_bytes
         self._bytes += size
         if self._bytes >= MAX_REQUEST_BYTES:
-            self._channel.hold_requests(_REASON)
+            self._connection.hold_requests(_REASON)
 
         def ended(_: object) -> None:
             self._tasks.discard(task)
             self._bytes -= size
             if self._bytes <= MAX_REQUEST_BYTES // 2:
-                self._channel.resume_requests(_REASON)
+                self._connection.resume_requests(_REASON)
             self._admission.release(role, is_lookup)
 
         task.add_done_callback(ended)
@@ -84,7 +84,7 @@ class PendingRequests:
         except Exception as error:
             response = failure(request, refusal(error))
         if response is not None:
-            self._channel.send(response)
+            self._connection.send(response)
 
 
 def failure(request: Any, error: Refused) -> Failure:

@@ -54,8 +54,8 @@ IsReserved = Callable[[], bool]
 """Returns whether a reservation still holds."""
 
 
-class Channel(pending_requests.Channel, Protocol):
-    """The connection, as its session uses it. Calls return at once and never fail."""
+class SessionConnection(pending_requests.RequestConnection, Protocol):
+    """The part of a connection that its session uses. Calls return at once and never fail."""
 
     @property
     def address(self) -> str:
@@ -90,7 +90,7 @@ class Channel(pending_requests.Channel, Protocol):
 class Session:
     """The session of one client. For the event loop alone."""
 
-    def __init__(self, context: ServerContext, channel: Channel, handlers: Handlers) -> None:
+    def __init__(self, context: ServerContext, channel: SessionConnection, handlers: Handlers) -> None:
         self.context = context
         self.settings = settings = context.settings
         self.max_message_size = context.max_message_size

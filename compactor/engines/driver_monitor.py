@@ -60,7 +60,7 @@ class DriverClient(Protocol):
     def cancel(self, group: str) -> None:
         """Stop the jobs of a group."""
 
-    def kill(self) -> None:
+    def kill_java(self) -> None:
         """Kill the Java of this process's driver."""
 
 
@@ -137,7 +137,7 @@ class DriverMonitor:
             return self._caller.ask(call, self.deadlines.answer_seconds)
         except DriverTimeout:
             self._fail(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
-            self.kill()
+            self.kill_java()
             raise
 
     def poll(self, group: str = "") -> DriverStatus | None:
@@ -178,10 +178,10 @@ class DriverMonitor:
         """Request the end of a group's jobs, without waiting for it."""
         self._caller.post(lambda: self._driver.cancel(group))
 
-    def kill(self) -> None:
+    def kill_java(self) -> None:
         """Kill the driver's Java. Raises nothing."""
         with suppress(Exception):  # it has ended
-            self._driver.kill()
+            self._driver.kill_java()
 
     def close(self) -> None:
         """End the thread of the calls after the pending ones. Later calls of `ask` raise ConnectionAbortedError."""
@@ -249,5 +249,5 @@ class JobWatch:
             if monitor.failure:
                 monitor.cancel(self._group)
                 if not self._ended.wait(monitor.deadlines.end_seconds):
-                    monitor.kill()
+                    monitor.kill_java()
                 return

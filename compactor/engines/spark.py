@@ -257,7 +257,7 @@ class SparkDriver:
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
 
-    def kill(self) -> None:
+    def kill_java(self) -> None:
         if self._java is not None:
             self._java.kill()
 

@@ -181,7 +181,7 @@ def merge_winners(winners: IndexRecords, chunked_winners: IndexRecords, by_event
 
     `by_event`: the largest event time wins (P9), otherwise the largest offset.
     """
-    at = key_index.find(winners, chunked_winners.hi, chunked_winners.lo)
+    at = key_index.positions_of_hashes(winners, chunked_winners.hi, chunked_winners.lo)
     both = at >= 0
     others = winners.take(np.where(both, at, 0)) if len(winners) else chunked_winners
     later = chunked_winners.offset & key_index.OFFSET_MASK > others.offset & key_index.OFFSET_MASK

@@ -188,7 +188,7 @@ def _first_hits(levels: Sequence[IndexRecords], keys: IndexRecords) -> _Hits:
     event_time = np.full(len(keys), NO_EVENT_TIME, dtype=np.int64)
     open_keys = np.arange(len(keys))
     for level in levels:
-        at = key_index.find(level, keys.hi[open_keys], keys.lo[open_keys])
+        at = key_index.positions_of_hashes(level, keys.hi[open_keys], keys.lo[open_keys])
         hit = at >= 0
         keys_hit, at = open_keys[hit], at[hit]
         present[keys_hit] = True

@@ -181,7 +181,7 @@ def keyed_rows(table: pa.Table) -> pa.Table:
     return table.filter(pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), 0)))
 
 
-def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
+def masks_outside_key_map(table: pa.Table) -> dict[str, Mask]:
     """Return a mask of the rows outside the key map, by class. Shape (n,) each."""
     slot = integer_column(table, "slot")
     null = table.column("key").is_null().to_numpy()

@@ -32,11 +32,11 @@ from compactor.verify.compare import (
     fingerprint_of_bits,
     integer_column,
     keyed_rows,
+    masks_outside_key_map,
     newest_of_each,
     offsets_of,
     record_bits,
     records_of,
-    unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
@@ -95,7 +95,7 @@ class _LedgerRows:
         self.records.append(records_of(keyed_rows(table), self._hasher))
         self.chunks.append(chunk_table.chunk_records(table, self._hasher))
         offsets = integer_column(table, "offset").astype(np.uint64)
-        for name, mask in unkeyed_masks(table).items():
+        for name, mask in masks_outside_key_map(table).items():
             self.unkeyed[name] |= BitMap64(array("Q", offsets[mask].tobytes()))
         entries = integer_column(table, "entry_id")
         self._entries += int(np.count_nonzero(entries[1:] != entries[:-1])) + (int(entries[0]) != self._last_entry)
@@ -325,7 +325,7 @@ class _PartCheck:
                 add_record_differences(self._findings, kind, self._name, records.take(mask), what, keys)
 
     def _add_unkeyed(self, live: pa.Table, offsets: I64) -> None:
-        for name, mask in unkeyed_masks(live).items():
+        for name, mask in masks_outside_key_map(live).items():
             self._answer.add_fingerprint(name, fingerprint(offsets[mask]))
         slot = integer_column(live, "slot")
         never = (slot == int(rows.RowType.COMPACTED_OUT)) | (slot == int(rows.RowType.MARKER))

@@ -35,8 +35,8 @@ from compactor.verify.compare import (
     fingerprint,
     integer_column,
     live_groups,
+    masks_outside_key_map,
     offsets_of,
-    unkeyed_masks,
 )
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint, TaskFindings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
@@ -331,7 +331,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskF
         chunks = BitMap64()
         for table in live_groups(store, plan.readable_manifest, _COLUMNS):
             offsets = integer_column(table, "offset")
-            for name, mask in unkeyed_masks(table).items():
+            for name, mask in masks_outside_key_map(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
             chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
         read = chunk_table.read_tables(store, plan.readable_manifest.chunks, HashRange())

@@ -264,7 +264,7 @@ def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
     return winners
 
 
-def find(records: IndexRecords, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
+def positions_of_hashes(records: IndexRecords, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     """Return the position of each hash in `records`, −1 where it is missing. Shape (n,).
 
     Ascending hashes are faster.

@@ -37,7 +37,8 @@ class LogDirectory:
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
     there is none, and any process may seal them. `wake_writers`: lets the logs that are open in this process check for
-    requested rolls at once; None: they are not in this process. `space_limit`: the limits of appends; None: the disk is the limit.
+    requested rolls at once; None: they are in another process. `space_limit`: the limits of appends; None: the disk is
+    the limit.
     """
 
     path: Path

@@ -192,7 +192,7 @@ class KeySearch:
         records = key_index.probe_records(self._store, location, self._hi[places], events=self._by_event)
         if self._by_event:
             records = records.event_winners()
-        positions = key_index.find(records, self._hi[places], self._lo[places])
+        positions = key_index.positions_of_hashes(records, self._hi[places], self._lo[places])
         for place, position in zip(places.tolist(), positions.tolist(), strict=True):
             if position >= 0:
                 time = NO_EVENT_TIME if records.event_time is None else records.event_time[position]

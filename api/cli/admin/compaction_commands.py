@@ -131,11 +131,11 @@ def _limits(
 
     `above`: the scope whose values apply without them; `due`, `retained`: help texts.
     """
-    name, calls = f"{{{scope}}}", THRESHOLD.calls[scope]
-    threshold, retention = f"{path}/{calls.path}", f"{path}/{RETENTION.calls[scope].path}"
+    name, endpoints = f"{{{scope}}}", THRESHOLD.endpoints[scope]
+    threshold, retention = f"{path}/{endpoints.path}", f"{path}/{RETENTION.endpoints[scope].path}"
     return {
         "set-compaction-threshold": request(
-            calls.verb,
+            endpoints.verb,
             threshold,
             f"Set the threshold that makes {due} due.",
             f"compaction threshold of {name} set",

@@ -145,15 +145,15 @@ def _answer(policy: PulsarPolicy) -> dict[str, Any]:
 
 def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     """Register the routes of a policy in one scope."""
-    calls, kind, routes = policy.calls[origin], KINDS[origin], _ROUTES[policy.tag]
-    path = f"{kind.path}/{calls.path}"
-    label = calls.label or ("" if kind is TOPIC else kind.label)
-    readers, needs = ((*ANY_USE, AuthAction.ADMIN), [KNOWN_QUERY]) if calls.is_extension else (kind.readers, [])
+    endpoints, kind, routes = policy.endpoints[origin], KINDS[origin], _ROUTES[policy.tag]
+    path = f"{kind.path}/{endpoints.path}"
+    label = endpoints.label or ("" if kind is TOPIC else kind.label)
+    readers, needs = ((*ANY_USE, AuthAction.ADMIN), [KNOWN_QUERY]) if endpoints.is_extension else (kind.readers, [])
     is_quota = isinstance(policy, QuotaPolicy)
     body: dict[str, Any] = {}
     value_read = Depends(_VALUES[type(policy)])
-    if calls.is_query:
-        value_read = Depends(_query_number(calls.path, _meaning(policy)))
+    if endpoints.is_query:
+        value_read = Depends(_query_number(endpoints.path, _meaning(policy)))
     elif isinstance(policy, NumberPolicy):
         schema = number_body_schema(_meaning(policy), policy.example)
         body = {"openapi_extra": schema, "responses": UNREADABLE}
@@ -187,10 +187,10 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     operation, reading = f"{label}{policy.operation}", "Map" if is_quota else ""
     get = routes.get(path + reading, *readers, *needs, operation_id=f"get{operation}{reading}", **_answer(policy))
     get(get_applied if kind is TOPIC else get_set)
-    routes.route(calls.verb, path, AuthAction.ADMIN, *needs, operation_id=f"set{operation}", **body)(set_value)
+    routes.route(endpoints.verb, path, AuthAction.ADMIN, *needs, operation_id=f"set{operation}", **body)(set_value)
     routes.delete(path, AuthAction.ADMIN, *needs, operation_id=f"remove{operation}")(remove)
 
 
 for _policy in PULSAR_POLICIES:
-    for _origin in _policy.calls:
+    for _origin in _policy.endpoints:
         _offer(_policy, _origin)

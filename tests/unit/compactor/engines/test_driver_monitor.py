@@ -50,7 +50,7 @@ class FakeDriver:
     def cancel(self, group: str) -> None:
         self._do(f"cancel {group}".strip())
 
-    def kill(self) -> None:
+    def kill_java(self) -> None:
         self._do("kill")
 
     def _do(self, what: str) -> None:

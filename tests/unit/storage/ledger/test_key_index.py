@@ -294,7 +294,9 @@ def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(dra
 def test_hashes_are_found_as_in_a_dict(drawn: list[Record], others: list[tuple[int, int]]) -> None:
     """Half of what is asked for is there; keys share high halves."""
     keys = sorted({*others, *(record[:2] for record in drawn[::2])})
-    records = key_index.find(columns(drawn, events=False), u64([hi for hi, _ in keys]), u64([lo for _, lo in keys]))
+    records = key_index.positions_of_hashes(
+        columns(drawn, events=False), u64([hi for hi, _ in keys]), u64([lo for _, lo in keys])
+    )
     where = {record[:2]: position for position, record in enumerate(drawn)}
     assert records.tolist() == [where.get(pair, -1) for pair in keys]
 
