@@ -9,7 +9,7 @@ topic that is due is due by the code of the control loop (`compactor/scheduling/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from api.dashboard.formats import count, duration, share, size
 from api.dashboard.topics_table import (
@@ -26,8 +26,6 @@ from api.dashboard.topics_table import (
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of
 from storage.environment import Environment
-from storage.errors import CompactorError
-from storage.ledger.manifest import read_manifest
 from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
@@ -76,31 +74,14 @@ def topic_status(
 
 
 def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
-    """Return the states of a topic; none for a partitioned topic. Reads the database, and the manifest of the compacted
-    ledger."""
+    """Return the states of a topic; none for a partitioned topic. Reads the database."""
     metadata = environment.metadata
     topic_ids = [record.id for record in metadata.topics.by_names([name]).values()]
     backlogs = BacklogReader(metadata, environment.log).read(topic_ids)
     rows = CompactionStates.read(environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )
-    return [
-        state
-        for row in rows
-        if row.backlog is not None
-        for state in _states(row if _has_manifest(environment, row) else replace(row, is_unreadable=True), row.backlog)
-    ]
-
-
-def _has_manifest(environment: Environment, row: TopicRow) -> bool:
-    """Return whether the manifest of the compacted ledger can be read, or there is none."""
-    compacted = environment.metadata.topic_snapshot(row.summary.topic_id).compacted
-    try:
-        if compacted is not None:
-            read_manifest(environment.store, compacted.manifest)
-    except CompactorError:
-        return False
-    return True
+    return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog)]
 
 
 def _states(row: TopicRow, backlog: Backlog) -> list[str]:

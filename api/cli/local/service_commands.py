@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,10 +11,13 @@ from api.cli.kit.program import reject_yes_with_dry_run
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import print_line
-from api.components import open_environment, open_for_changing, open_for_reading, open_metadata, open_object_store
+from api.components import open_environment, open_for_reading, open_metadata, open_object_store
 from api.observability.error_text import one_line
 from api.settings.settings import Settings
 from storage.errors import Misconfigured, Unavailable, WrongStore
+
+if TYPE_CHECKING:
+    from storage.objects.interface import ObjectStore
 
 
 def serve(
@@ -52,26 +55,33 @@ def check_store(context: typer.Context) -> None:
     settings: Settings = context.obj
     with closing(open_object_store(settings)) as store:
         report = store.check_capabilities()
+        database = _check_identity(settings, store)
     for capability in report.capabilities:
         print_line(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
+    if database is not None:
+        print_line(f"{'ok':8}identity: not the store of another database than {database}")
     report.require()
-    _check_identity(settings)
     print_line(f"{report.url} can serve as object store")
 
 
-def _check_identity(settings: Settings) -> None:
-    """Raise WrongStore if the database of `settings` has another store; state why if it cannot be read."""
+def _check_identity(settings: Settings, store: ObjectStore) -> str | None:
+    """Return the URL of the database; None: there is none, or it cannot be read, and the reason is printed.
+
+    Raises WrongStore if the database has another store.
+    """
     if settings.embedded_database and not settings.embedded_database_file.exists():
-        return
+        return None
     try:
-        with open_for_changing(settings, dry_run=True) as environment:
-            url = environment.metadata.url
+        with closing(open_metadata(settings)) as metadata:
+            from storage.store_identity import StoreIdentity
+
+            StoreIdentity(metadata, store).check()
+            return metadata.url
     except WrongStore:
         raise
     except (Misconfigured, Unavailable) as error:
         say(f"Not tested whether the store is that of the database: {one_line(error)}")
-        return
-    print_line(f"{'ok':8}identity: not the store of another database than {url}")
+        return None
 
 
 def adopt_store(

@@ -65,6 +65,30 @@ class Stop:
         self.waits.append(seconds)
         return len(self.waits) > self._looks
 
+    def recv_bytes(self) -> bytes:
+        raise EOFError
+
+
+def test_one_that_is_woken_looks_at_once(
+    settings: Settings, environment: Environment, monkeypatch: pytest.MonkeyPatch, looking: None
+) -> None:
+    """It would wait for an hour otherwise; and the end of its writer is noticed behind what woke it."""
+    monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 3600.0)
+    theirs, ours = multiprocessing.Pipe(duplex=False)
+    left: list[int] = []
+    seal = Sealing.seal_and_sweep
+
+    def seal_then_end(self: Sealing, topic: TopicRecord) -> None:
+        seal(self, topic)
+        left.append(waiting(environment))
+        ours.close()
+
+    monkeypatch.setattr(Sealing, "seal_and_sweep", seal_then_end)
+    ours.send_bytes(b"w")
+    ours.send_bytes(b"w")
+    seal_until_stopped(settings, "t", theirs, say)
+    assert left == [0, 0]
+
 
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,16 @@ def test_store_check(program: Program, folder: Path) -> None:
     assert not [path for path in (folder.parent / "data").rglob("*") if path.is_file()]
 
 
+def test_store_check_beside_a_database(program: Program, history: str, folder: Path) -> None:
+    result = program("store", "check").done()
+    assert "identity: not the store of another database" in result.stdout
+    assert result.stderr == ""
+    unreachable = program("store", "check", "--database", "postgresql://nobody@127.0.0.1:1/none").done()
+    assert unreachable.stdout.splitlines()[-1].endswith("can serve as object store")
+    assert "identity" not in unreachable.stdout
+    assert "Not tested whether the store is that of the database" in unreachable.stderr
+
+
 def test_db_upgrade(program: Program, folder: Path) -> None:
     for _ in range(2):
         result = program("db", "upgrade").done()

@@ -391,7 +391,7 @@ def test_a_file_of_talk_is_never_needed(program: Program, folder: Path, monkeypa
 def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
     program: Program, history: str, folder: Path, in_process_engine: None
 ) -> None:
-    """Nothing is written anywhere, and what only reads says what is wrong."""
+    """Nothing is written anywhere, and what only reads, or only says what it would do, says what is wrong."""
     mistyped = ("--store", (folder.parent / "data" / "objetcs").as_uri())
     answer = ("has no uid", "data/objects", "compactor store adopt")
     for command in (
@@ -404,6 +404,8 @@ def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
         ("topics", "delete", history, "--yes"),
         ("topics", "roll", history),
         ("topics", "trim", history, "--before", "1", "--force", "--yes"),
+        ("topics", "trim", history, "--before", "1", "--force"),
+        ("topics", "delete", history),
         ("topics", "policies", history, "--set", "segment.ms=1h"),
         ("log", "seal"),
         ("cursor", "create", history, "c", "--at", "earliest"),
@@ -412,6 +414,8 @@ def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
     ):
         program(*command, *mistyped, stdin=LINE).refused(5, *answer)
     assert not (folder.parent / "data" / "objetcs").exists()
+    program("store", "check", *mistyped).refused(5, *answer)
+    assert not [path for path in (folder.parent / "data" / "objetcs").rglob("*") if path.is_file()]
     assert not (folder.parent / "data" / "log").exists()
     assert "new" not in program("topics", "list", *mistyped).done().stdout
     unchanged(program, history)

@@ -188,6 +188,11 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert any("the horizon: compacted up to offset 0" in title for title in titles)
 
 
+def states_of(text: str) -> list[str]:
+    """The states at the top of a page."""
+    return re.findall(r'<span class="state [^"]*">([^<]*)', text)
+
+
 def test_a_lost_manifest_is_no_topic_that_is_up_to_date(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
@@ -195,11 +200,12 @@ def test_a_lost_manifest_is_no_topic_that_is_up_to_date(served: Served, rest_top
     assert compacted is not None
     served.broker.environment.store.delete(compacted.manifest.name)
     text = page(served.client, page_of(rest_topic))
-    assert re.findall(r'<span class="state [^"]*">([^<]*)', text.partition("</div>")[0]) == ["unreadable"]
+    assert states_of(text.partition("</div>")[0]) == ["unreadable"]
     assert "Next run: none; there is no message to compact." in text
     assert "its manifest is not in the object store." in text
     assert "Next try" not in text
     assert "Failures since the last success" not in text
+    assert states_of(page(served.client, f"{page_of(rest_topic)}/messages")) == ["unreadable"]
 
 
 @pytest.mark.parametrize("lost", ["part", "index"])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import event
 from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.log import lease_renewer as watching
 from storage.log.lease_renewer import TICKS, LeaseRenewer
+from storage.log.log_manager import LogManager
 from storage.log.segment_lifecycle import SegmentLifecycle
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
@@ -272,6 +274,18 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     with pytest.raises(Unavailable, match="is ending"), topic.append_log(0, renewer=watch):
         pass
     assert bench.metadata.leases.current(topic.record.id) is None
+
+
+def test_a_requested_roll_is_not_waited_for_once_the_logs_are_woken(bench: Workbench, topic: Topic) -> None:
+    rolled_one = threading.Event()
+    with (
+        LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as watch,
+        topic.append_log(0, rolled_one.set, watch) as log,
+    ):
+        log.append(single(b"a", b"1"))
+        service = replace(bench, log=replace(bench.log, wake_writers=watch.wake))
+        LogManager(service, "a compaction").roll(topic.record)
+        assert rolled_one.is_set()
 
 
 def test_a_lease_whose_row_is_locked_is_tried_again_soon(
