@@ -74,19 +74,19 @@ def test_one_that_is_woken_looks_at_once(
 ) -> None:
     """It would wait for an hour otherwise; and the end of its writer is noticed behind what woke it."""
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 3600.0)
-    theirs, ours = multiprocessing.Pipe(duplex=False)
+    reading, writing = multiprocessing.Pipe(duplex=False)
     left: list[int] = []
     seal = Sealing.seal_and_sweep
 
     def seal_then_end(self: Sealing, topic: TopicRecord) -> None:
         seal(self, topic)
         left.append(waiting(environment))
-        ours.close()
+        writing.close()
 
     monkeypatch.setattr(Sealing, "seal_and_sweep", seal_then_end)
-    ours.send_bytes(b"w")
-    ours.send_bytes(b"w")
-    seal_until_stopped(settings, "t", theirs, say)
+    writing.send_bytes(b"w")
+    writing.send_bytes(b"w")
+    seal_until_stopped(settings, "t", reading, say)
     assert left == [0, 0]
 
 

@@ -224,7 +224,7 @@ def test_store_check_beside_a_database(program: Program, history: str, folder: P
     result = program("store", "check").done()
     assert "identity: not the store of another database" in result.stdout
     assert result.stderr == ""
-    unreachable = program("store", "check", "--database", "postgresql://nobody@127.0.0.1:1/none").done()
+    unreachable = program("store", "check", "--database", "postgresql://reader@127.0.0.1:1/none").done()
     assert unreachable.stdout.splitlines()[-1].endswith("can serve as object store")
     assert "identity" not in unreachable.stdout
     assert "Not tested whether the store is that of the database" in unreachable.stderr
