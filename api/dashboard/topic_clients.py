@@ -19,21 +19,13 @@ from storage.metadata.stats import CursorStatsRecord
 @dataclass(frozen=True)
 class TopicClients:
     """The clients of a topic, in its stats. `cursors`: by the names of subscriptions. `reader_next_offsets`: of
-    readers, which have no cursor, the offset that the service sends next. `next_offset`: of the topic. `owner_url`: the
-    URL of the service to which the clients are connected; empty: this one."""
+    readers, which have no cursor, the offset that the service sends next. `owner_url`: the URL of the service to which
+    the clients are connected; empty: this one."""
 
     stats: TopicStats
     cursors: Mapping[str, CursorStatsRecord]
     reader_next_offsets: Mapping[str, int] = field(default_factory=dict)
-    next_offset: int = 0
     owner_url: str = ""
-
-    def backlog(self, name: str) -> int:
-        """Return the messages that a subscription has not acknowledged; of a reader, whose stats have 0 as a broker's
-        do, the offsets that it was not sent yet."""
-        if name in self.reader_next_offsets:
-            return max(self.next_offset - self.reader_next_offsets[name], 0)
-        return self.stats.subscriptions[name].msg_backlog
 
 
 def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState) -> TopicClients:
@@ -50,4 +42,4 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
         for name, item in live.subscriptions.items()
         if not item.stats.durable and name in stats.subscriptions
     }
-    return TopicClients(stats, cursors, reader_next_offsets, snapshot.end, owner_url)
+    return TopicClients(stats, cursors, reader_next_offsets, owner_url)

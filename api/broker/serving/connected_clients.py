@@ -22,7 +22,7 @@ class LiveSubscriptionState:
     """A subscription as this service serves it. `stats`: the fields that are known without its cursor.
 
     `delivered_end`: the offset after the last delivered message. `backlog(end, first)`: returns the number of
-    unacknowledged messages between the topic's first offset and its end; None: the subscription has no cursor here.
+    unacknowledged messages between the topic's first offset and its end; None: it is not known here.
     """
 
     stats: SubscriptionStats = field(default_factory=SubscriptionStats)

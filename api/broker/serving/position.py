@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Lock
 
 from api.broker.positions import mark_delete_before
 from api.broker.serving.served_topic import ServedTopic
@@ -49,27 +50,35 @@ class SubscribeRequest:
 
 
 class ReaderPosition:
-    """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database."""
+    """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database.
+
+    The event loop changes it; `backlog` may be called from any thread.
+    """
 
     def __init__(self, mark: LogPosition | None) -> None:
         """`mark`: the message before the first one to be delivered; None: the first one is the first of the topic."""
         self.mark_delete = mark
         self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
+        self._lock = Lock()
 
     def acknowledge(self, position: LogPosition, first_offset: int | None = None) -> None:
         """Acknowledge a message; with `first_offset`, all offsets from there to it."""
-        self._offsets.try_add(position.offset if first_offset is None else first_offset, position.offset)
-        self._move(position)
+        with self._lock:
+            self._offsets.try_add(position.offset if first_offset is None else first_offset, position.offset)
+            self._move(position)
 
     def acknowledge_slots(self, base_offset: int, mask: int, highest: LogPosition) -> None:
         """Acknowledge the offsets `base_offset` + i for each set bit i of `mask`."""
-        self._offsets.try_add_slots(base_offset, bitmap_of(mask))
-        self._move(highest)
+        slots = bitmap_of(mask)
+        with self._lock:
+            self._offsets.try_add_slots(base_offset, slots)
+            self._move(highest)
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
         """Acknowledge a message and all before it, which takes no memory."""
-        self._offsets.advance_mark(position.offset)
-        self._move(position)
+        with self._lock:
+            self._offsets.advance_mark(position.offset)
+            self._move(position)
 
     def acknowledged_mask(self, first_offset: int, count: int) -> int:
         """Return a mask of the acknowledged offsets among `count` offsets from `first_offset` on: bit i stands for
@@ -78,7 +87,13 @@ class ReaderPosition:
 
     def acknowledge_before(self, offset: int) -> None:
         """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""
-        self._offsets.advance_mark(offset - 1)
+        with self._lock:
+            self._offsets.advance_mark(offset - 1)
+
+    def backlog(self, end: int, start: int) -> int:
+        """Return the number of unacknowledged offsets from `start` to before `end`."""
+        with self._lock:
+            return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
 
     @property
     def acknowledged_to(self) -> int:
@@ -230,8 +245,14 @@ class SubscriptionPosition:
         return MessageId(self._start.ledger_id, self._start.entry_id - 1)
 
     def backlog(self, end: int, start: int) -> int | None:
-        """Return the number of unacknowledged messages from `start` to before `end`; None: there is no cursor."""
-        return self.current.backlog(end, start) if isinstance(self.current, Cursor) else None
+        """Return the number of unacknowledged messages from `start` to before `end`. For threads.
+
+        None: a reader begins at the id of a message, whose offset is not known before the first delivery.
+        """
+        current = self.current
+        if isinstance(current, ReaderPosition) and current.acknowledged_to < 0 and self._start != EARLIEST:
+            return None
+        return current.backlog(end, start)
 
     def _begin_after_mark(self) -> None:
         mark = self.current.mark_delete

@@ -24,7 +24,7 @@ def rendered(
 ) -> str:
     templates = Environment(loader=PackageLoader("api.dashboard"), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(FILTERS)
-    view = SimpleNamespace(clients=TopicClients(stats, cursors, sent_ends, 10))
+    view = SimpleNamespace(clients=TopicClients(stats, cursors, sent_ends))
     template = templates.get_template("topic_clients.html")
     return template.render(view=view, may_consume=True, now=3_500, path="/topic", segment=str)
 
@@ -64,13 +64,11 @@ def test_a_subscription_without_consumers_or_cursor() -> None:
     assert '<th scope="rowgroup">s<small>no consumer, not durable</small></th>' in text
 
 
-def test_the_backlog_of_a_reader_is_what_it_was_not_sent() -> None:
-    """Its stats have 0, as a broker's do for a subscription without a cursor."""
-    stats = TopicStats(subscriptions={"r": SubscriptionStats(type="Exclusive", durable=False)})
-    assert TopicClients(stats, {}, {"r": 20_700}, 24_300).backlog("r") == 3_600
+def test_a_reader_has_its_backlog_and_what_it_was_sent() -> None:
+    stats = TopicStats(subscriptions={"r": SubscriptionStats(type="Exclusive", durable=False, msg_backlog=9)})
     text = rendered(stats, {}, {"r": 7})
     assert "not durable; sent: all before offset 7</small>" in text
-    assert '<td class="number">3</td>' in text
+    assert '<td class="number">9</td>' in text
 
 
 def test_a_page_lists_a_bounded_number_of_clients() -> None:

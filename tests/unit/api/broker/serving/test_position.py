@@ -75,11 +75,14 @@ def test_a_reader_begins_in_memory_and_counts_what_is_before_its_first_message_a
     async def test(topic: PersistentTopic) -> None:
         position = await opened_position(topic, start, durable=False)
         assert position.next_position == following
-        assert (position.cursor, position.backlog(5, 0)) == (None, None)
+        assert position.cursor is None
+        assert position.backlog(5, 0) == {EARLIEST: 5, LATEST: 0}.get(start), "the offset of an id is not known yet"
         position.note_delivery(3)
+        assert position.backlog(5, 0) == (2 if start != LATEST else 0)
         assert position.next_position == StartOffset(3 if start != LATEST else 5)
         position.current.acknowledge(position_at(topic, 4))
         assert position.current.acknowledged_mask(3, 3) == (0b010 if start != LATEST else 0b011)
+        assert (position.backlog(6, 0), position.backlog(6, 4)) == ((2, 1) if start != LATEST else (1, 1))
         with pytest.raises(NotFound):
             topic.metadata.cursors.get(topic.record.id, "s")
 
