@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -55,8 +56,20 @@ def share(value: float | None) -> str:
 
 
 def time(value: int | None) -> str:
-    """Format milliseconds since the Unix epoch as a time in UTC."""
-    return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if value else NONE
+    """Format milliseconds since the Unix epoch as a time in UTC, or as they are if no calendar has them: producers may
+    send any number."""
+    if not value:
+        return NONE
+    moment = _moment(value)
+    return f"{value:,} ms since 1970" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _moment(milliseconds: int) -> datetime | None:
+    """Return a time in UTC; None: no calendar has it."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def parse_pulsar_time(value: str) -> int:
@@ -68,7 +81,10 @@ def ago(value: int | None, now: int) -> Markup:
     """Format a time relative to `now`, as in "3 minutes ago", with the exact time in UTC as the title."""
     if not value:
         return escape(NONE)
-    exact = datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="seconds")
+    moment = _moment(value)
+    if moment is None:
+        return escape(time(value))
+    exact = moment.isoformat(timespec="seconds")
     element = Markup('<time datetime="{}" title="{} UTC">{}</time>')
     return element.format(exact, time(value), _distance(now - value))
 
@@ -135,12 +151,16 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if 0 < value < 100 else f"{value:,.0f}"
 
 
-def text(data: bytes, limit: int = 200) -> str:
-    """Format bytes as text, or as base64 if they are not UTF-8, cut after `limit` characters."""
+def text(data: bytes, limit: int = 200, is_cut: bool = False) -> str:
+    """Format bytes as text, or as base64 if they are not UTF-8, cut after `limit` characters.
+
+    `is_cut`: more bytes follow, so the last ones may be a part of a character.
+    """
+    head = data[: 4 * limit]
     try:
-        decoded = data[: 4 * limit].decode(errors="strict" if len(data) <= 4 * limit else "ignore")
+        decoded, _ = codecs.utf_8_decode(head, "strict", not (is_cut or len(head) < len(data)))
     except UnicodeDecodeError:
-        decoded = base64.b64encode(data[: 4 * limit]).decode()
+        decoded = base64.b64encode(head).decode()
     return decoded if len(decoded) <= limit else decoded[:limit] + "…"
 
 

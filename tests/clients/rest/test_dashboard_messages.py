@@ -258,3 +258,19 @@ def test_an_error_of_the_search_of_the_sealed_messages_is_on_the_page(
     assert "it is in another log directory" in text
     assert "was not found within the time that its search may take" in text
     assert "has no sealed message" not in text
+
+
+def test_times_that_no_calendar_has_are_shown_as_numbers(served: Served, rest_topic: RestTopic) -> None:
+    """One message of a producer must not make the page of all messages fail."""
+    (answer,) = rest_topic.produce({"payload": "1", "publishTime": -(2**63), "eventTime": 2**63 - 1})
+    assert answer["errorCode"] == 0
+    published, event = f"{-(2**63):,} ms since 1970", f"{2**63 - 1:,} ms since 1970"
+    assert published in messages(rest_topic)
+    text = page(served.client, f"{page_of(rest_topic)}/messages/0")
+    assert published in text
+    assert event in text
+
+
+def test_a_text_that_is_cut_within_a_character_is_still_a_text(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="x" + "я" * 2_000)
+    assert "xяяяя" in messages(rest_topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.formats import ago, breakable, duration, exact_duration
+from api.dashboard.formats import ago, breakable, duration, exact_duration, text, time
 
 NOW = 1_780_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -66,3 +66,23 @@ def test_a_duration_is_never_nothing(value: int | None, words: str) -> None:
 )
 def test_a_time_span_has_the_largest_unit_that_divides_it(value: int, words: str) -> None:
     assert exact_duration(value) == words
+
+
+@pytest.mark.parametrize("value", [253_402_300_800_000, 2**63 - 1, -(2**63)])
+def test_a_time_of_no_calendar_is_a_number(value: int) -> None:
+    assert time(value) == ago(value, NOW) == f"{value:,} ms since 1970"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_cut", "shown"),
+    [
+        (b"\xd1\x8f\xd1", False, "0Y/R"),
+        (b"\xd1\x8f\xd1", True, "я"),
+        (b"\xff" * 9, True, "////…"),
+        (b"\xff" * 99, False, "////…"),
+        ("я".encode() * 99, False, "яяяя…"),
+        (b"x" + "я".encode() * 99, False, "xяяя…"),
+    ],
+)
+def test_bytes_are_a_text_if_they_are_utf_8(data: bytes, is_cut: bool, shown: str) -> None:
+    assert text(data, 4, is_cut) == shown
