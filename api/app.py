@@ -89,7 +89,7 @@ def make_app(context: HttpContext) -> FastAPI:
     openapi.install_openapi(app)
     rendering.install_error_pages(app)
     app.state.topic_sizes = TopicSizesCache(
-        broker.environment.metadata, broker.environment.log, clock, broker.pools[WaitsFor.DATABASE]
+        broker.environment.metadata, broker.backlogs, clock, broker.pools[WaitsFor.DATABASE]
     )
     # The last one is the outermost: the order is path, authentication, audit, metrics, limits.
     app.add_middleware(RequestLimitMiddleware, settings=broker.settings, clock=clock)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from api.broker.serving.logs import TopicLogs
     from api.broker.threads import Pools
     from api.settings.settings import Settings
+    from compactor.scheduling.backlog import BacklogReader
     from compactor.scheduling.control_loop import ControlLoop
     from storage.environment import Environment
     from storage.log.lease_renewer import LeaseRenewer
@@ -47,6 +48,8 @@ class Broker:
     schemas: SchemaRegistry
     clients: ConnectedClientsView
     """Clients of Pulsar's protocol."""
+    backlogs: BacklogReader
+    """For requests: they share its counts of open segments, so that each entry is read once."""
     verify_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: verification reads the whole topic, so the process verifies one at a time."""
 

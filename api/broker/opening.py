@@ -17,6 +17,7 @@ from api.broker.serving.logs import TopicLogs
 from api.broker.threads import make_pools
 from api.components import open_for_writing, store_trial
 from api.settings.settings import Settings
+from compactor.scheduling.backlog import BacklogReader
 from storage.errors import Unavailable
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.ledger_id_recovery import reserve_lost_ids
@@ -67,6 +68,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
                 schema_processes=schema_processes,
                 schemas=SchemaRegistry(metadata, schema_processes),
                 clients=clients,
+                backlogs=BacklogReader(metadata, environment.log),
             )
         finally:
             if quick_store is not environment.store:

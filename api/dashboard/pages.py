@@ -76,7 +76,7 @@ def show_topic(
     may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is not None:
-        rows = partition_rows(broker.environment, partitioned)
+        rows = partition_rows(broker, partitioned)
         return render_page(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
             may_change=may_change,

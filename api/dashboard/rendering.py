@@ -176,7 +176,7 @@ def render_page(request: Request, template: str, status: int = 200, **values: An
         is_operator=context.access.is_superuser(caller_of(request)),
         may_create=lambda: context.access.may_create_topics(caller_of(request)),
         tabs=lambda name: _tabs(request, name),
-        states_of=lambda name: current_states(broker.environment, name),
+        states_of=lambda name: current_states(broker, name),
         **values,
     )
     return Response(content, status, HEADERS, media_type="text/html")

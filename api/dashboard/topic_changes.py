@@ -117,7 +117,7 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
     environment = broker.environment
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is not None:
-        rows = partition_rows(environment, partitioned)
+        rows = partition_rows(broker, partitioned)
         return Losses(
             sum(row.messages for row in rows),
             sum(row.raw_bytes for row in rows),

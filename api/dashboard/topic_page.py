@@ -52,7 +52,7 @@ from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from api.observability.redaction import redacted
 from api.reports import control_document, run_document
-from compactor.scheduling.backlog import Backlog, BacklogReader
+from compactor.scheduling.backlog import Backlog
 from storage.advice import AdviceWording
 from storage.errors import CompactorError, failure_phrase
 from storage.ledger.manifest import Manifest, Part, read_manifest
@@ -202,7 +202,8 @@ def topic_view(
     control = compaction.controls(environment, name)[0]
     snapshot = environment.metadata.topic_snapshot(record.id)
     stats = stats_snapshot(environment, name)
-    if stats is None:
+    backlog = next(iter(broker.backlogs.read([record.id])), None)
+    if stats is None or backlog is None:
         raise names.missing_topic_error(broker.environment, name)
     compacted = snapshot.compacted
     manifest, reason, manifest_error = None, "", None
@@ -212,7 +213,6 @@ def topic_view(
         except CompactorError as error:
             reason = failure_phrase(error) if wording is None else redacted(error.message)
             manifest_error = error
-    (backlog,) = BacklogReader(environment.metadata, environment.log).read([record.id])
     clients = topic_clients(broker, stats, broker.clients.of_topic(name))
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])

@@ -14,7 +14,6 @@ from api.dashboard.topics_table import TopicRow, topic_rows
 from api.http.single_flight import SingleFlight
 from compactor.scheduling.backlog import BacklogReader
 from storage.clock import Clock
-from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 
 FEW_TOPICS = 1000
@@ -41,10 +40,10 @@ class TopicSizesCache:
     A read that is older than `RENEW_AFTER_MS` is still shared while the next one runs, up to `MAX_SIZES_AGE_MS`.
     """
 
-    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pool: Pool) -> None:
+    def __init__(self, metadata: MetadataStore, backlogs: BacklogReader, clock: Clock, pool: Pool) -> None:
         """`pool`: its threads read."""
         self._metadata = metadata
-        self._backlogs = BacklogReader(metadata, log)
+        self._backlogs = backlogs
         self._clock = clock
         self._reads: SingleFlight[TopicSizes] = SingleFlight(pool)
         self._last = TopicSizes()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from api.broker.broker import Broker
 from api.dashboard.formats import count, duration, share, size
 from api.dashboard.topics_table import (
     DUE,
@@ -23,9 +24,8 @@ from api.dashboard.topics_table import (
     TopicRow,
     topic_rows,
 )
-from compactor.scheduling.backlog import Backlog, BacklogReader
+from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.due import cause_of
-from storage.environment import Environment
 from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
@@ -73,12 +73,12 @@ def topic_status(
     )
 
 
-def current_states(environment: Environment, name: TopicName) -> Sequence[str]:
+def current_states(broker: Broker, name: TopicName) -> Sequence[str]:
     """Return the states of a topic; none for a partitioned topic. Reads the database."""
-    metadata = environment.metadata
+    metadata = broker.environment.metadata
     topic_ids = [record.id for record in metadata.topics.by_names([name]).values()]
-    backlogs = BacklogReader(metadata, environment.log).read(topic_ids)
-    rows = CompactionStates.read(environment).rows_with_states(
+    backlogs = broker.backlogs.read(topic_ids)
+    rows = CompactionStates.read(broker.environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )
     return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog)]

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.broker import names
+from api.broker.broker import Broker
 from api.dashboard.failure import lost_object
 from api.dashboard.formats import cause, count, share, size
-from compactor.scheduling.backlog import Backlog, BacklogReader
+from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.due import due_topics
 from storage.environment import Environment
 from storage.metadata.records import CompactionControl, PartitionedTopic, RunRecord, RunState, TopicSummary
@@ -370,12 +371,12 @@ def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> 
     return lost is not None and lost.breaks_reads(summary.compacted_ledger_id)
 
 
-def partition_rows(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRow]:
+def partition_rows(broker: Broker, partitioned: PartitionedTopic) -> list[TopicRow]:
     """Return the rows of the existing partitions, in order."""
-    metadata = environment.metadata
+    metadata = broker.environment.metadata
     partitions = set(names.partition_names(partitioned))
-    states = CompactionStates.read(environment)  # before the sizes: a page that is not busy refreshes no more
+    states = CompactionStates.read(broker.environment)  # before the sizes: a page that is not busy refreshes no more
     summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
-    backlogs = BacklogReader(metadata, environment.log).read([item.topic_id for item in summaries])
+    backlogs = broker.backlogs.read([item.topic_id for item in summaries])
     rows = states.rows_with_states(topic_rows(summaries, backlogs))
     return sorted(rows, key=lambda row: row.name.partition)

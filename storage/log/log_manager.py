@@ -46,7 +46,7 @@ from storage.owner import is_alive_here, owner_name
 from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
-"""The time that a writer has to roll on request; it polls every `topic_log.POLL_SECONDS`."""
+"""The time that a writer has to roll on request; another process's polls every `lease_renewer.POLL_SECONDS`."""
 SEALER_WAIT_MS = 60_000
 """The time that the process has which is woken to seal large segments."""
 SMALL_BYTES = 16 << 20

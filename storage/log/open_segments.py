@@ -5,7 +5,7 @@
     open_segment_content  its messages and logical bytes up to that end, without times
     OpenSegmentCounter    its messages and logical bytes, as its row will have them, with times or without; reads only
                           the entries that are new since the last count
-    with_open_segments    the counts of topics in lists, with those of their open segments
+    add_open_segments     the counts of topics in lists, with those of their open segments
 
 Entries that a reader cannot see yet do not count (segment_reader.py). A segment in another log directory cannot be
 counted here. Of a segment that cannot be read an OpenSegmentCounter returns its last count, or an empty one, and the

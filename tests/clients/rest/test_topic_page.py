@@ -13,10 +13,12 @@ import pytest
 
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStats, TopicStats
+from compactor.scheduling.backlog import BacklogReader
 from storage.environment import Environment
 from storage.errors import ErrorText
 from storage.ledger.manifest import read_manifest
 from storage.log.directory import LogDirectory
+from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
 from storage.topic import Topic
@@ -356,3 +358,29 @@ def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(
     assert re.search(f"in the log directory {log.uid}, which no service has since [-0-9]+ [:0-9]+\\.", text)
     assert "gone.example" not in text
     environment.metadata.services.leave(ended)
+
+
+def test_pages_of_a_topic_with_a_lag_read_its_open_segment_once(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are in the entries alone, and a segment may have a million."""
+    rest_topic.put(a="1", b="2")
+    assert rest_topic.ask("PUT", "/policies/max.compaction.lag.ms", 1_000_000).status_code == 204
+    begun: list[int] = []
+    entries = SegmentReader.entries
+
+    def recorded(reader: SegmentReader, offset: int = 0) -> Any:
+        begun.append(offset)
+        return entries(reader, offset)
+
+    monkeypatch.setattr(SegmentReader, "entries", recorded)
+    for place in ("", "/policies", "/trim", "/delete", ""):
+        page(served.client, page_of(rest_topic) + place)
+    assert begun.count(0) == 1
+
+
+def test_a_topic_that_is_deleted_while_its_page_is_made_is_missing(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BacklogReader, "read", lambda *_: [])
+    assert served.client.get(page_of(rest_topic)).status_code == 404

@@ -9,6 +9,7 @@ import pytest
 from api.broker.threads import Pool, WaitsFor
 from api.dashboard import topic_sizes
 from api.dashboard.topic_sizes import TopicSizesCache
+from compactor.scheduling.backlog import BacklogReader
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 from tests.workbench import Workbench
@@ -20,7 +21,7 @@ async def test_the_sizes_of_many_topics_are_shared_and_renewed_meanwhile(
 ) -> None:
     monkeypatch.setattr(topic_sizes, "FEW_TOPICS", 1)
     pool = Pool(WaitsFor.DATABASE, 1, 30_000, ManualClock())
-    poller = TopicSizesCache(bench.metadata, bench.log, bench.clock, pool)
+    poller = TopicSizesCache(bench.metadata, BacklogReader(bench.metadata, bench.log), bench.clock, pool)
 
     async def names() -> list[str]:
         return [row.name.topic for row in (await poller.all_sizes()).rows]
