@@ -12,6 +12,10 @@
       return;
     }
     if (!answer.ok) return;
+    if (answer.redirected) {
+      location.assign(answer.url); // the token has expired, or another tab has logged out
+      return;
+    }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
     const focused = document.activeElement?.id;

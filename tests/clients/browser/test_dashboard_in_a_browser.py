@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.clients.browser.conftest import TOPIC, await_compaction, check_accessible, token_of, watched
 from tests.servers.compactor_service import RunningService
@@ -95,6 +95,23 @@ def test_logging_in_and_being_refused(browser: Browser, guarded: RunningService)
         expect(page.locator(".note.error")).to_contain_text("does not have the permission admin")
         watch.problems.clear()  # the browser notes the 403 of the page that was asked for
         page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_a_page_that_refreshes_after_a_log_out_leads_to_the_login(browser: Browser, guarded: RunningService) -> None:
+    with watched(browser, guarded) as watch:
+        page = watch.open("/dashboard/login")
+
+        def show_as_busy_then_log_out(route: Route) -> None:
+            answer = route.fetch()
+            page.context.clear_cookies()
+            route.fulfill(response=answer, body=answer.text().replace('data-busy="false"', 'data-busy="true"'))
+
+        page.get_by_label("Token").fill(token_of("root"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+        page.route(f"**{TOPIC}", show_as_busy_then_log_out, times=1)
+        watch.open(TOPIC)
         expect(page.get_by_label("Token")).to_be_visible()
 
 
