@@ -74,7 +74,7 @@ def test_a_time_of_no_calendar_is_a_number(value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "is_cut", "shown"),
+    ("data", "is_cut", "words"),
     [
         (b"\xd1\x8f\xd1", False, "0Y/R"),
         (b"\xd1\x8f\xd1", True, "я"),
@@ -84,5 +84,5 @@ def test_a_time_of_no_calendar_is_a_number(value: int) -> None:
         (b"x" + "я".encode() * 99, False, "xяяя…"),
     ],
 )
-def test_bytes_are_a_text_if_they_are_utf_8(data: bytes, is_cut: bool, shown: str) -> None:
-    assert text(data, 4, is_cut) == shown
+def test_bytes_are_a_text_if_they_are_utf_8(data: bytes, is_cut: bool, words: str) -> None:
+    assert text(data, 4, is_cut) == words
