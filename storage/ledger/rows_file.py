@@ -93,8 +93,7 @@ class RowsWriter:
             self._checksums.append(self._sink.checksum)
 
     def _open(self, group: pa.Table) -> Any:
-        mean_payload = group.column("payload").nbytes / max(1, len(group))
-        return pq.ParquetWriter(self._buffered, rows.SCHEMA, **rows.writer_options(mean_payload))
+        return pq.ParquetWriter(self._buffered, rows.SCHEMA, **rows.writer_options(group))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

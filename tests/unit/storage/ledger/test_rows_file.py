@@ -309,9 +309,31 @@ def test_a_store_that_fails_in_the_middle_leaves_no_object(
 def test_rows_that_do_not_fit_the_schema_leave_no_object(object_store: ObjectStore) -> None:
     name = f"rows/{new_id()}"
     table = small_rows(3).drop_columns(["metadata"])
-    with pytest.raises(ValueError, match="schema"), RowsWriter(object_store, name) as writer:
+    with pytest.raises(KeyError, match="metadata"), RowsWriter(object_store, name) as writer:
         writer.write(table, np.ones(3, dtype=np.int64))
     assert list(object_store.list(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("payloads", "codec"),
+    [
+        ([np.random.default_rng(number).bytes(100) for number in range(200)], "UNCOMPRESSED"),
+        ([np.random.default_rng(number).bytes(100).hex().encode() for number in range(200)], "ZSTD"),
+        ([np.random.default_rng(number).bytes(16) for number in range(200)], "ZSTD"),
+        ([None] * 200, "ZSTD"),
+    ],
+    ids=["random", "hexadecimal", "short", "none"],
+)
+def test_only_values_that_shrink_are_compressed(
+    object_store: ObjectStore, payloads: list[bytes | None], codec: str
+) -> None:
+    table = small_rows(200)
+    column = table.schema.get_field_index("payload")
+    table = table.set_column(column, rows.SCHEMA.field("payload"), pa.array(payloads, pa.binary()))
+    written = write(object_store, table.slice(0, 190), table.slice(190))
+    chunk = pq.read_metadata(pa.BufferReader(object_store.get(written.stored.name))).row_group(0).column(column)
+    assert (chunk.path_in_schema, chunk.compression) == ("payload", codec)
+    assert read(object_store, written).column("payload").to_pylist() == payloads
 
 
 def test_a_name_that_is_taken_keeps_its_object(object_store: ObjectStore) -> None:
