@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from compactor.engines.engine import current_stop_event
+from compactor.engines.engine import current_task
 from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_winners, read_chunks, write_chunks
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
@@ -55,13 +55,12 @@ def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
     """Yield the run's store for a task, with the task's share of the run's rates. It is closed at the end of the
     context.
 
-    Tasks in this process follow each other, so each has the whole rates. One that was cancelled gets an error at its
-    next access.
+    A task in this process that was cancelled gets an error at its next access.
     """
-    stop = current_stop_event()
-    rates = plan.rates if stop is not None else plan.rates.shared_by(plan.concurrent_tasks)
+    task = current_task()
+    concurrent, stop = (plan.concurrent_tasks, None) if task is None else (task.concurrent, task.stop)
     with closing(open_store(plan.store)) as store:
-        yield throttled(store, rates, SystemClock(), stop)
+        yield throttled(store, plan.rates.shared_by(concurrent), SystemClock(), stop)
 
 
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:

@@ -12,7 +12,8 @@ import heapq
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -138,30 +139,48 @@ class Engine(Protocol):
         """Stop the current tasks; `run` then raises Fenced. May be called from another thread."""
 
 
-_STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+MOST_THREADS = 4
+"""Tasks that one engine runs at the same time in this process: a bound on their memory. More threads would mostly wait
+for the interpreter."""
 
 
-def current_stop_event() -> threading.Event | None:
-    """Return the event that is set when the calling task must end; None: it runs in no engine of this process, or its
-    process is killed instead."""
-    return _STOP.get()
+@dataclass(frozen=True)
+class TaskInProcess:
+    """A task that an engine runs in this process. `stop`: set when the task must end. `concurrent`: the most tasks of
+    the job that run at the same time."""
+
+    stop: threading.Event
+    concurrent: int
+
+
+_CURRENT_TASK: ContextVar[TaskInProcess | None] = ContextVar("task", default=None)
+
+
+def current_task() -> TaskInProcess | None:
+    """Return the calling task; None: it runs in no engine of this process, and its process is killed instead of
+    stopped."""
+    return _CURRENT_TASK.get()
 
 
 class InProcessEngine:
-    """Engine that runs tasks one after the other in this process.
+    """Engine that runs tasks in threads of this process, the heaviest first.
 
     `cancel` takes effect between two tasks, and inside a task at each access through `phase_one.task_store`.
     """
 
     choice = IN_PROCESS
     is_waiting = False
-    """Always False: each engine has the thread that calls it."""
+    """Always False: each engine has threads of its own."""
     parallelism = 1
     _stop: threading.Event | None = None
     """The stop event of the current `run`. Each call has its own."""
 
     def __init__(self, parallelism: int = 1) -> None:
-        """Build the engine. `parallelism`: sizes tasks and parts; with that of Spark the bytes are those of Spark."""
+        """Build the engine.
+
+        `parallelism`: the most tasks at the same time, up to `MOST_THREADS`; with 1 they follow each other, in order,
+        in the caller's thread. It sizes tasks and parts, too: with that of Spark the bytes are those of Spark.
+        """
         self.parallelism = parallelism
 
     def run(
@@ -171,27 +190,62 @@ class InProcessEngine:
         on_done: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
-        outcomes: list[Answer | TaskFailure] = []
         stop = self._stop = threading.Event()
-        before = _STOP.set(stop)
+        concurrent = max(1, min(self.parallelism, count, MOST_THREADS))
+
+        def outcome_of(number: int) -> Answer | TaskFailure:
+            if stop.is_set():
+                raise stopped_error()
+            try:
+                return task(number)
+            except Exception as error:
+                if stop.is_set():  # the stop is the cause of any error
+                    raise stopped_error() from error
+                return TaskFailure(error)
+
+        before = _CURRENT_TASK.set(TaskInProcess(stop, concurrent))
         try:
+            if concurrent > 1:
+                return _in_threads(outcome_of, _heaviest_first(count, weights), concurrent, on_done, stop)
+            outcomes = []
             for number in range(count):
-                if stop.is_set():
-                    raise stopped_error()
-                try:
-                    outcomes.append(task(number))
-                except Exception as error:
-                    if stop.is_set():  # the stop is the cause of any error
-                        raise stopped_error() from error
-                    outcomes.append(TaskFailure(error))
+                outcomes.append(outcome_of(number))
                 on_done(number + 1)
+            return outcomes
         finally:
-            _STOP.reset(before)
-        return outcomes
+            _CURRENT_TASK.reset(before)
 
     def cancel(self) -> None:
         if self._stop is not None:
             self._stop.set()
+
+
+def _heaviest_first(count: int, weights: Sequence[float] | None) -> list[int]:
+    return sorted(range(count), key=lambda number: 0.0 if weights is None else -weights[number])
+
+
+def _in_threads(
+    outcome_of: Callable[[int], Answer | TaskFailure],
+    numbers: Sequence[int],
+    threads: int,
+    on_done: Callable[[int], None],
+    stop: threading.Event,
+) -> list[Answer | TaskFailure]:
+    """Return the outcomes of all tasks, by number. `numbers`: the tasks in the order of their starts.
+
+    The first error of a task, or of `on_done`, sets `stop`, and is raised when all threads have ended.
+    """
+    with ThreadPoolExecutor(threads, "compaction-task") as pool:
+        try:
+            futures = {number: pool.submit(copy_context().run, outcome_of, number) for number in numbers}
+            for done, future in enumerate(as_completed(futures.values()), 1):
+                future.result()
+                on_done(done)
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [futures[number].result() for number in range(len(numbers))]
 
 
 class EngineProvider(Protocol):
@@ -217,7 +271,7 @@ class EngineProvider(Protocol):
 
 
 class InProcessEngineProvider(EngineProvider):
-    """A provider of InProcessEngine: no Java, one core, nothing to stop."""
+    """A provider of InProcessEngine: no Java, nothing to stop. `parallelism`: of each engine."""
 
     def __init__(self, parallelism: int = 1) -> None:
         self._parallelism = parallelism

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
+from compactor.phase_one import task_store
 from compactor.run.plan import PartTaskResult, RangeTaskResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.advice import AdviceKind
@@ -345,11 +347,28 @@ class TasksElsewhere(InProcessEngine):
         return [task(number) for number in range(count)]
 
 
-@pytest.mark.parametrize(("engine", "share"), [(InProcessEngine(4), 1), (TasksElsewhere(4), 4)])
+def test_tasks_at_the_same_time_in_this_process_share_the_limit(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: a job of one task has all of it, whatever the engine could run."""
+    shares: list[int | None] = []
+    monkeypatch.setattr("compactor.phase_one.throttled", lambda _store, rates, *_: shares.append(rates.write))
+    plan: Any = SimpleNamespace(store=bench.store.location, rates=RateLimits(write=4_000), concurrent_tasks=4)
+
+    def task(_: int) -> None:
+        with task_store(plan):
+            pass
+
+    for tasks, engine in ((3, InProcessEngine(2)), (1, InProcessEngine(2)), (2, InProcessEngine(1))):
+        assert engine.run(tasks, task, lambda _: None) == [None] * tasks
+    assert shares == [2_000] * 3 + [4_000] * 3
+
+
+@pytest.mark.parametrize(("engine", "share"), [(InProcessEngine(1), 1), (TasksElsewhere(4), 4)])
 def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_concurrent_ones(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, share: int
 ) -> None:
-    """C4: by the time that tasks wait. Four run at once on the engine, unless it is in this process."""
+    """C4: by the time that tasks wait. Four run at once on the engine; in this process they follow each other."""
     topic, clock = two_generations(bench), ManualClock()
     monkeypatch.setattr("compactor.phase_one.SystemClock", lambda: clock)
     begun = clock.now_ms()
@@ -360,6 +379,6 @@ def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_concurr
     waited = clock.now_ms() - begun
     written = int(str(outcome.run.statistics["bytes_written"]))
     rate = 4_000 // share
-    # a task may move a second's worth at once, and does not wait after its last byte
-    assert (written - 3 * rate) / rate * 1000 <= waited <= written / rate * 1000
+    # a task may move a second's worth at once, and does not wait after its last byte; it waits whole milliseconds
+    assert (written - 3 * rate) / rate * 1000 <= waited < written / rate * 1000 + 1
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]

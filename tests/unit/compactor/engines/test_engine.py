@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import chain
 
 import pytest
@@ -14,7 +15,7 @@ from compactor.engines.engine import (
     InProcessEngineProvider,
     TaskFailure,
     answers_or_raise,
-    current_stop_event,
+    current_task,
     pack,
 )
 from storage.errors import Fenced, ObjectMissing
@@ -61,16 +62,62 @@ def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> 
     engine = InProcessEngine()
 
     def ends(_: int) -> None:
-        stop = current_stop_event()
-        assert stop is not None
-        assert not stop.is_set()
+        task = current_task()
+        assert task is not None
+        assert task.concurrent == 1
+        assert not task.stop.is_set()
         engine.cancel()
-        assert stop.is_set()
+        assert task.stop.is_set()
         raise GONE
 
     with pytest.raises(Fenced, match="was cancelled"):
         engine.run(1, ends, lambda _: None)
-    assert current_stop_event() is None
+    assert current_task() is None
+
+
+def test_tasks_run_at_the_same_time_the_heaviest_first() -> None:
+    meeting, begun, done = threading.Barrier(2), list[int](), list[int]()
+
+    def meets(number: int) -> int:
+        begun.append(number)
+        task = current_task()
+        assert task is not None
+        assert task.concurrent == 2
+        meeting.wait(60)
+        if number == 3:
+            raise GONE
+        return number * 10
+
+    outcomes = InProcessEngine(2).run(4, meets, done.append, [1.0, 9.0, 8.0, 2.0])
+    assert outcomes == [0, 10, 20, TaskFailure(GONE)]
+    assert sorted(begun[:2]) == [1, 2]
+    assert done == [1, 2, 3, 4]
+
+
+def test_a_cancel_ends_all_tasks_and_begins_no_other() -> None:
+    engine, begun = InProcessEngine(2), list[int]()
+    meeting = threading.Barrier(2)
+
+    def cancelled(number: int) -> None:
+        begun.append(number)
+        meeting.wait(60)
+        if number:
+            engine.cancel()
+        task = current_task()
+        assert task is not None
+        assert task.stop.wait(60)
+
+    with pytest.raises(Fenced, match="was cancelled"):
+        engine.run(50, cancelled, lambda _: None)
+    assert sorted(begun) == [0, 1]
+
+
+def test_an_error_of_the_listener_ends_all_tasks() -> None:
+    def refuses(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        InProcessEngine(2).run(50, lambda number: number, refuses)
 
 
 def test_without_weights_every_task_is_a_partition() -> None:
