@@ -15,7 +15,8 @@ database would be collected as garbage.
 Before the two are bound, the store must have an object that the database names; if it names none, the database must
 know the topic of the store's first object, if there is one. `adopt` binds them on purpose. `check` creates nothing and
 is for the beginning of a process; `check_or_bind` is for writers and deleters, and binds. Each costs one small GET per
-process. Readers call neither, so a read-only store can be read.
+process, with a local folder each time: its disk may have been unmounted since, and an empty folder is left. Readers
+call neither, so a read-only store can be read.
 
 Errors: WrongStore, ObjectDamaged, and any error of store and database.
 """
@@ -69,7 +70,7 @@ class StoreIdentity:
         ObjectDamaged: its uid is unreadable.
         """
         binding = self.metadata.store_binding
-        if repr(self.store.location) in binding.verified_locations:
+        if not self.store.can_vanish and repr(self.store.location) in binding.verified_locations:
             return
         # A process that binds the two writes the database's uid, then the store's, then confirms. This reads in the
         # opposite order, or two processes that start at once would refuse each other's store.
@@ -147,10 +148,12 @@ class StoreIdentity:
                 f"check the URLs of store and database, and use a store, or a prefix, for each database; or {_ADOPT}",
             )
         state = "has no uid" if uid is None else f"is another one (its uid is {uid})"
+        where = "was there" if record.url == self.store.url else f"was at {record.url}"
+        mounted = " and that its disk is mounted" if self.store.can_vanish else ""
         raise WrongStore(
             f"the object store {self.store.url} {state}: this database ({self.metadata.url}) uses the store with the "
-            f"uid {record.uid}, which was at {record.url}",
-            f"check the store's URL; or {_ADOPT}",
+            f"uid {record.uid}, which {where}",
+            f"check the store's URL{mounted}; or {_ADOPT}",
         )
 
     def _refuse_unknown_topic(self) -> None:

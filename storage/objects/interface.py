@@ -175,6 +175,9 @@ class ObjectStore(ABC):
     preferred_read_bytes: int = 8 << 20
     """The size up to which neighbouring ranges are best read together: a request costs more than unneeded bytes."""
 
+    can_vanish: bool = False
+    """True if other files may appear at the location without an error: the folder of a disk that is not mounted."""
+
     @property
     @abstractmethod
     def location(self) -> StoreLocation:

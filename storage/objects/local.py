@@ -74,6 +74,7 @@ class LocalStore(ObjectStore):
     """The objects below the folder `root`, an absolute path, which is created with the first object."""
 
     preferred_read_bytes = 0
+    can_vanish = True
 
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():

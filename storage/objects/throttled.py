@@ -94,6 +94,7 @@ class ThrottledStore(ObjectStore):
         self._reads = RateLimiter(clock, rates.read, stop)
         self._writes = RateLimiter(clock, rates.write, stop)
         self.preferred_read_bytes = store.preferred_read_bytes
+        self.can_vanish = store.can_vanish
 
     @property
     def location(self) -> StoreLocation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ from api.cli.kit.terminal import print_line
 from api.components import open_environment, open_for_reading, open_metadata, open_object_store
 from api.observability.error_text import one_line
 from api.settings.settings import Settings
-from storage.errors import Misconfigured, Unavailable, WrongStore
+from storage.errors import Misconfigured, Unavailable
 
 if TYPE_CHECKING:
     from storage.objects.interface import ObjectStore
@@ -54,8 +54,8 @@ def check_store(context: typer.Context) -> None:
     """
     settings: Settings = context.obj
     with closing(open_object_store(settings)) as store:
-        report = store.check_capabilities()
         database = _check_identity(settings, store)
+        report = store.check_capabilities()
     for capability in report.capabilities:
         print_line(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     if database is not None:
@@ -67,21 +67,21 @@ def check_store(context: typer.Context) -> None:
 def _check_identity(settings: Settings, store: ObjectStore) -> str | None:
     """Return the URL of the database; None: there is none, or it cannot be read, and the reason is printed.
 
-    Raises WrongStore if the database has another store.
+    Raises WrongStore if the database has another store, and the errors of the store.
     """
     if settings.embedded_database and not settings.embedded_database_file.exists():
         return None
-    try:
-        with closing(open_metadata(settings)) as metadata:
-            from storage.store_identity import StoreIdentity
+    with ExitStack() as opened:
+        try:
+            metadata = opened.enter_context(closing(open_metadata(settings)))
+            metadata.store_binding.find()
+        except (Misconfigured, Unavailable) as error:
+            say(f"Not tested whether the store is that of the database: {one_line(error)}")
+            return None
+        from storage.store_identity import StoreIdentity
 
-            StoreIdentity(metadata, store).check()
-            return metadata.url
-    except WrongStore:
-        raise
-    except (Misconfigured, Unavailable) as error:
-        say(f"Not tested whether the store is that of the database: {one_line(error)}")
-        return None
+        StoreIdentity(metadata, store).check()
+        return metadata.url
 
 
 def adopt_store(

@@ -66,6 +66,31 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
     assert [message.key for message in raw(topic)] == [b"a"]
 
 
+def test_nothing_is_written_to_the_folder_of_a_disk_that_is_not_mounted_any_more(bench: Workbench) -> None:
+    """A process that has written there goes on when the disk is back; what was acknowledged meanwhile is kept."""
+    topic, store = bench.topic(), bench.store
+    assert isinstance(store, LocalStore)
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.compact(topic)
+    away = store.root.rename(store.root.with_name("away"))
+    store.root.mkdir()
+    produce(topic, [single(b"a", b"2")])
+    topic.log_manager().roll(topic.record)
+    for write in (
+        lambda: topic.log_manager().roll_and_seal(topic.record),
+        lambda: topic.bulk_append().append([content((b"b", b"1"))]),
+        lambda: bench.compact(topic),
+        lambda: GarbageCollector(bench).collect(topic.record),
+    ):
+        with pytest.raises(WrongStore, match=r"has no uid.*which was there: check .* that its disk is mounted"):
+            write()
+    assert not list(store.root.iterdir())
+    store.root.rmdir()
+    away.rename(store.root)
+    bench.compact(topic)
+    assert [message.payload for message in topic.messages(read_compacted=True)] == [b"2"]
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: bool) -> None:
     """The other one binds the two while this one looks: right before, or right after its first check the store."""
