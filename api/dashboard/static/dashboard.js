@@ -18,15 +18,17 @@
     }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id);
-    const focused = document.activeElement?.id;
+    const focused = document.activeElement;
     for (const id of ["status", "live", "sizes", "picture", "runs"]) {
       const now = document.getElementById(id);
       const next = page.getElementById(id);
       if (now && next) now.replaceWith(document.adoptNode(next));
     }
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    const focusedNow = focused?.id ? document.getElementById(focused.id) : null;
+    if (focusedNow?.type === "range") focusedNow.value = focused.value;
     explore();
-    if (focused) document.getElementById(focused)?.focus();
+    focusedNow?.focus();
     follow();
   }
 

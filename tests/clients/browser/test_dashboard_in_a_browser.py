@@ -98,6 +98,33 @@ def test_logging_in_and_being_refused(browser: Browser, guarded: RunningService)
         expect(page.get_by_label("Token")).to_be_visible()
 
 
+def test_a_refresh_keeps_the_chosen_part_of_the_picture(browser: Browser, service: RunningService) -> None:
+    requests: list[Route] = []
+    with watched(browser, service) as watch:
+        page = watch.page
+
+        def show_as_busy_then_wait(route: Route) -> None:
+            requests.append(route)
+            if len(requests) == 1:
+                answer = route.fetch()
+                route.fulfill(response=answer, body=answer.text().replace('data-busy="false"', 'data-busy="true"'))
+
+        page.route(f"**{TOPIC}", show_as_busy_then_wait, times=2)
+        watch.open(TOPIC)
+        slider, numbers = page.get_by_role("slider", name="Part of the offsets"), page.locator("#slice-numbers")
+        slider.focus()
+        for _ in range(5):
+            page.keyboard.press("ArrowRight")
+        chosen = str(numbers.text_content())
+        assert not chosen.startswith("Offsets 0 to ")
+        while len(requests) < 2:
+            page.wait_for_timeout(50)
+        requests[1].continue_()
+        expect(page.locator("#live")).to_have_attribute("data-busy", "false")
+        expect(numbers).to_have_text(chosen)
+        expect(slider).to_be_focused()
+
+
 def test_a_page_that_refreshes_after_a_log_out_leads_to_the_login(browser: Browser, guarded: RunningService) -> None:
     with watched(browser, guarded) as watch:
         page = watch.open("/dashboard/login")
