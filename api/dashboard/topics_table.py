@@ -374,9 +374,8 @@ def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> 
 def partition_rows(broker: Broker, partitioned: PartitionedTopic) -> list[TopicRow]:
     """Return the rows of the existing partitions, in order."""
     metadata = broker.environment.metadata
-    partitions = set(names.partition_names(partitioned))
+    records = metadata.topics.by_names(names.partition_names(partitioned)).values()
+    topic_ids = [record.id for record in records]
     states = CompactionStates.read(broker.environment)  # before the sizes: a page that is not busy refreshes no more
-    summaries = [item for item in metadata.topics.summaries() if item.name in partitions]
-    backlogs = broker.backlogs.read([item.topic_id for item in summaries])
-    rows = states.rows_with_states(topic_rows(summaries, backlogs))
+    rows = states.rows_with_states(topic_rows(metadata.topics.summaries(topic_ids), broker.backlogs.read(topic_ids)))
     return sorted(rows, key=lambda row: row.name.partition)

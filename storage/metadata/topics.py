@@ -65,9 +65,12 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
 def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
     """Return topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
 
-    `topic_ids`: of at most `queries.AT_ONCE` topics; None: of all. One statement. The contents of open segments are
-    known to their files only, and not added.
+    `topic_ids`: of these topics; None: of all. One statement, which reads all topics for more than `queries.AT_ONCE`
+    ids. The contents of open segments are known to their files only, and not added.
     """
+    if topic_ids is not None and len(topic_ids) > queries.AT_ONCE:
+        ids = frozenset(topic_ids)
+        return [summary for summary in summaries(connection) if summary.topic_id in ids]
 
     def chosen(column: ColumnElement[int]) -> ColumnElement[bool]:
         return true() if topic_ids is None else column.in_(topic_ids)

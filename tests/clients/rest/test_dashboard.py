@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from storage.advice import NEUTRAL, Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
 from storage.ledger.manifest import Part
+from storage.metadata.records import TopicSummary
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, serving
@@ -388,6 +389,21 @@ def test_partitions_stand_together(served: Served) -> None:
         served.client, "/dashboard/topics/public/default/parted-partition-1"
     )
     assert "Policy" in page(served.client, "/dashboard/topics/public/default/parted/policies")
+
+
+def test_the_page_of_partitions_reads_no_other_topics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    parted = RestTopic(served, "parted-alone")
+    assert parted.ask("PUT", "/partitions", 2).status_code == 204
+    topics, requested = served.broker.environment.metadata.topics, list[Collection[int] | None]()
+    summaries = topics.summaries
+
+    def recorded(topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
+        requested.append(topic_ids)
+        return summaries(topic_ids)
+
+    monkeypatch.setattr(topics, "summaries", recorded)
+    assert "2 partitions have a log" in page(served.client, page_of(parted))
+    assert [None if topic_ids is None else len(topic_ids) for topic_ids in requested] == [2]
 
 
 def test_settings_are_shown_with_their_origin(served: Served) -> None:

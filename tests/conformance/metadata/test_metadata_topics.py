@@ -125,6 +125,8 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     ]
     assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
     assert [item.topic_id for item in store.topics.summaries([empty.id, 10**6])] == [empty.id]
+    many = range(10**6, 10**6 + 40_000)  # more than the parameters of a statement
+    assert [item.topic_id for item in store.topics.summaries([empty.id, *many])] == [empty.id]
 
 
 def test_ledger_ids_are_given_out_once(open_stores: OpenStores) -> None:
