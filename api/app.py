@@ -96,7 +96,8 @@ def make_app(context: HttpContext) -> FastAPI:
     app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
     app.add_middleware(AuditMiddleware, clock=clock)
     app.add_middleware(AuthenticationMiddleware, access=app.state.access)
-    app.add_middleware(UrlDecodingMiddleware)
+    is_page = rendering.is_page_path if broker.settings.dashboard else lambda _: False
+    app.add_middleware(UrlDecodingMiddleware, is_page=is_page)
     for router in routers:
         app.router.routes.extend(router.routes)
     return app

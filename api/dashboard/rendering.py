@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, urlencode
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from starlette.exceptions import HTTPException
@@ -22,11 +22,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
 from api.dashboard.topic_status import current_states
-from api.http.access import ANY_USE, LOGIN, AuthAction, caller_of
+from api.http.access import ANY_USE, DASHBOARD, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
 from api.http.limits import limit_body
 from api.http.owner_proxy import FORWARDED
-from api.http.paths import encode_path_segment
+from api.http.paths import check_utf8_url, encode_path_segment
 from api.http.problems import RestException, use_wording
 from api.http.router import Endpoint, Routes
 from api.observability.error_text import DASHBOARD_WORDING
@@ -75,6 +75,7 @@ _TABS = (
 """The pages of a topic: the end of the path, the text of the link, and the actions of which a caller needs one."""
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 _IS_PAGE = "is_page"
+_UTF8_URL = Depends(check_utf8_url)
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,18 @@ class PageRoutes(Routes):
         self, methods: str | Collection[str], path: str, *needs: Any, is_page: bool = True, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
         """Add the function as a route. `is_page`: it answers a page."""
-        add = super().route(methods, path, *needs, include_in_schema=False, **options)
+        add = super().route(methods, path, *needs, _UTF8_URL, include_in_schema=False, **options)
 
         def add_marked(endpoint: Endpoint) -> Endpoint:
             vars(endpoint)[_IS_PAGE] = is_page
             return add(endpoint)
 
         return add_marked
+
+
+def is_page_path(path: str) -> bool:
+    """Return whether the routes of this package have a path."""
+    return path == "/" or path == DASHBOARD.rstrip("/") or path.startswith(DASHBOARD)
 
 
 def install_error_pages(app: FastAPI) -> None:

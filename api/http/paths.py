@@ -3,15 +3,15 @@
 A slash inside a name is encoded (`%2F`). Servers decode a path before routes are matched, which would split the name:
 `UrlDecodingMiddleware` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a
 name may contain `%2F` itself. Servers decode bytes that are not UTF-8 to one replacement character, so different names
-would be one: `UrlDecodingMiddleware` refuses them, for every route. Then this module decodes and checks the names. It
-reads them from the request, because FastAPI's own parameters for each route would take a tenth of the service's start;
-`NAMES` describes them in the OpenAPI document.
+would be one: `UrlDecodingMiddleware` refuses them, for every route but those of pages, which refuse them by a page
+(`check_utf8_url`). Then this module decodes and checks the names. It reads them from the request, because FastAPI's own
+parameters for each route would take a tenth of the service's start; `NAMES` describes them in the OpenAPI document.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -39,21 +39,35 @@ class UrlDecodingMiddleware:
     """Middleware that refuses a URL that is not UTF-8 (400), and keeps encoded slashes, so that they do not split the
     path."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, is_page: Callable[[str], bool] = lambda _: False) -> None:
+        """`is_page`: returns whether the routes of a path refuse its URL themselves, by `check_utf8_url`."""
         self._app = app
+        self._is_page = is_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if not self._is_page(scope["path"]) and (reason := _url_refusal(scope)):
+                await error_response(400, reason)(scope, receive, send)
+                return
             raw = scope.get("raw_path") or b""
-            for part, encoded in (("path", raw), ("query", scope.get("query_string") or b"")):
-                if not _is_utf8(encoded):
-                    reason = f"the {part} of the URL is not UTF-8: encode its names in UTF-8 before percent-encoding"
-                    await error_response(400, reason)(scope, receive, send)
-                    return
             if _KEPT.search(raw):
                 # "%252F" is what decoding once makes "%2F" of.
                 scope = {**scope, "path": unquote(_KEPT.sub(rb"%25\1", raw).decode("latin-1"))}
         await self._app(scope, receive, send)
+
+
+async def check_utf8_url(request: Request) -> None:
+    """Raise RestException (400) for a URL that is not UTF-8."""
+    if reason := _url_refusal(request.scope):
+        raise RestException(400, reason)
+
+
+def _url_refusal(scope: Scope) -> str:
+    """Return the reason why a URL is refused; empty: it is UTF-8."""
+    for part, encoded in (("path", scope.get("raw_path") or b""), ("query", scope.get("query_string") or b"")):
+        if not _is_utf8(encoded):
+            return f"the {part} of the URL is not UTF-8: encode its names in UTF-8 before percent-encoding"
+    return ""
 
 
 def _is_utf8(encoded: bytes) -> bool:
