@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.dashboard.rendering import HEADERS, TOPIC_PAGE, PageRoutes, require, same_origin_form, topic_path
+from api.dashboard.rendering import HEADERS, TOPIC_PAGE, FormRefused, PageRoutes, require, same_origin_form, topic_path
 from api.http.access import AuthAction, authorization_from_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
@@ -84,9 +84,13 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
     """Register the routes of a button: GET for its page, if it has one, and POST."""
     path = f"{TOPIC_PAGE}/{button.path}"
 
-    def pressed(request: Request, broker: Broker, topic: TopicName, form: Form) -> Response:
+    def pressed(
+        request: Request, broker: Broker, topic: TopicName, form: Form, refused: FormRefused | None = None
+    ) -> Response:
         require(request, *button.needs, topic=topic)
         try:
+            if refused is not None:
+                raise refused
             return button.press(broker, request, topic, form)
         except (CompactorError, RestException) as error:
             if button.show is None:
@@ -95,8 +99,11 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
 
     @router.post(path, operation_id=button.operation)
     async def press(broker: Broker, request: Request, topic: Topic) -> Response:
-        form = await same_origin_form(request)
         pool = broker.pools[button.waits_for]
+        try:
+            form = await same_origin_form(request)
+        except FormRefused as error:
+            return await pool.run(partial(pressed, request, broker, topic, error.form, error))
         try:
             return await pool.run(partial(pressed, request=request, broker=broker, topic=topic, form=form))
         except NotTheOwner as other:

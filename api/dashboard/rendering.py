@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -63,7 +63,12 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(formats.FILTERS)
-_FORM_BYTES = 64 << 10
+FORM_BYTES = 64 << 10
+"""The largest form, as a browser encodes it."""
+_KEPT_FORM_BYTES = 1 << 20
+"""The largest form that is shown again after it was refused for its size."""
+_TOO_LARGE = f"the form is larger than {FORM_BYTES >> 10} KiB, as the browser encodes it: shorten it"
+_MOST_FIELDS = 100
 _TABS = (
     ("", "Topic", ANY_ROLE),
     ("/messages", "Messages", (AuthAction.CONSUME,)),
@@ -92,6 +97,14 @@ class MessageNotFound(RestException):
 
     def __init__(self, reason: str) -> None:
         super().__init__(404, reason)
+
+
+class FormRefused(RestException):
+    """A form whose body is refused. `form`: the fields that a page can show again."""
+
+    def __init__(self, status: int, reason: str, form: Mapping[str, str]) -> None:
+        super().__init__(status, reason)
+        self.form = form
 
 
 class PageRoutes(Routes):
@@ -242,8 +255,38 @@ def uses_tls(request: Request) -> bool:
 
 
 async def same_origin_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises RestException: 403 for a form of another site's page, 413."""
+    """Return the fields of a form. Raises RestException (403) for a form of another site's page, and FormRefused: 413,
+    or 400 for one that is not UTF-8."""
     require_same_origin(request)
-    limit_body(request.scope, _FORM_BYTES)
-    body = await request.body()
-    return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+    try:
+        limit_body(request.scope, _KEPT_FORM_BYTES)
+        body = await request.body()
+    except RestException as error:
+        if error.status_code != 413:
+            raise
+        raise FormRefused(413, _TOO_LARGE, {}) from error
+    form, malformed = form_fields(body)
+    if len(body) > FORM_BYTES:
+        raise FormRefused(413, _TOO_LARGE, form)
+    if malformed:
+        raise FormRefused(400, f"the text of {' and '.join(malformed)} is not UTF-8: enter a text", form)
+    return form
+
+
+def form_fields(body: bytes) -> tuple[dict[str, str], list[str]]:
+    """Return the fields of a form that are UTF-8, and the names of those that are not. Empty fields are left out.
+
+    Raises RestException (400) for too many fields.
+    """
+    form, malformed = dict[str, str](), list[str]()
+    try:
+        # Each byte becomes a character, so that bytes that are not UTF-8 are seen.
+        fields = parse_qsl(body.decode("latin-1"), encoding="latin-1", max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise RestException(400, f"the form has more than {_MOST_FIELDS} fields") from error
+    for name, value in fields:
+        try:
+            form.setdefault(name.encode("latin-1").decode(), value.encode("latin-1").decode())
+        except UnicodeDecodeError:
+            malformed.append(ascii(name))
+    return form, malformed

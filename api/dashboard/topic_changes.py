@@ -13,7 +13,15 @@ from api.broker.messages import NewMessage
 from api.broker.stats import stats_snapshot
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Refusal, add_button_routes, redirect, redirect_to_topic, refusal_of
-from api.dashboard.rendering import NEW_TOPIC, PageRoutes, render_page, require, same_origin_form
+from api.dashboard.rendering import (
+    FORM_BYTES,
+    NEW_TOPIC,
+    FormRefused,
+    PageRoutes,
+    render_page,
+    require,
+    same_origin_form,
+)
 from api.dashboard.topics_table import partition_rows
 from api.http.access import AuthAction, caller_of
 from api.http.context import context_of
@@ -52,12 +60,18 @@ def show_new_topic(broker: Broker, request: Request) -> Response:
 async def create_topic(broker: Broker, request: Request) -> Response:
     """Create a topic, with or without partitions, and redirect to its page."""
     require(request, AuthAction.ANYONE)
-    form = await same_origin_form(request)
-    return await broker.pools[WaitsFor.DATABASE].run(_created, broker, request, form)
-
-
-def _created(broker: Broker, request: Request, form: Form) -> Response:
+    refused: FormRefused | None = None
     try:
+        form: Form = await same_origin_form(request)
+    except FormRefused as error:
+        form, refused = error.form, error
+    return await broker.pools[WaitsFor.DATABASE].run(_created, broker, request, form, refused)
+
+
+def _created(broker: Broker, request: Request, form: Form, refused: FormRefused | None) -> Response:
+    try:
+        if refused is not None:
+            raise refused
         tenant, slash, namespace = (full_name := form.get("namespace", "").strip()).partition("/")
         if not slash:
             raise InvalidInput(f"{full_name[:40]!r} is not a namespace", "give its tenant, too, as in public/default")
@@ -180,7 +194,7 @@ def _show_produce(broker: Broker, request: Request, topic: TopicName, form: Form
         names.topic(broker.environment, topic)
     return render_page(
         request, "produce.html", refusal.status, name=topic, is_partitioned=partitioned is not None, form=form,
-        problem=refusal.reason, stored=_stored(request, topic),
+        problem=refusal.reason, stored=_stored(request, topic), form_bytes=FORM_BYTES,
     )  # fmt: skip
 
 

@@ -195,6 +195,44 @@ def test_a_refused_message_is_kept_in_the_form(
     assert rest_topic.read() == []
 
 
+@pytest.mark.parametrize("body", ["key=%FF&value=<v>", "value=<v>&properties=a%3D%FE", "key=%ED%A0%80&value=<v>"])
+def test_a_message_that_is_not_utf8_is_refused(served: Served, rest_topic: RestTopic, body: str) -> None:
+    answer = served.client.post(f"{TOPICS}/{rest_topic.local}/produce", content=body, headers=ORIGIN)
+    assert answer.status_code == 400
+    field = "properties" if "properties" in body else "key"
+    assert f"The message is not stored: the text of &#39;{field}&#39; is not UTF-8" in answer.text
+    assert "&lt;v&gt;</textarea>" in answer.text
+    assert rest_topic.read() == []
+
+
+def test_a_name_that_is_not_utf8_is_refused(served: Served) -> None:
+    body = "namespace=public/default&name=%FF%FE&partitions=7"
+    answer = served.client.post("/dashboard/topics/new", content=body, headers=ORIGIN)
+    assert answer.status_code == 400
+    assert "The topic is not created: the text of &#39;name&#39; is not UTF-8" in answer.text
+    assert 'value="7"' in answer.text
+
+
+@pytest.mark.parametrize("size", [65 << 10, 2 << 20])
+def test_a_form_that_is_too_large_is_shown_again(served: Served, rest_topic: RestTopic, size: int) -> None:
+    path = f"{TOPICS}/{rest_topic.local}/produce"
+    limit = "All fields together may have 64 KiB"
+    assert limit in served.client.get(path).text
+    answer = post(served.client, path, key="kept", value="x" * size)
+    assert answer.status_code == 413
+    assert "The message is not stored: the form is larger than 64 KiB, as the browser encodes it" in answer.text
+    assert limit in answer.text
+    assert ('value="kept"' in answer.text) is (size < 1 << 20)
+    assert ("x" * size in answer.text) is (size < 1 << 20)
+    assert rest_topic.read() == []
+
+
+def test_a_form_of_many_fields_is_refused(served: Served, rest_topic: RestTopic) -> None:
+    answer = served.client.post(f"{TOPICS}/{rest_topic.local}/produce", content="a=b&" * 200, headers=ORIGIN)
+    assert answer.status_code == 400
+    assert "the form has more than 100 fields" in answer.text
+
+
 def test_a_result_is_one_of_a_few_sentences(served: Served, rest_topic: RestTopic) -> None:
     path = f"{TOPICS}/{rest_topic.local}"
     assert status_line(served.client.get(f"{path}?done=<b>").text) == ""
