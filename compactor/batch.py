@@ -53,8 +53,9 @@ class Outcome:
 class TaskSet:
     """The tasks of one phase of a run: `task` for each of `inputs`.
 
-    `costs`: approximate bytes that each task reads and writes (Engine.run: weights). `messages`: number of messages or
-    index records that the phase reads, for progress.
+    `costs`: approximate bytes that each task reads and writes. `messages`: number of messages or index records that the
+    phase reads, for progress. `memory_factor`: bytes of memory that a task holds for each of these bytes, if more than
+    one.
     """
 
     name: str
@@ -62,6 +63,12 @@ class TaskSet:
     inputs: Sequence[Any]
     costs: Sequence[float]
     messages: int
+    memory_factor: float = 1.0
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights of the tasks for `Engine.run`: bytes to read and write, or to hold."""
+        return [self.memory_factor * cost for cost in self.costs]
 
 
 class StallDetector:
@@ -279,20 +286,20 @@ class BatchRunner:
     def _do_together(self, running: list[Job]) -> list[list[Any] | CompactorError]:
         """Let the engine run the tasks of all jobs at once. An error of the engine is the result of each job."""
         works = [job.work for job in running if job.work is not None]
-        costs = list(chain.from_iterable(work.costs for work in works))
+        weights = list(chain.from_iterable(work.weights for work in works))
         ends = list(accumulate(len(work.costs) for work in works))
         phases = dict.fromkeys(work.name for work in works)
-        self.progress.begin_phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
+        self.progress.begin_phase(" and ".join(phases), len(weights), sum(work.messages for work in works))
 
         def on_done(tasks: int) -> None:
             self.stall_detector.record_finished_tasks(tasks)
             for job, work in zip(running, works, strict=True):
-                job.done = len(work.costs) * tasks // max(1, len(costs))
+                job.done = len(work.costs) * tasks // max(1, len(weights))
             self.progress.done(tasks)
 
         self.stall_detector.begin()
         try:
-            outcomes = self.engine.run(len(costs), join_task_sets(works), on_done, costs)
+            outcomes = self.engine.run(len(weights), join_task_sets(works), on_done, weights)
         except CompactorError as error:
             return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:

@@ -175,7 +175,7 @@ class TwoPhaseCompactor:
                 while True:
                     self.progress.begin_phase(work.name, len(work.costs), work.messages)
                     task = TaskInputs(work.task, work.inputs)
-                    done = self.engine.run(len(work.costs), task, self.progress.done, work.costs)
+                    done = self.engine.run(len(work.costs), task, self.progress.done, work.weights)
                     work = steps.send(answers_or_raise(done))
         except StopIteration as stop:
             phase_one: RunAfterPhaseOne = stop.value
@@ -325,7 +325,12 @@ class TwoPhaseCompactor:
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
         ranges: list[RangeTaskResult] = yield TaskSet(
-            "phase one", partial(run_range, plan), range(len(plan.ranges)), run_input.range_costs(plan), messages_in
+            "phase one",
+            partial(run_range, plan),
+            range(len(plan.ranges)),
+            run_input.range_costs(plan),
+            messages_in,
+            memory_factor=run_input.INDEX_MEMORY,
         )
         failpoint(Failpoint.PHASE_ONE_DONE)
         timer.lap("phase_one")

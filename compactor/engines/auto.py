@@ -1,8 +1,8 @@
 """Choice of the engine for each job: small jobs run in this process, large ones on Spark.
 
 An empty Spark job takes 60 to 110 ms, twice that with Python workers, and a session takes seconds to start. A job whose
-tasks read and write less than `limit` bytes together ends sooner in this process. The code of the tasks is the same,
-and `parallelism`, by which tasks and parts are sized, is Spark's in both cases. So both write the same bytes.
+tasks read and write, or hold, less than a limit of bytes together ends sooner in this process. The code of the tasks is
+the same, and `parallelism`, by which tasks and parts are sized, is Spark's in both cases. So both write the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from compactor.engines import cluster
 from compactor.engines.engine import Answer, Engine, EngineProvider, InProcessEngine, TaskFailure
 from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 
-IN_PROCESS_BYTES = 64 << 20
-"""Bytes of a job below which it runs in this process. An estimate from the time of two empty Spark jobs."""
+IN_PROCESS_BYTES = 256 << 20
+"""Weight of a job below which it runs in this process (docs/decisions/0016-small-jobs-run-in-the-process.md)."""
 
 
 def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
@@ -38,9 +38,12 @@ class AutoEngine:
     parallelism: int
     in_process_limit: int = IN_PROCESS_BYTES
     choice: str = field(init=False, default="")
-    _in_process: Engine = field(init=False, default_factory=InProcessEngine)
+    _in_process: Engine = field(init=False)
     _spark: Engine | None = field(init=False, default=None)
     _current: Engine | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._in_process = InProcessEngine(self.parallelism)
 
     @property
     def is_waiting(self) -> bool:

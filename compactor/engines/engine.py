@@ -119,7 +119,7 @@ class Engine(Protocol):
 
     @property
     def choice(self) -> str:
-        """The engine that runs the current or last job, and the reason: `in-process: 3.1 MiB, below 64 MiB`."""
+        """The engine that runs the current or last job, and the reason: `in-process: 3.1 MiB, below 256 MiB`."""
 
     def run(
         self,
@@ -131,8 +131,8 @@ class Engine(Protocol):
         """Return the outcomes of `task(0)` … `task(count - 1)`, in order. `task` must travel by pickle.
 
         `on_done` gets the approximate number of finished tasks from time to time. `weights`: approximate bytes that
-        each task reads and writes; with them, light tasks share partitions. Raises Fenced (cancelled), Unavailable (the
-        engine itself failed).
+        each task reads and writes, or holds; with them, light tasks share partitions. Raises Fenced (cancelled),
+        Unavailable (the engine itself failed).
         """
 
     def cancel(self) -> None:

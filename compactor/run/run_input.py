@@ -207,6 +207,10 @@ def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed
     return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
 
 
+INDEX_MEMORY = 4.0
+"""Bytes of memory for each byte of index that phase one reads and writes: 80 for a record of about 20."""
+
+
 def range_costs(plan: RunPlan) -> list[float]:
     """Return the approximate bytes of index that each hash range reads and writes."""
     dirty = sum(location.length for location in plan.indexes)

@@ -267,7 +267,7 @@ def test_the_engine_of_a_topic_is_its_policy_unless_the_option_is_given(
         assert [report["topic"].rpartition("/")[2] for report in reports] == list(topics)
         return [report["statistics"]["engine"] for report in reports]
 
-    small = "in-process: 0.0 MiB, below 64 MiB"
+    small = "in-process: 0.0 MiB, below 256 MiB"
     assert engines() == [small, InsteadOfSpark.choice, small]
     assert opened == ["local[*]"]
     for topic in topics:
