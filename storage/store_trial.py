@@ -34,7 +34,7 @@ class StoreTrial:
             return False
         bounded = self.store.with_timeout(self.silence_seconds)
         try:
-            bounded.check_capabilities()
+            bounded.check_capabilities().require()
         finally:
             if bounded is not self.store:
                 bounded.close()

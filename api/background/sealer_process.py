@@ -74,9 +74,10 @@ class BackgroundSealer:
         """
         with self._lock:
             if self._process is not None and self._writer_lives is not None and self._process.is_alive():
-                with suppress(BlockingIOError, BrokenPipeError):  # it is woken already, or ends now
-                    self._writer_lives.send_bytes(_WAKE)
-                return
+                with suppress(BrokenPipeError):  # it ends now
+                    with suppress(BlockingIOError):  # it is woken already
+                        self._writer_lives.send_bytes(_WAKE)
+                    return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
             os.set_blocking(self._writer_lives.fileno(), False)

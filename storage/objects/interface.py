@@ -221,9 +221,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def check_capabilities(self) -> CapabilityReport:
-        """Check every promise of the module docstring with temporary objects; return the report.
+        """Check every promise of the module docstring with temporary objects; return the report, also of broken
+        promises.
 
-        Raises `Misconfigured`, which names the broken promises, and other store errors.
+        Raises any store error.
         """
 
     def with_timeout(self, seconds: float) -> ObjectStore:

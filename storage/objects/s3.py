@@ -182,7 +182,7 @@ class S3Store(ObjectStore):
         in_parts = replace(self._requests, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES)
         streamed = S3Store(self.location, in_parts, self._clock)
         try:
-            return check_capabilities(self, streamed=streamed).require()
+            return check_capabilities(self, streamed=streamed)
         finally:
             streamed.close()
 

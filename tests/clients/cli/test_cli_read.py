@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from storage.objects.local import LocalStore
 from tests.clients.cli.conftest import BASE64, write_lines
 from tests.program import Program
 
@@ -218,6 +219,15 @@ def test_store_check(program: Program, folder: Path) -> None:
     assert all(line.startswith("ok ") for line in result.stdout.splitlines()[:-1])
     assert result.stderr == ""
     assert not [path for path in (folder.parent / "data").rglob("*") if path.is_file()]
+
+
+def test_store_check_of_a_store_that_breaks_a_promise(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStore, "list", lambda *_: iter(()))
+    result = program("store", "check")
+    assert result.exit_code == 5
+    assert "BROKEN  list after write: " in result.stdout
+    assert "ok      conditional put: " in result.stdout
+    assert "fails its check: list after write" in result.stderr
 
 
 def test_store_check_beside_a_database(program: Program, history: str, folder: Path) -> None:
