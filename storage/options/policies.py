@@ -218,8 +218,9 @@ class TopicPolicies:
         0.5,
         "min.cleanable.dirty.ratio",
         RATIO,
-        "A compaction is due when a larger share of the sealed bytes is after the horizon. Set by the broker, the file "
-        "or the default it counts only where cleanup.policy has `compact`.",
+        "A compaction is due when the cleanable ratio is larger: the sealed bytes after the horizon, as a share of "
+        "these and the compacted ledger. Set by the broker, the file or the default it counts only where "
+        "cleanup.policy has `compact`.",
         "log.cleaner.min.cleanable.ratio",
     )
     delete_retention_ms: int = _policy(
