@@ -73,7 +73,7 @@ def test_a_deletion_that_was_compacted_and_messages_that_raw_has_no_more(served:
     served.broker.environment.metadata.trimming.trim(topic.record.id, 2, [], force=True)
     assert rows(messages(rest_topic, "order=oldest")) == [
         "1 b 1 current trimmed from raw, only compacted",
-        "2 a deletes the key a compaction has removed the deletion itself",
+        "2 a ~ deletes the key a compaction has removed the deletion itself",
         "compacted ↑ Horizon: offset 2 not compacted yet ↓",
         "3 c 1 current",
     ]
