@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from markupsafe import Markup
+
 from storage.advice import LOST_COMPACTED, LOST_OBJECT, MISSING, AdviceKind
 from storage.errors import CompactorError, DataLoss, ErrorText
 from storage.ledger import names
@@ -63,9 +65,10 @@ class LostObject:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure. `what` and `effect`: sentences. `steps`: what to do, in order. `lost`: the object, of which only
-    operators may know the name; None: there is none. `error`: the text of the error, where `what` does not have it.
-    `is_over`: its cause has gone since. `is_partial`: the compacted ledger can be read where the object is not needed.
+    """A failure. `what` and `effect`: sentences. `steps`: what to do, in order; one with a command is HTML. `lost`: the
+    object, of which only operators may know the name; None: there is none. `error`: the text of the error, where `what`
+    does not have it. `is_over`: its cause has gone since. `is_partial`: the compacted ledger can be read where the
+    object is not needed.
     """
 
     what: str
@@ -210,6 +213,8 @@ def _steps(name: TopicName, is_raw_whole: bool, *, may_be_raw: bool = False) -> 
     return (
         _CHECK_STORE,
         _RESTORE,
-        f"If there is no backup{condition}, run: compactor cursor delete {name} __compaction{force}. Compacted reads "
-        f"then return all raw messages until the next run, which reads them all.{loss}",
+        Markup(
+            "If there is no backup{}, run <code>compactor cursor delete {} __compaction{}</code> in a shell. Compacted "
+            "reads then return all raw messages until the next run, which reads them all.{}"
+        ).format(condition, name, force, loss),
     )

@@ -138,7 +138,7 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     assert [row[0] for row in rows(text)] == ["1", "0"]
     assert "cannot be read: its manifest is not in the object store." in text
     assert "says what to do" not in text
-    assert "<li>If there is no backup, run: compactor cursor delete " in text
+    assert "<li>If there is no backup, run <code>compactor cursor delete " in text
     assert '<span class="state unreadable">unreadable</span>' in text
     assert "superseded" not in text
     assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")

@@ -224,7 +224,7 @@ def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(served: Served, res
     noun = {"part": "one of its parts", "index": "its key index"}[lost]
     what = f"The compacted ledger {compacted.ledger_id} cannot be read in full: {noun} is not in the object store."
     assert f"<h2>{what}</h2>" in text
-    assert "<li>If there is no backup, run: compactor cursor delete " in text
+    assert "<li>If there is no backup, run <code>compactor cursor delete " in text
     assert name in text
     assert "The key could not be looked up: " in text
     assert "page says what to do" not in text
@@ -233,7 +233,7 @@ def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(served: Served, res
     assert ('<span class="state unreadable">' in text) is (lost == "part")
     messages = page(served.client, f"{page_of(rest_topic)}/messages?key=b")
     assert f"<h2>{what}</h2>" in messages
-    assert "<li>If there is no backup, run: compactor cursor delete " in messages
+    assert "<li>If there is no backup, run <code>compactor cursor delete " in messages
     assert "page says what to do" not in messages
 
 

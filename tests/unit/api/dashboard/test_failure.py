@@ -45,7 +45,8 @@ def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None
     assert [step.split(",")[0][:26] for step in result.steps] == [
         "Check that the setting sto", "If it does", "If there is no backup",
     ]  # fmt: skip
-    assert "compactor cursor delete persistent://a/b/c __compaction. Compacted reads then" in result.steps[-1]
+    command = "compactor cursor delete persistent://a/b/c __compaction"
+    assert f"run <code>{command}</code> in a shell. Compacted reads then" in result.steps[-1]
     assert result.lost is not None
     assert (result.lost.name, result.lost.store, result.error) == (MANIFEST, "file:///store", "")
 
@@ -61,7 +62,7 @@ def test_another_error_of_the_last_run_is_kept() -> None:
 
 def test_values_whose_raw_messages_are_trimmed_are_lost() -> None:
     result = failure(ErrorText(), missing(MANIFEST), is_raw_whole=False)
-    assert "__compaction --force. " in result.steps[-1]
+    assert "__compaction --force</code> " in result.steps[-1]
     assert result.steps[-1].endswith("Values whose raw messages are trimmed are lost.")
 
 
@@ -102,7 +103,7 @@ def test_a_damaged_object_without_a_name_may_be_raw_or_compacted() -> None:
     assert result.what == "The last compaction failed: an object that the error describes is damaged."
     assert "a key index names offset 5" in result.error
     assert result.steps[-1].startswith(
-        "If there is no backup and the compacted ledger needs the object, run: compactor cursor delete persistent://"
+        "If there is no backup and the compacted ledger needs the object, run <code>compactor cursor delete "
     )
     assert "__compaction --force" in result.steps[-1]
 
