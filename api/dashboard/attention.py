@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from api.dashboard.topics_table import FAILING, TopicRow
+from api.observability.error_text import STEPS_ON_PAGE
 from api.reports import redacted_error_text
 from storage.advice import AdviceWording
 from storage.metadata.records import CompactionControl
@@ -40,6 +41,11 @@ class FailureReason:
     topics: int
     examples: Sequence[FailingTopic]
     next_at: int | None
+
+    @property
+    def text_with_remedy(self) -> str:
+        """Return the reason, which ends with where to find what to do."""
+        return self.text if STEPS_ON_PAGE in self.text else f"{self.text}; {STEPS_ON_PAGE}"
 
 
 def failing_topics(

@@ -87,6 +87,8 @@ ADMIN_WORDING: AdviceWording = {
     ),
 }
 """Advice as commands of `compactor-admin`; advice without one is that for an operator of the machine."""
+STEPS_ON_PAGE = "the topic's page says what to do"
+_RAW_AND_STEPS = f"the raw messages can still be read; {STEPS_ON_PAGE}"
 DASHBOARD_WORDING: AdviceWording = {
     AdviceKind.LIST_TOPICS: "the first page lists the topics",
     AdviceKind.USE_PARTITIONS: "open the page of one of its partitions, which the page of the topic lists",
@@ -103,8 +105,8 @@ DASHBOARD_WORDING: AdviceWording = {
         "check that the setting store names the object store of this database, else restore the object from a backup"
     ),
     AdviceKind.RESTORE_DAMAGED: "restore the object from a backup",
-    AdviceKind.REBUILD_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
-    AdviceKind.GIVE_UP_COMPACTED: "the raw messages can still be read; the topic's page says what to do",
+    AdviceKind.REBUILD_COMPACTED: _RAW_AND_STEPS,
+    AdviceKind.GIVE_UP_COMPACTED: _RAW_AND_STEPS,
     AdviceKind.READ_RAW: "the raw messages can still be read; restore the object from a backup",
     AdviceKind.READ_IN_BASE64: "it is no text in UTF-8",
     AdviceKind.TRIM_COMPACTED: "set cleanup.policy to compact,delete, or leave “Before” empty",

@@ -39,6 +39,9 @@ def test_topics_are_grouped_by_reason_and_the_most_come_first() -> None:
     assert (first.topics, first.text, first.next_at) == (5, "object ab699887766 is slow", NOW + 2)
     assert [item.row.summary.topic_id for item in first.examples] == [6, 5, 4][:EXAMPLES]
     assert (second.topics, second.text, second.next_at) == (1, "executor 7 is gone", None)
+    assert second.text_with_remedy == "executor 7 is gone; the topic's page says what to do"
+    named = replace(second, text=DASHBOARD_WORDING[AdviceKind.REBUILD_COMPACTED])
+    assert named.text_with_remedy == named.text
 
 
 def test_errors_are_shown_to_callers_that_may_see_them() -> None:
