@@ -1,6 +1,6 @@
 """Pages of the dashboard, rendered by the server, under the same permissions as the REST API.
 
-    /                                   all topics: totals, size, saved share, last compaction, state
+    /                                   all topics: totals, size, saved share, last success, state
     /dashboard/topics/T/N/TOPIC         one topic: its picture, runs, clients, schema, policies; buttons
     …/messages, …/messages/OFFSET       messages raw and compacted, and one of them
     …/policies                          forms for policies

@@ -190,7 +190,13 @@ COLUMNS = (
         meaning="The bytes that are not compacted yet as a share of the policy compaction.threshold.bytes. Above 100 % "
         "the topic is due.",
     ),
-    Column("at", "Last compaction", lambda row: row.summary.compacted_at),
+    Column(
+        "at",
+        "Last success",
+        lambda row: row.summary.compacted_at,
+        meaning="The publication of the compacted ledger, by the last run that succeeded. If later runs failed, the "
+        "state is failing.",
+    ),
 )
 _COLUMNS = {column.key: column for column in COLUMNS}
 NAME = COLUMNS[0]

@@ -124,7 +124,7 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     assert f'<b>1 topic:</b> <a href="{page_of(rest_topic)}"' in attention
     assert f"<small>{reason}; next try <time" in attention
     assert overview.count('unreadable" data-label=') == 2, "compacted, and saved"
-    assert "<strong>0 B</strong> <span>compacted, with garbage; 1 unreadable</span>" in overview
+    assert "<strong>0 B</strong> <span>compacted, with garbage; 1 topic unreadable</span>" in overview
     (link,) = re.findall(r'id="total-failing" [^>]*href="([^"]*)"', overview)
     failing = page(served.client, html.unescape(link))
     assert 'id="attention"' not in failing
