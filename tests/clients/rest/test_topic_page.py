@@ -128,7 +128,9 @@ def test_connected_clients_are_listed(served: Served, rest_topic: RestTopic, mon
     assert "Shared; acknowledged: none" in text
     assert "sync-1" in text
     assert "998 permits" in text
-    assert re.search(r'<td class="number">3</td>\s*<td class="number">2</td>', text)
+    assert re.search(
+        r'<td class="number" data-label="Backlog">3</td>\s*<td class="number" data-label="Unacked">2</td>', text
+    )
 
 
 def test_clients_of_another_service_are_named(

@@ -42,7 +42,8 @@ def test_producers_and_consumers_have_their_numbers() -> None:
     assert '<a href="/topic/subscriptions/s">s</a>' in text
     assert "<small>Shared; acknowledged: all up to offset 3, and 400 messages after it</small>" in text
     assert '<th scope="row">c<small></small><small>connected –</small><small>7 permits</small>' in text
-    assert [line for number in (9, 3) if (line := f'<td class="number">{number}</td>') not in text] == []
+    for label, number in (("Backlog", 9), ("Unacked", 3)):
+        assert f'<td class="number" data-label="{label}">{number}</td>' in text
     assert "0 msg/s<small>20 B/s</small>" in text
 
 
@@ -68,7 +69,7 @@ def test_a_reader_has_its_backlog_and_what_it_was_sent() -> None:
     stats = TopicStats(subscriptions={"r": SubscriptionStats(type="Exclusive", durable=False, msg_backlog=9)})
     text = rendered(stats, {}, {"r": 7})
     assert "not durable; sent: all before offset 7</small>" in text
-    assert '<td class="number">9</td>' in text
+    assert '<td class="number" data-label="Backlog">9</td>' in text
 
 
 def test_a_page_lists_a_bounded_number_of_clients() -> None:
