@@ -37,6 +37,9 @@ from playwright.sync_api import Browser, ViewportSize, sync_playwright
 from sqlalchemy import Table, insert, select
 
 from compactor.run.plan import Sizing
+from compactor.run.run_policies import stored_policies
+from compactor.scheduling.due import retry_delay_ms
+from compactor.scheduling.worker import WorkerSettings
 from storage.errors import ErrorText
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata import tables
@@ -47,11 +50,12 @@ from tests.servers.compactor_service import RunningService, compactor_service
 from tests.workbench import HookedEngine, Workbench, compacted_ledger, hashing_alike
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
+DAY_MS = 86_400_000
 WIDTHS = {"": 1280, "-phone": 390}
 PLACE = Path("/srv/compactor")
 """The folder of the data: no picture shows a path of the machine that made it."""
+RETRY_FIRST_MS = 20 * 60_000
+"""The back-off after a first failure: no retry begins while the pictures are taken."""
 READ_RATE = "20KiB"
 """Bytes of the store that runs of the service may read in a second: one run is still active when its page is taken."""
 
@@ -196,7 +200,7 @@ def served_teams(folder: Path) -> Iterator[RunningService]:
     settings = {
         "COMPACTOR_COMPACTION_MAX_READ_RATE": READ_RATE,
         "COMPACTOR_COMPACTION_AUTOMATIC": "false",
-        "COMPACTOR_COMPACTION_RETRY_FIRST": "20m",
+        "COMPACTOR_COMPACTION_RETRY_FIRST": f"{RETRY_FIRST_MS}ms",
     }
     with (
         compactor_service(folder, **settings) as service,
@@ -246,7 +250,7 @@ def copy_topics(data: Path) -> None:
             )
         }
         rows: dict[Table, list[dict[str, object]]] = {table: [] for table in templates}
-        ledger_ids = itertools.count(1_000_000)
+        ledger_ids, with_backlog = itertools.count(1_000_000), []
         for number in range(1, 10_000):
             scale, garbage = draw.lognormvariate(2, 1.5), draw.uniform(0.3, 4)
             is_compacted, topic_id = draw.random() < 0.9, original + number
@@ -254,6 +258,8 @@ def copy_topics(data: Path) -> None:
             name = f"persistent://region-{number % 8:02}/stream-{number // 8 % 5}/changes-of-{number:04}"
             rows[tables.topics].append({**topic, "id": topic_id, "uid": f"{number:032x}", "name": name})
             ledgers = templates[tables.ledgers][: 1 if draw.random() < 0.6 else 2]
+            if is_compacted and len(ledgers) == 2:
+                with_backlog.append(number)
             for table, items in (
                 (tables.ledgers, ledgers),
                 (tables.compacted_ledgers, templates[tables.compacted_ledgers] if is_compacted else []),
@@ -270,13 +276,14 @@ def copy_topics(data: Path) -> None:
                 connection.execute(insert(table), items[batch_start : batch_start + 1_000])
     control = bench.metadata.compaction_control
     bench.clock.advance(int(time.time() * 1000) - bench.clock.now_ms())
-    affected = draw.sample(range(1, 10_000), 8)
+    affected = draw.sample(with_backlog, 8)
     control.pause([original + number for number in affected[:3]])
     for number in affected[3:]:
         error = (
             "the object store does not answer" if number == affected[3] else "an executor has no space left on its disk"
         )
-        control.record_failure(original + number, ErrorText(error), bench.clock.now_ms() + HOUR_MS)
+        delay_ms = retry_delay_ms(1, RETRY_FIRST_MS, WorkerSettings.retry_max_ms, draw.random())
+        control.record_failure(original + number, ErrorText(error), bench.clock.now_ms() + delay_ms)
     for size, remainder in ((512 << 10, 7), (64 << 20, 9)):
         scopes = [topic_scope(topic) for topic in bench.metadata.topics.all() if topic.id % 400 == remainder]
         bench.metadata.policies.change(scopes, {"compaction.threshold.bytes": size})
@@ -310,7 +317,12 @@ def write(bench: Workbench, topic: Topic, history: Changelog, draw: random.Rando
             table = batch(history, keys, per_ledger, bench.clock.now_ms(), draw)
             topic.bulk_append(ledger_bytes=1 << 20, workers=2).append([table])
         if number < history.rounds - history.uncompacted:
-            bench.compact(topic)
+            compact(bench, topic)
+
+
+def compact(bench: Workbench, topic: Topic) -> None:
+    """Run a compaction under the policies that are stored for the topic, as a service does."""
+    bench.compactor().compact(topic.name, lambda record: stored_policies(bench.metadata, record))
 
 
 def batch(history: Changelog, keys: list[int], messages: int, now: int, draw: random.Random) -> pa.Table:
