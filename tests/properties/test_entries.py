@@ -238,11 +238,13 @@ def encoded_batches(draw: st.DrawFn) -> bytes:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(encoded_batches(), min_size=1, max_size=4))
 def test_batches_are_decoded_together_as_alone(data: list[bytes]) -> None:
     assert_decoded_as_alone(data)
 
 
+@pytest.mark.slow
 @given(st.lists(described_entries() | encoded_batches(), min_size=1, max_size=4))
 def test_any_entries_are_decoded_together_as_alone(data: list[bytes]) -> None:
     assert_decoded_as_alone(data)
@@ -342,10 +344,24 @@ def test_what_only_looks_like_the_common_layout_is_decoded_together_as_alone(nam
     assert_decoded_as_alone([*batches, usual])
 
 
+def test_batches_of_equal_messages_are_decoded_whatever_their_length() -> None:
+    """Also one whose sizes only add up to those of equal ones, if there are as many others of its length."""
+    equal = [batch_payload([single(b"value", partition_key=b"k")] * size) for size in range(1, 41)]
+    adds_up = batch_payload([single(b"v" * size, partition_key=b"k") for size in (5, 4, 6, 5)])
+    batches = [Batch(data, size, 0, 0) for size, data in enumerate(equal, 1)]
+    columns, decoded = decode_batches([*batches, Batch(adds_up, 4, 0, 0)])
+    assert decoded.tolist() == [True] * 40 + [False]
+    columns, decoded = decode_batches([*batches, *[Batch(adds_up, 4, 0, 0)] * LEAST_BATCHES])
+    assert decoded.all()
+    assert columns is not None
+    sizes = [len(payload.as_py()) for payload in columns.payloads]
+    assert sizes == [5] * sum(range(41)) + [5, 4, 6, 5] * LEAST_BATCHES
+
+
 def test_only_the_longest_batches_and_other_layouts_are_left_out() -> None:
     """A batch that is left out takes no other with it, whatever the sizes."""
     sizes = range(1, 41)
-    usual = [batch_payload([single(b"v", partition_key=b"k")] * size) for size in sizes]
+    usual = [batch_payload([single(b"v" * (1 + n % 2), partition_key=b"k") for n in range(size)]) for size in sizes]
     not_utf8 = batch_payload([(b"\x0a\x06\x0a\x01\xff\x12\x01v\x18\x00", b"")])
     batches = [Batch(data, size, 0, 0) for data, size in zip([*usual, not_utf8], [*sizes, 1], strict=True)]
     columns, decoded = decode_batches(batches)
