@@ -152,10 +152,13 @@ def topic_failure(
 
 
 def read_failure(error: CompactorError | None) -> Failure | None:
-    """Return the failure of a read that needs a lost object of the compacted ledger; None: another error, or none."""
+    """Return the failure of a read that needs a lost object; None: another error, or none, or the lost object is not
+    known."""
     lost = lost_object(error)
-    if lost is None or lost.ledger_id is None or error is None or error.advice is None:
+    if lost is None or error is None or error.advice is None:
         return None
+    if lost.ledger_id is None:
+        return _raw_read_failure(lost)
     if lost.kind is ObjectKind.MANIFEST:
         what = f"The compacted ledger {lost.ledger_id} cannot be read: its manifest {lost.state_text}."
         effect = _ALL_COMPACTED_READS_FAIL
@@ -169,6 +172,23 @@ def read_failure(error: CompactorError | None) -> Failure | None:
     name = TopicName.parse(str(error.advice.arguments["topic"]))
     is_raw_whole = error.advice.kind is AdviceKind.REBUILD_COMPACTED
     return Failure(what, effect, _steps(name, is_raw_whole), lost, is_partial=lost.kind is not ObjectKind.MANIFEST)
+
+
+def _raw_read_failure(lost: LostObject) -> Failure | None:
+    """Return the failure of a read that needs a lost object of a raw ledger; None: it is no object of one."""
+    parsed = names.parse(lost.name)
+    if parsed is None or parsed.kind not in _RAW_NOUNS:
+        return None
+    is_index = parsed.kind is ObjectKind.LEDGER_INDEX
+    reads = "look-ups of keys that need it" if is_index else "reads of its messages"
+    return Failure(
+        f"The raw ledger {parsed.number} cannot be read: {'its key index' if is_index else 'the object with its rows'} "
+        f"{lost.state_text}.",
+        f"{reads.capitalize()} fail, and so does a compaction that reads it. Reads of other messages and producers go "
+        "on.",
+        (_CHECK_STORE, _RESTORE),
+        lost,
+    )
 
 
 def _manifest_failure(

@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 from api.broker import names
 from api.broker.broker import Broker
-from api.dashboard.failure import Failure, read_failure
+from api.dashboard.failure import Failure, lost_object, read_failure
+from api.dashboard.lost_objects import MetLosses, is_unreadable, present_loss
 from api.formats.position_text import parse_start
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
 from storage.entries.stored_message import StoredMessage, stored_messages
 from storage.errors import CompactorError, SegmentNotLocal
+from storage.ledger.names import ObjectKind
 from storage.ledger.rows import RowType
 from storage.metadata.records import SegmentRecord
 from storage.model import EARLIEST, TopicName
@@ -97,10 +99,11 @@ class MessageState:
 @dataclass(frozen=True)
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
-    neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are problems, no
-    sealed one. `problems`: errors of its reads. `failure`: the lost object of the compacted ledger among them.
-    `horizon`: the last offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has,
-    as a clause, of a page without messages."""
+    neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are errors, no sealed
+    one. `errors`: of its reads. `problems`: their texts, but for a lost raw object, which `failure` describes.
+    `failure`: the first lost object among them. `is_unreadable`: compacted reads of the topic fail. `horizon`: the last
+    offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has, as a clause, of a
+    page without messages."""
 
     name: TopicName
     query: PageQuery
@@ -112,6 +115,8 @@ class MessagePage:
     horizon: int | None = None
     raw_offsets: str = ""
     failure: Failure | None = None
+    errors: Sequence[CompactorError] = ()
+    is_unreadable: bool = False
 
     @property
     def maybe_superseded_count(self) -> int:
@@ -144,13 +149,30 @@ def open_topic(broker: Broker, name: TopicName) -> Topic:
     return Topic(broker.environment, names.topic(broker.environment, name))
 
 
-def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePage:
-    """Read a page. Waits for the store. Raise TopicNotFound, InvalidInput for a time,
-    PartitionedTopicRefused."""
+def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: MetLosses) -> MessagePage:
+    """Read a page, and note the losses that its reads meet. Waits for the store.
+
+    Raise TopicNotFound, InvalidInput for a time, PartitionedTopicRefused.
+    """
     topic = open_topic(broker, name)
-    if query.key:
-        return _page_of_key(broker, topic, query)
     errors: list[CompactorError] = []
+    page = _page_of_key(broker, topic, query, errors) if query.key else _page_of_place(broker, topic, query, errors)
+    losses.note(topic.record.id, errors)
+    present = present_loss(topic, broker.environment.store, losses)
+    page = replace(page, is_unreadable=is_unreadable(present, errors))
+    if present is not None and True in query.view.read_compacted_flags and not _is_of_a_part(present):
+        errors.append(present)  # the page may need no message of the compacted ledger
+    return _with_errors(page, errors)
+
+
+def _is_of_a_part(error: CompactorError) -> bool:
+    """Return whether an error is the loss of an object other than the manifest, which only some pages need."""
+    lost = lost_object(error)
+    return lost is not None and lost.kind is not ObjectKind.MANIFEST
+
+
+def _page_of_place(broker: Broker, topic: Topic, query: PageQuery, errors: list[CompactorError]) -> MessagePage:
+    """Return the page that begins or ends at the place of the query."""
     start, end = 0, None
     if query.time:
         start = _first_since(topic, query.view, parse_start(f"@{query.time}"), errors)
@@ -163,9 +185,9 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery) -> MessagePa
     return _page(broker, topic, query, start, end, errors)
 
 
-def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
+def _page_of_key(broker: Broker, topic: Topic, query: PageQuery, errors: list[CompactorError]) -> MessagePage:
     """Return the newest message of a key, and those of the key among the messages before it on the page."""
-    key, errors = query.key.encode(), list[CompactorError]()
+    key = query.key.encode()
     should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
         try:
@@ -174,18 +196,26 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery) -> MessagePage:
             errors.append(error)
             newest = topic.newest_message(key, sealed_only=True, should_stop=should_stop)
     except CompactorError as error:
-        return _with_errors(MessagePage(topic.name, query, ()), [*errors, error])
+        errors.append(error)
+        return MessagePage(topic.name, query, ())
     if newest is None:
-        return _with_errors(MessagePage(topic.name, query, (), is_missing_key=True), errors)
+        return MessagePage(topic.name, query, (), is_missing_key=True)
     page = _page(broker, topic, query, 0, newest.offset + 1, errors)
     return replace(page, messages=[item for item in page.messages if item[0].key == key])
 
 
 def _with_errors(page: MessagePage, errors: Sequence[CompactorError]) -> MessagePage:
-    """Return the page with errors as problems, each once, and with the steps after the loss that one of them is."""
-    failure = next(filter(None, map(read_failure, errors)), None)
-    problems = dict.fromkeys(public_reason(error, PAGE_WITH_STEPS_WORDING) for error in errors)
-    return replace(page, problems=list(problems), failure=failure)
+    """Return the page with errors, their texts, each once, and the steps after the first loss among them.
+
+    The public text of a lost raw object says less than the failure, so it is left out.
+    """
+    failures = [failure for error in errors if (failure := read_failure(error)) is not None]
+    described = [failure.lost for failure in failures[:1] if failure.lost and failure.lost.ledger_id is None]
+    problems = dict.fromkeys(
+        public_reason(error, PAGE_WITH_STEPS_WORDING) for error in errors if lost_object(error) not in described
+    )
+    failure = failures[0] if failures else None
+    return replace(page, problems=list(problems), failure=failure, errors=errors)
 
 
 def _page(
@@ -202,11 +232,11 @@ def _page(
     after = offsets[-1] + 1 if offsets else first
     older = has_more if end is not None else first > 0 and _exists_before(topic, first, query.view)
     newer = has_more if end is None else end < OFFSETS and _exists_from(topic, after, query.view)
-    messages = _with_states(broker, topic, reads, offsets)
+    messages = _with_states(broker, topic, reads, offsets, errors)
     if query.order is Order.NEWEST:
         messages.reverse()
     horizon = topic.snapshot().horizon
-    page = MessagePage(
+    return MessagePage(
         topic.name,
         query,
         messages,
@@ -215,7 +245,6 @@ def _page(
         horizon=None if horizon is None else horizon.offset,
         raw_offsets="" if messages else raw_offsets_text(topic),
     )
-    return _with_errors(page, errors)
 
 
 class PageOffsets(NamedTuple):
@@ -310,14 +339,19 @@ def _exists_from(topic: Topic, offset: int, view: View) -> bool:
 
 
 def _with_states(
-    broker: Broker, topic: Topic, reads: Mapping[bool, ReadRows], offsets: Sequence[int]
+    broker: Broker,
+    topic: Topic,
+    reads: Mapping[bool, ReadRows],
+    offsets: Sequence[int],
+    errors: list[CompactorError],
 ) -> list[tuple[StoredMessage, MessageState]]:
-    """Return the messages of a page with their states, which are empty unless both reads succeeded."""
+    """Return the messages of a page with their states, which are empty unless both reads succeeded. An error of the
+    search for newer messages is added to `errors`."""
     rows_by_read = {flag: {row.offset: row for row in read.rows} for flag, read in reads.items()}
     messages = [next(rows[offset] for rows in rows_by_read.values() if offset in rows) for offset in offsets]
     if len(reads) == 1 or any(read.error is not None for read in reads.values()):
         return [(message, MessageState()) for message in messages]
-    newest = newest_by_key(broker, topic, messages)
+    newest = newest_by_key(broker, topic, messages, errors)
     return [
         (
             message,
@@ -342,24 +376,27 @@ class Deadline:
 
 
 def newest_by_key(
-    broker: Broker, topic: Topic, messages: Sequence[StoredMessage]
-) -> Mapping[bytes, NewestOffset | None]:
+    broker: Broker, topic: Topic, messages: Sequence[StoredMessage], errors: list[CompactorError]
+) -> Mapping[bytes, NewestOffset | None] | None:
     """Return the newest message of each key of some messages, as far as it is known in time.
 
-    `messages`: in ascending order. None: compaction removed the key's newest message. Empty also after an error.
+    `messages`: in ascending order. None for a key: compaction removed its newest message. None: an error ended the
+    search, and was added to `errors`.
     """
     keys = [message.key for message in messages if message.key is not None]
     try:
         return topic.newest_offsets(keys, messages[0].offset, Deadline(broker.environment.clock)) if keys else {}
-    except CompactorError:
-        return {}
+    except CompactorError as error:
+        errors.append(error)
+        return None
 
 
 def state_of(
-    message: StoredMessage, is_in_raw: bool, is_in_compacted: bool, newest: Mapping[bytes, NewestOffset | None]
+    message: StoredMessage, is_in_raw: bool, is_in_compacted: bool, newest: Mapping[bytes, NewestOffset | None] | None
 ) -> MessageState:
-    """Return the effect of compaction on a message. `newest`: the newest message of each key that is known."""
-    record = None if message.key is None else newest.get(message.key)
+    """Return the effect of compaction on a message. `newest`: the newest message of each key that is known; None: the
+    search for them failed."""
+    record = None if message.key is None or newest is None else newest.get(message.key)
     is_part = message.kind is RowType.CHUNK and is_in_compacted  # of the newest message, which ends at its last chunk
     is_superseded = record is not None and record.offset != message.offset and not is_part
     return MessageState(
@@ -367,5 +404,8 @@ def state_of(
         record is not None and not is_superseded and is_in_compacted,
         not is_in_compacted,
         not is_in_raw,
-        message.kind is RowType.MESSAGE and message.key is not None and message.key not in newest,
+        message.kind is RowType.MESSAGE
+        and message.key is not None
+        and newest is not None
+        and message.key not in newest,
     )

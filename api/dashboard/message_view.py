@@ -14,6 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
+from api.dashboard.lost_objects import MetLosses, is_unreadable, present_loss
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
@@ -34,7 +35,8 @@ _SCHEMA_VERSION_BYTES = 8
 @dataclass(frozen=True)
 class MessageView:
     """A message and its views, the best one first. `schema`: the description of its payload, of its own version or the
-    topic's newest; empty: there is none. `schema_problem`: the reason why the payload is not decoded by it."""
+    topic's newest; empty: there is none. `schema_problem`: the reason why the payload is not decoded by it. `errors`:
+    of its reads. `is_unreadable`: compacted reads of the topic fail."""
 
     name: TopicName
     message: StoredMessage
@@ -42,6 +44,8 @@ class MessageView:
     views: Sequence[PayloadView]
     schema: str = ""
     schema_problem: str = ""
+    errors: Sequence[CompactorError] = ()
+    is_unreadable: bool = False
 
     @property
     def key(self) -> str | None:
@@ -56,8 +60,8 @@ class MessageView:
         return self.message.properties[:PROPERTIES]
 
 
-def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
-    """Return the message at an offset. Waits for the store.
+def message_view(broker: Broker, name: TopicName, offset: int, losses: MetLosses) -> MessageView:
+    """Return the message at an offset, and note the losses that its reads meet. Waits for the store.
 
     Raise TopicNotFound, MessageNotFound, PartitionedTopicRefused.
     """
@@ -65,6 +69,7 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
     errors: list[CompactorError] = []
     raw, compacted = (_message_at(topic, offset, flag, errors) for flag in (False, True))
     message = raw or compacted
+    losses.note(topic.record.id, errors)
     if message is None:
         if errors:
             raise errors[0]
@@ -73,12 +78,14 @@ def message_view(broker: Broker, name: TopicName, offset: int) -> MessageView:
         raise MessageNotFound(f"{reason}: {offsets}" if offsets else reason)
     state = MessageState()
     if not errors:
-        newest = newest_by_key(broker, topic, [message])
+        newest = newest_by_key(broker, topic, [message], errors)
         state = state_of(message, raw is not None, compacted is not None, newest)
+        losses.note(topic.record.id, errors)
     described, decoded, problem = _decoded(broker, name, message)
     payload = message.payload or b""
     undecoded = payload_views(payload, message.payload_size) if payload else []
-    return MessageView(name, message, state, [*decoded, *undecoded], described, problem)
+    unreadable = is_unreadable(present_loss(topic, broker.environment.store, losses), errors)
+    return MessageView(name, message, state, [*decoded, *undecoded], described, problem, errors, unreadable)
 
 
 def _message_at(topic: Topic, offset: int, read_compacted: bool, errors: list[CompactorError]) -> StoredMessage | None:

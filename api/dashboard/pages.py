@@ -22,11 +22,22 @@ from starlette.responses import Response
 
 from api.broker import compaction
 from api.broker.threads import WaitsFor
+from api.dashboard.lost_objects import met_losses_of
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import render_overview
 from api.dashboard.policy_table import policies_of, settings_of
-from api.dashboard.rendering import ANY_ROLE, HEADERS, TOPIC_PAGE, PageRoutes, may, render_page, require, wording_for
+from api.dashboard.rendering import (
+    ANY_ROLE,
+    HEADERS,
+    TOPIC_PAGE,
+    PageRoutes,
+    log_read_errors,
+    may,
+    render_page,
+    require,
+    wording_for,
+)
 from api.dashboard.topic_page import look_up_key, topic_view
 from api.dashboard.topic_sizes import sizes_cache_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
@@ -81,13 +92,14 @@ def show_topic(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
             may_change=may_change,
         )  # fmt: skip
-    lookup = None
+    lookup, losses = None, met_losses_of(request)
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
-        lookup = look_up_key(broker, topic, key)
+        lookup = look_up_key(broker, topic, key, losses)
+        log_read_errors(request, [] if lookup.error is None else [lookup.error])
     may_consume = may(request, AuthAction.CONSUME, topic=topic)
     wording = None if wording_for(request) is None else PAGE_WITH_STEPS_WORDING
-    view = topic_view(broker, topic, wording=wording, with_subscriptions=may_consume, lookup=lookup)
+    view = topic_view(broker, topic, wording=wording, with_subscriptions=may_consume, losses=losses, lookup=lookup)
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume, found_nothing_new=view.found_nothing_new(after),
@@ -114,9 +126,9 @@ def show_messages(
         parameters = {"view": view.value, "order": order.value, **changes}
         return "?" + urlencode({name: value for name, value in parameters.items() if value is not None})
 
-    return render_page(
-        request, "messages.html", name=topic, page=message_page(broker, topic, query), link=link, end=OFFSETS
-    )
+    messages = message_page(broker, topic, query, met_losses_of(request))
+    log_read_errors(request, messages.errors)
+    return render_page(request, "messages.html", name=topic, page=messages, link=link, end=OFFSETS)
 
 
 @router.get(f"{TOPIC_PAGE}/messages/{{offset}}", waits_for=WaitsFor.STORE)
@@ -125,7 +137,9 @@ def show_message(
 ) -> Response:
     """Return the page of the message at an offset."""
     require(request, AuthAction.CONSUME, topic=topic)
-    return render_page(request, "message.html", name=topic, view=message_view(broker, topic, offset))
+    view = message_view(broker, topic, offset, met_losses_of(request))
+    log_read_errors(request, view.errors)
+    return render_page(request, "message.html", name=topic, view=view)
 
 
 @router.get(f"{TOPIC_PAGE}/policies")

@@ -8,7 +8,7 @@ other hosts.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
@@ -21,18 +21,20 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
+from api.dashboard.failure import read_failure
 from api.dashboard.topic_status import current_states
 from api.http.access import ANY_USE, DASHBOARD, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
 from api.http.limits import limit_body
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import check_utf8_url, encode_path_segment
-from api.http.problems import RestException, use_wording
+from api.http.problems import RestException, log_for_operators, use_wording
 from api.http.router import Endpoint, Routes
 from api.observability.error_text import DASHBOARD_WORDING
 from storage.advice import AdviceWording
-from storage.errors import CompactorError
+from storage.errors import CompactorError, SegmentNotLocal
 from storage.model import TopicName
+from storage.reading.key_lookup import SearchStopped
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
@@ -201,9 +203,16 @@ def render_page(request: Request, template: str, status: int = 200, **values: An
     return Response(content, status, HEADERS, media_type="text/html")
 
 
+def log_read_errors(request: Request, errors: Iterable[CompactorError]) -> None:
+    """Log the errors of reads that a page shows beside its content, for operators."""
+    for error in errors:
+        if not isinstance(error, SegmentNotLocal | SearchStopped):
+            log_for_operators(request, error, 200)
+
+
 def render_problem_page(request: Request, status: int, reason: str, error: Exception) -> Response:
-    """Render the page of an error, with a link to the topic of its path if there is one, and to its messages if it does
-    not have the one of the path."""
+    """Render the page of an error, with the steps after a lost object, with a link to the topic of its path if there is
+    one, and to its messages if it does not have the one of the path."""
     path = request.scope["raw_path"].decode("latin-1").split("/")
     is_missing_message = isinstance(error, MessageNotFound)
     is_below = (status != 404 or is_missing_message) and "topic" in request.path_params
@@ -211,6 +220,7 @@ def render_problem_page(request: Request, status: int, reason: str, error: Excep
     return render_page(
         request, "problem.html", status, reason=reason, topic_page=topic_page,
         messages_page=f"{topic_page}/messages" if is_missing_message else "",
+        failure=read_failure(error) if isinstance(error, CompactorError) else None,
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 from api.broker import compaction, names
@@ -19,6 +18,7 @@ from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, LostObject, lost_object, read_failure, topic_failure
 from api.dashboard.formats import shortened
+from api.dashboard.lost_objects import MetLosses, needed_bytes, stored_bytes
 from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
@@ -66,7 +66,6 @@ from storage.metadata.records import (
     TopicSummary,
 )
 from storage.model import LedgerRecord, Message, TopicName
-from storage.objects.interface import ObjectStore
 from storage.topic import Topic as OpenTopic
 
 RUNS_IN_CHART = 50
@@ -160,16 +159,22 @@ class KeyLookup:
     @property
     def problem(self) -> str:
         """Return the reason of a failed lookup; empty: it succeeded."""
+        failure = read_failure(self.error)
+        if failure is not None and failure.lost is not None and failure.lost.ledger_id is None:
+            return failure.what[0].lower() + failure.what.rstrip(".")[1:]  # the public text of the error says less
         return "" if self.error is None else public_reason(self.error, PAGE_WITH_STEPS_WORDING)
 
     @property
     def has_steps(self) -> bool:
-        """Return whether a lost object of the compacted ledger ended the lookup: the page says what to do."""
+        """Return whether a lost object ended the lookup: the page says what to do."""
         return read_failure(self.error) is not None
 
 
-def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
-    """Look up the newest message of a key. Waits for the store. Raises TopicNotFound."""
+def look_up_key(broker: Broker, name: TopicName, key: str, losses: MetLosses) -> KeyLookup:
+    """Look up the newest message of a key, and note the loss that it meets. Waits for the store.
+
+    Raises TopicNotFound.
+    """
     record = names.topic(broker.environment, name)
     is_sealed_only = False
     try:
@@ -182,6 +187,7 @@ def look_up_key(broker: Broker, name: TopicName, key: str) -> KeyLookup:
             key.encode(), sealed_only=is_sealed_only, should_stop=should_stop
         )
     except CompactorError as error:
+        losses.note(record.id, [error])
         return KeyLookup(key, None, is_sealed_only, error)
     return KeyLookup(key, message, is_sealed_only)
 
@@ -192,10 +198,11 @@ def topic_view(
     *,
     wording: AdviceWording | None,
     with_subscriptions: bool,
+    losses: MetLosses,
     lookup: KeyLookup | None = None,
 ) -> TopicView:
-    """Return the content of the page. `with_subscriptions`: the picture marks them. `lookup`: the look-up of a key that
-    the page shows, which may have met a lost object. Raises TopicNotFound."""
+    """Return the content of the page. `with_subscriptions`: the picture marks them. `losses`: the lost objects that
+    pages have met. `lookup`: the look-up of a key that the page shows. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
     # Before anything else: a page that is not busy refreshes no more, so it must have what the last run left.
@@ -222,13 +229,13 @@ def topic_view(
     states = CompactionStates({record.id: control.control}, running, now)
     (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])
     lost = lost_object(control.control.last_error) if row.is_unreadable or control.control.failures else None
-    needed_bytes = 0 if lost is None else _needed_bytes(lost.name, snapshot, manifest)
-    size = None if lost is None else _size(environment.store, lost)
+    needed = 0 if lost is None else needed_bytes(lost.name, snapshot, manifest)
+    size = None if lost is None else stored_bytes(environment.store, lost)
     # A damaged object has been restored when a run has read all of it, and the manifest when it can be read.
     is_back = (
         lost is not None
         and manifest_error is None
-        and (lost.kind is ObjectKind.MANIFEST or (lost.is_missing and size is not None and size >= needed_bytes))
+        and (lost.kind is ObjectKind.MANIFEST or (lost.is_missing and size is not None and size >= needed))
     )
     can_read = manifest_error is None and (is_back or not row.is_unreadable)
     failure = topic_failure(
@@ -240,11 +247,14 @@ def topic_view(
         reason,
         is_raw_whole=not stats.first,
         is_restored=is_back,
-        is_truncated=size is not None and size < needed_bytes,
+        is_truncated=size is not None and size < needed,
     )
     met = None if lookup is None else read_failure(lookup.error)
-    if met is not None and met.lost is not None and compacted is not None and met.lost.ledger_id == compacted.ledger_id:
-        if met.lost.breaks_reads(compacted.ledger_id):
+    if met is None:
+        met = read_failure(losses.current(environment.store, snapshot, manifest))
+    ledger_ids = {None, None if compacted is None else compacted.ledger_id}
+    if met is not None and met.lost is not None and met.lost.ledger_id in ledger_ids:
+        if met.lost.breaks_reads(met.lost.ledger_id):
             lost, can_read = (met.lost if can_read else lost), False
         if failure is None or failure.is_over or failure.lost is None:
             failure = replace(met, error=document["last_error"] or "")
@@ -268,31 +278,6 @@ def topic_view(
         can_read,
         _unserved(broker, snapshot),
     )
-
-
-def _size(store: ObjectStore, lost: LostObject) -> int | None:
-    """Return the bytes that the store has of an object that the last run could not read; None: not known."""
-    if not lost.name:
-        return None
-    try:
-        return store.size(lost.name)
-    except CompactorError:
-        return None
-
-
-def _needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
-    """Return the bytes that an object must have by the rows and the manifest; 0: they do not name it."""
-    objects = [(ledger.rows.name, ledger.rows.size) for ledger in snapshot.ledgers]
-    ranges = [ledger.index for ledger in snapshot.ledgers]
-    if manifest is not None:
-        objects += [(part.rows.stored.name, part.rows.stored.size) for part in manifest.parts]
-        objects += [
-            (part.deleted.name, part.deleted.offset + part.deleted.length) for part in manifest.parts if part.deleted
-        ]
-        objects += [(table.name, table.length) for table in manifest.chunks]
-        ranges += chain.from_iterable(manifest.index)
-    objects += [(location.name, location.offset + location.length) for location in ranges]
-    return max((end for named, end in objects if named == name), default=0)
 
 
 def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:

@@ -214,9 +214,9 @@ def public_reason(error: errors.CompactorError, wording: AdviceWording = HTTP_WO
     return " ".join(errors.public_text(error, wording).split())
 
 
-def log_for_operators(request: Request, error: Exception) -> None:
+def log_for_operators(request: Request, error: Exception, status: int | None = None) -> None:
     """Log the full text of an error whose answer contains only the public text: Misconfigured, Unavailable and
-    DataLoss.
+    DataLoss. `status`: that of the answer; None: that of the error.
 
     Repetitions for the same route, and for DataLoss the same topic, are throttled.
     """
@@ -228,7 +228,12 @@ def log_for_operators(request: Request, error: Exception) -> None:
         if isinstance(error, errors.DataLoss):  # is reported for each topic
             condition += f" {'/'.join(map(str, request.path_params.values()))}"
         request.app.state.log_throttle.warn(
-            "%s %s is answered %d: %s", request.method, route, status_of(error), one_line(error), condition=condition
+            "%s %s is answered %d: %s",
+            request.method,
+            route,
+            status or status_of(error),
+            one_line(error),
+            condition=condition,
         )
 
 

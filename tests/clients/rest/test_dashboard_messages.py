@@ -11,13 +11,16 @@ import pytest
 from api.broker.schema_compatibility import SchemaType
 from api.dashboard import message_browser, topic_page
 from api.dashboard.message_browser import PAGE_MESSAGES
+from api.http.tokens import create_token
 from storage.errors import SegmentNotLocal
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from storage.reading.key_lookup import SearchStopped
 from storage.topic import Topic
 from tests.clients.rest.conftest import RestTopic
-from tests.clients.rest.test_dashboard import guarded, logged_in, page, page_of
+from tests.clients.rest.test_dashboard import ORIGIN, SECRET, guarded, logged_in, page, page_of
 from tests.serving import Served
 
 __all__ = ["guarded"]
@@ -142,6 +145,106 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     assert '<span class="state unreadable">unreadable</span>' in text
     assert "superseded" not in text
     assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")
+
+
+def states_of(text: str) -> list[str]:
+    """The states at the top of a page."""
+    return re.findall(r'<span class="state [^"]*">([^<]*)', text.partition('<nav class="tabs"')[0])
+
+
+def test_a_newest_page_that_needs_no_compacted_message_says_that_the_ledger_is_lost(
+    served: Served, rest_topic: RestTopic
+) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    rest_topic.produce(*({"key": f"k{n}", "payload": "1"} for n in range(PAGE_MESSAGES + 2)))
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.broker.environment.store.delete(compacted.manifest.name)
+    what = (
+        f"<h2>The compacted ledger {compacted.ledger_id} cannot be read: its manifest is not in the object store.</h2>"
+    )
+    for view in ("both", "compacted"):
+        text = messages(rest_topic, f"view={view}")
+        assert len(rows(text)) == PAGE_MESSAGES
+        assert "takes too long" not in text
+        assert text.count(what) == 1
+        assert "Missing object: " + compacted.manifest.name in text.replace("<wbr>", "")
+    assert what not in messages(rest_topic, "view=raw")
+    assert "not searched to the end" not in page(served.client, f"{page_of(rest_topic)}/messages/{PAGE_MESSAGES}")
+    for place in ("", "/messages", "/messages?view=raw", "/messages?view=compacted", "/messages/0", "/messages/25"):
+        assert states_of(page(served.client, page_of(rest_topic) + place)) == ["unreadable"], place
+
+
+def test_pages_agree_on_a_part_that_one_of_them_has_met(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    (part,) = read_manifest(environment.store, compacted.manifest).parts
+    name = part.rows.stored.name
+    content = environment.store.get(name)
+    environment.store.delete(name)
+    places = ("", "/messages?view=raw", "/messages/1", "/messages", "/messages?view=raw&offset=7")
+
+    def states() -> list[list[str]]:
+        return [states_of(page(served.client, page_of(rest_topic) + place)) for place in places]
+
+    assert states_of(page(served.client, page_of(rest_topic))) == ["up to date"], "no read has met it"
+    assert states_of(page(served.client, f"{page_of(rest_topic)}/messages?view=compacted")) == ["unreadable"]
+    assert states() == [["unreadable"]] * len(places)
+    text = page(served.client, page_of(rest_topic))
+    assert "cannot be read in full: one of its parts is not in the object store." in text
+    assert "<strong>Compacted reads fail</strong>" in text
+    environment.store.put(name, content[:-1])
+    assert states() == [["unreadable"]] * len(places), "a truncated copy is no restored object"
+    environment.store.delete(name)
+    environment.store.put(name, content)
+    assert states() == [["up to date"]] * len(places)
+    assert "one of its parts" not in page(served.client, page_of(rest_topic))
+
+
+def lose_raw_rows(served: Served, topic: RestTopic) -> str:
+    """Delete the rows of the topic's first raw ledger; their name."""
+    opened, store = served.topic(topic.name), served.broker.environment.store
+    opened.log_manager().roll_and_seal(opened.record)
+    name = opened.snapshot().ledgers[0].rows.name
+    store.delete(name)
+    return name
+
+
+@pytest.mark.parametrize("place", ["/messages", "/messages?view=raw", "/messages?key=a", "/messages/1", "?key=a"])
+def test_a_lost_raw_ledger_is_named_with_its_object(
+    served: Served, rest_topic: RestTopic, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rest_topic.put(a="1", b="2")
+    name = lose_raw_rows(served, rest_topic)
+    for _ in range(2):
+        text = page(served.client, page_of(rest_topic) + place, 507 if place == "/messages/1" else 200)
+    ledger_id = names.parse(name).number  # type: ignore[union-attr]
+    assert (
+        f"<h2>The raw ledger {ledger_id} cannot be read: the object with its rows is not in the object store." in text
+    )
+    assert "Missing object: " + name in text.replace("<wbr>", "")
+    assert "<li>If it does, restore the object from a backup (docs/operations.md).</li>" in text
+    assert "Spark is damaged" not in text
+    assert [name in record.getMessage() for record in caplog.records if record.name == "api.http.problems"] == [True]
+
+
+def test_only_operators_read_the_name_of_a_lost_raw_object(guarded: Served) -> None:
+    root, topic = logged_in(guarded, "root"), RestTopic(guarded, "lost-raw")
+    token = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
+    granted = f"{topic.path}/permissions/reader"
+    assert guarded.client.put(topic.path, headers=token).status_code == 204
+    assert guarded.client.post(granted, json=["consume"], headers=token).status_code == 204
+    assert root.post(f"{page_of(topic)}/produce", content="key=a&value=1", headers=ORIGIN).status_code == 200
+    name = lose_raw_rows(guarded, topic)
+    for client, is_named in ((logged_in(guarded, "reader"), False), (root, True)):
+        for place in ("/messages", "/messages/0"):
+            text = page(client, page_of(topic) + place, 200 if place == "/messages" else 507).replace("<wbr>", "")
+            assert "the object with its rows is not in the object store." in text
+            assert (name in text) is is_named
 
 
 def test_one_message_with_all_that_was_sent(served: Served, rest_topic: RestTopic) -> None:

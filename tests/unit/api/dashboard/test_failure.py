@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.failure import Failure, lost_object, topic_failure
+from api.dashboard.failure import Failure, lost_object, read_failure, topic_failure
 from api.observability.error_text import DASHBOARD_WORDING, OPERATOR_WORDING
 from storage.advice import Advice, AdviceKind, damaged_object_advice, missing_object_advice
 from storage.errors import CompactorError, ErrorText, ObjectDamaged, ObjectMissing, Unavailable
@@ -54,6 +54,24 @@ def test_a_lost_manifest_and_the_run_that_failed_by_it_are_one_failure() -> None
 def test_a_damaged_manifest_is_damaged_in_one_sentence() -> None:
     error = ObjectDamaged(f"the manifest {MANIFEST} does not match its checksum", damaged_object_advice(MANIFEST))
     assert failure(ErrorText(), error).what == "The compacted ledger 7 cannot be read: its manifest is damaged."
+
+
+@pytest.mark.parametrize(
+    ("name", "noun", "reads"),
+    [
+        (RAW, "the object with its rows", "Reads of its messages fail"),
+        (names.ledger_index(UID, 3, ATTEMPT), "its key index", "Look-ups of keys that need it fail"),
+    ],
+)
+def test_a_read_names_the_raw_ledger_of_a_lost_object(name: str, noun: str, reads: str) -> None:
+    result = read_failure(missing(name))
+    assert result is not None
+    assert result.what == f"The raw ledger 3 cannot be read: {noun} is not in the object store."
+    assert result.effect.startswith(f"{reads}, and so does a compaction that reads it.")
+    assert len(result.steps) == 2
+    assert result.lost is not None
+    assert result.lost.name == name
+    assert read_failure(missing("store.json")) is None
 
 
 def test_another_error_of_the_last_run_is_kept() -> None:

@@ -1,0 +1,125 @@
+"""Loss of a topic's compacted ledger, as its pages know it without a run: from the manifest, which they read, and from
+the lost objects that reads of this process have met.
+
+A loss that was met is checked at each page: it is over once the store has the object in full length, or the topic has
+another compacted ledger. Objects that are damaged are not kept, because only a read knows whether they were restored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import chain
+from typing import cast
+
+from fastapi import Request
+
+from api.dashboard.failure import LostObject, lost_object
+from storage.errors import CompactorError, DataLoss, Misconfigured, Unavailable
+from storage.ledger.manifest import Manifest
+from storage.ledger.names import ObjectKind
+from storage.metadata.records import TopicSnapshot
+from storage.objects.interface import ObjectStore
+from storage.reading.snapshot_reader import SnapshotReader
+from storage.topic import Topic
+
+MOST_TOPICS = 1_000
+"""The topics of which a loss is kept; those whose loss was met last."""
+
+
+class MetLosses:
+    """Errors of reads that met a missing object of a compacted ledger, the last one of each topic. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: OrderedDict[int, CompactorError] = OrderedDict()
+
+    def note(self, topic_id: int, errors: Iterable[CompactorError]) -> None:
+        """Keep the error that names a missing object of the topic's compacted ledger, if there is one."""
+        for error in errors:
+            lost = lost_object(error)
+            if lost is None or not lost.is_missing or lost.ledger_id is None or lost.kind is ObjectKind.MANIFEST:
+                continue
+            with self._lock:
+                self._errors[topic_id] = error
+                self._errors.move_to_end(topic_id)
+                while len(self._errors) > MOST_TOPICS:
+                    self._errors.popitem(last=False)
+
+    def current(self, store: ObjectStore, snapshot: TopicSnapshot, manifest: Manifest | None) -> CompactorError | None:
+        """Return the error that was met, if its object is still missing from the snapshot's compacted ledger.
+
+        `manifest`: that of the compacted ledger; None: it cannot be read, or there is no compacted ledger.
+        """
+        with self._lock:
+            error = self._errors.get(snapshot.topic.id)
+        lost = lost_object(error)
+        if lost is None or manifest is None:
+            return None
+        is_same = snapshot.compacted is not None and snapshot.compacted.ledger_id == lost.ledger_id
+        size = stored_bytes(store, lost) if is_same else None
+        if is_same and (size is None or size < needed_bytes(lost.name, snapshot, manifest)):
+            return error
+        with self._lock:
+            if self._errors.get(snapshot.topic.id) is error:
+                del self._errors[snapshot.topic.id]
+        return None
+
+
+def present_loss(topic: Topic, store: ObjectStore, losses: MetLosses) -> CompactorError | None:
+    """Return the error with which compacted reads of a topic fail, as far as it is known without a read of messages;
+    None: they do not fail. Waits for the store. Raises TopicNotFound."""
+
+    def read(reader: SnapshotReader) -> CompactorError | None:
+        compacted = reader.snapshot.compacted
+        manifest = None if compacted is None else reader.manifest(compacted)
+        return losses.current(store, reader.snapshot, manifest)
+
+    try:
+        return topic.read_snapshot(read)
+    except (DataLoss, Misconfigured, Unavailable) as error:
+        return error
+
+
+def breaks_compacted_reads(error: CompactorError | None) -> bool:
+    """Return whether the error names a lost object that compacted reads need."""
+    lost = lost_object(error)
+    return lost is not None and lost.breaks_reads(lost.ledger_id)
+
+
+def is_unreadable(present: CompactorError | None, errors: Iterable[CompactorError] = ()) -> bool:
+    """Return whether the pages of a topic call it unreadable. `present`: the result of `present_loss`; `errors`: of the
+    reads of a page."""
+    is_manifest = present is not None and lost_object(present) is None  # it cannot be read for another reason
+    return is_manifest or any(map(breaks_compacted_reads, (present, *errors)))
+
+
+def stored_bytes(store: ObjectStore, lost: LostObject) -> int | None:
+    """Return the bytes that the store has of an object that could not be read; None: not known."""
+    if not lost.name:
+        return None
+    try:
+        return store.size(lost.name)
+    except CompactorError:
+        return None
+
+
+def needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
+    """Return the bytes that an object must have by the rows and the manifest; 0: they do not name it."""
+    objects = [(ledger.rows.name, ledger.rows.size) for ledger in snapshot.ledgers]
+    ranges = [ledger.index for ledger in snapshot.ledgers]
+    if manifest is not None:
+        objects += [(part.rows.stored.name, part.rows.stored.size) for part in manifest.parts]
+        objects += [
+            (part.deleted.name, part.deleted.offset + part.deleted.length) for part in manifest.parts if part.deleted
+        ]
+        objects += [(table.name, table.length) for table in manifest.chunks]
+        ranges += chain.from_iterable(manifest.index)
+    objects += [(location.name, location.offset + location.length) for location in ranges]
+    return max((end for named, end in objects if named == name), default=0)
+
+
+def met_losses_of(request: Request) -> MetLosses:
+    """Return the losses that the pages of the application that received a request have met."""
+    return cast(MetLosses, request.app.state.met_losses)
