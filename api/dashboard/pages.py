@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from api.broker import compaction
 from api.broker.threads import WaitsFor
+from api.dashboard.formats import counted
 from api.dashboard.lost_objects import met_losses_of
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
@@ -88,9 +89,10 @@ def show_topic(
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is not None:
         rows = partition_rows(broker, partitioned)
+        is_busy = any(row.is_busy for row in rows)
         return render_page(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
-            may_change=may_change,
+            may_change=may_change, done=_result(broker, request, topic, is_busy),
         )  # fmt: skip
     lookup, losses = None, met_losses_of(request)
     if key is not None:
@@ -103,7 +105,28 @@ def show_topic(
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume, found_nothing_new=view.found_nothing_new(after),
+        done=_result(broker, request, topic, view.is_busy),
     )  # fmt: skip
+
+
+def _result(broker: Broker, request: Request, topic: TopicName, is_busy: bool) -> str | None:
+    """Return the sentence about a button that was pressed before a topic's page; None: that of `RESULTS`.
+
+    It states the pauses that are left, and does not state a request that has ended (`is_busy` is false).
+    """
+    done = request.query_params.get("done", "")
+    if done == "requested":
+        return None if is_busy else ""
+    if done not in ("paused", "resumed"):
+        return None
+    pauses = [item.control.paused for item in compaction.controls(broker.environment, topic)]
+    most = max(pauses, default=0)
+    times = ("at most " if min(pauses, default=0) < most else "") + counted(most, "time")
+    if done == "resumed" and most:
+        return f"One pause was undone: compaction is still paused, {times}."
+    if done == "paused" and most > 1:
+        return f"Compaction was paused again: it is paused {times}, and continues after as many presses of “Resume”."
+    return None
 
 
 @router.get(f"{TOPIC_PAGE}/messages", waits_for=WaitsFor.STORE)

@@ -180,9 +180,11 @@ def wording_for(request: Request) -> AdviceWording | None:
     return DASHBOARD_WORDING if context_of(request).access.is_superuser(caller_of(request)) else None
 
 
-def render_page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """Render a page from a template. Needs a thread if the template checks permissions or states: `may_create`,
-    `tabs`, `states_of`."""
+def render_page(
+    request: Request, template: str, status: int = 200, *, done: str | None = None, **values: Any
+) -> Response:
+    """Render a page from a template. `done`: the sentence about the form that was executed before it; None: that of
+    `RESULTS`. Needs a thread if the template checks permissions or states: `may_create`, `tabs`, `states_of`."""
     context = context_of(request)
     broker = context.broker
     content = _TEMPLATES.get_template(template).render(
@@ -193,7 +195,7 @@ def render_page(request: Request, template: str, status: int = 200, **values: An
         path_of=topic_path,
         segment=encode_path_segment,
         current=request.url.path,
-        done=RESULTS.get(request.query_params.get("done", ""), ""),
+        done=RESULTS.get(request.query_params.get("done", ""), "") if done is None else done,
         is_operator=context.access.is_superuser(caller_of(request)),
         may_create=lambda: context.access.may_create_topics(caller_of(request)),
         tabs=lambda name: _tabs(request, name),

@@ -24,6 +24,7 @@
       const next = page.getElementById(id);
       if (now && next) now.replaceWith(document.adoptNode(next));
     }
+    if (!page.getElementById("done")) document.getElementById("done")?.remove(); // "requested", after the run
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
     const focusedNow = focused?.id ? document.getElementById(focused.id) : null;
     if (focusedNow?.type === "range") focusedNow.value = focused.value;

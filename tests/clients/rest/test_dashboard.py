@@ -278,6 +278,41 @@ def test_buttons_compact_pause_resume_and_cancel(served: Served, rest_topic: Res
     assert '<span class="state success">success</span>' in page(served.client, page_of(rest_topic))
 
 
+def notice(text: str) -> str:
+    """The sentence about the button that led to a page."""
+    line = re.search(r'role="status">([^<]*)</p>', text)
+    return line[1] if line else ""
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_topic_that_was_paused_twice_is_still_paused(served: Served, rest_topic: RestTopic, partitions: int) -> None:
+    topic = RestTopic(served, f"{rest_topic.local}-{partitions}")
+    assert topic.ask("PUT", "/partitions" if partitions else "", partitions or None).status_code == 204
+
+    def press(button: str) -> str:
+        return notice(served.client.post(f"{page_of(topic)}/{button}", headers=ORIGIN).text)
+
+    assert press("pause") == "Compaction was paused."
+    again = "Compaction was paused again: it is paused 2 times, and continues after as many presses of “Resume”."
+    assert press("pause") == again
+    if partitions:
+        other = RestTopic(served, f"{topic.local}-partition-1")
+        assert other.ask("POST", "/compaction/pause").status_code == 200
+        assert press("resume") == "One pause was undone: compaction is still paused, at most 2 times."
+        assert other.ask("POST", "/compaction/resume").status_code == 200
+    else:
+        assert press("resume") == "One pause was undone: compaction is still paused, 1 time."
+    assert press("resume") == "Compaction was resumed."
+
+
+def test_a_request_is_not_stated_after_its_run(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    answer = served.client.post(f"{page_of(rest_topic)}/compact", headers=ORIGIN)
+    assert notice(answer.text) == "A compaction was requested."
+    served.compact_requested()
+    assert notice(served.client.get(str(answer.url)).text) == ""
+
+
 def test_a_request_that_finds_nothing_new_says_so(served: Served, rest_topic: RestTopic) -> None:
     words = "Nothing is new since the last run: no run is needed."
 

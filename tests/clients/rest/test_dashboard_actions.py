@@ -80,7 +80,7 @@ def post(client: Any, path: str, **form: str) -> Any:
 
 def status_line(text: str) -> str:
     """Return the sentence about the form that led to a page."""
-    line = re.search(r'<p class="note done" role="status">([^<]*)</p>', text)
+    line = re.search(r'<p class="note done" id="done" role="status">([^<]*)</p>', text)
     return line[1] if line else ""
 
 
