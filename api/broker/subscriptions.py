@@ -132,9 +132,9 @@ def replace_properties(broker: Broker, name: TopicName, subscription: str, prope
     _each(broker, name, subscription, lambda record: replace(record.id, subscription, properties), needs_messages=False)
 
 
-def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> None:
+def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> Sequence[int]:
     """Let a subscription deliver the first message at or after `position` next. Connected consumers are disconnected,
-    and subscribe again.
+    and subscribe again. Return the offset from which it delivers, of a partitioned topic in each partition.
 
     For a partitioned topic only a publish time is a position. Raise PartitionedTopicRefused, TopicNotFound,
     NotTheOwner, CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end.
@@ -142,14 +142,19 @@ def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPo
     if not isinstance(position, StartTime):
         names.check_not_partitioned(broker.environment, name)
 
+    offsets: dict[int, int] = {}
+
     def reset_in(record: TopicRecord) -> None:
         live = broker.clients.subscription(record, subscription)
         if live is None:
-            reset_cursor(broker.environment, record, subscription, position)
+            offsets[record.id] = reset_cursor(broker.environment, record, subscription, position).mark_delete_offset + 1
         else:
-            live.reset(mark_delete_before(Topic(broker.environment, record), position))
+            mark = mark_delete_before(Topic(broker.environment, record), position)
+            live.reset(mark)
+            offsets[record.id] = 0 if mark is None else mark.offset + 1
 
     _each(broker, name, subscription, reset_in)
+    return list(offsets.values())
 
 
 def reset_cursor(

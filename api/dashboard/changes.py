@@ -13,6 +13,7 @@ from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, add_button_routes, redirect_to_topic
+from api.dashboard.fields import without_commas
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import PageRoutes, render_page
 from api.formats.position_text import parse_trim_position
@@ -46,7 +47,7 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
 
 
 def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
-    before = form.get("before", "").strip()
+    before = without_commas(form.get("before", ""))
     place = parse_trim_position(before) if before else None
     trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry(form), force=False)
     return _trim_reports(request, topic, form, [trim_document(result, wording=None) for result in trimmed])

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import Failure, lost_object, read_failure
+from api.dashboard.fields import parse_time
 from api.dashboard.lost_objects import MetLosses, is_unreadable, present_loss
-from api.formats.position_text import parse_start
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -175,7 +175,7 @@ def _page_of_place(broker: Broker, topic: Topic, query: PageQuery, errors: list[
     """Return the page that begins or ends at the place of the query."""
     start, end = 0, None
     if query.time:
-        start = _first_since(topic, query.view, parse_start(f"@{query.time}"), errors)
+        start = _first_since(topic, query.view, parse_time(query.time), errors)
     elif query.offset is not None:
         start = min(max(query.offset, 0), OFFSETS)
     elif query.before is not None:

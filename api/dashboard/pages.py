@@ -18,10 +18,12 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import Path, Query, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from api.broker import compaction
 from api.broker.threads import WaitsFor
+from api.dashboard.fields import without_commas
 from api.dashboard.formats import counted
 from api.dashboard.lost_objects import met_losses_of
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
@@ -54,6 +56,7 @@ from storage.model import TopicName
 from storage.options.policies import POLICIES
 
 router = PageRoutes()
+_COMMAS = BeforeValidator(without_commas)
 _STATIC = {
     name: ((files("api.dashboard") / "static" / name).read_bytes(), kind)
     for name, kind in (
@@ -136,7 +139,7 @@ def show_messages(
     topic: Topic,
     view: View = View.BOTH,
     order: Order = Order.NEWEST,
-    offset: Annotated[int | None, Query(ge=0)] = None,
+    offset: Annotated[int | None, Query(ge=0), _COMMAS] = None,
     before: Annotated[int | None, Query(ge=0)] = None,
     time: str = "",
     key: str = "",
@@ -156,7 +159,7 @@ def show_messages(
 
 @router.get(f"{TOPIC_PAGE}/messages/{{offset}}", waits_for=WaitsFor.STORE)
 def show_message(
-    broker: Broker, request: Request, topic: Topic, offset: Annotated[int, Path(ge=0, le=OFFSETS)]
+    broker: Broker, request: Request, topic: Topic, offset: Annotated[int, Path(ge=0, le=OFFSETS), _COMMAS]
 ) -> Response:
     """Return the page of the message at an offset."""
     require(request, AuthAction.CONSUME, topic=topic)

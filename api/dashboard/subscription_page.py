@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import Request
@@ -12,8 +14,9 @@ from api.broker.positions import CursorPosition
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Refusal, RestCall, add_button_routes, redirect_to_topic
+from api.dashboard.fields import parse_message, parse_time
+from api.dashboard.formats import count
 from api.dashboard.rendering import PageRoutes, render_page
-from api.formats.position_text import parse_cursor_position, parse_start
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.paths import decoded, encode_path_segment
@@ -28,8 +31,9 @@ router = PageRoutes()
 
 def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     name = _name(request)
-    subscriptions.reset(broker, topic, name, _position(form))
-    return _moved(request, topic)
+    offsets = subscriptions.reset(broker, topic, name, _position(form))
+    place = {"offset": offsets[0]} if len(offsets) == 1 else {}
+    return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(name)}", done="reset", **place)
 
 
 def _moved(request: Request, topic: TopicName, _: object = None) -> Response:
@@ -55,9 +59,9 @@ def _position(form: Form) -> CursorPosition:
         case "latest":
             return LATEST
         case "time":
-            return parse_start("@" + form.get("time", "").strip())
+            return parse_time(form.get("time", ""))
         case "message":
-            return parse_cursor_position(form.get("message", "").strip())
+            return parse_message(form.get("message", ""))
     raise InvalidInput("no position is chosen", "choose one of those of the form")
 
 
@@ -70,8 +74,22 @@ def _show(broker: Broker, request: Request, topic: TopicName, form: Form, refusa
     return render_page(
         request, "subscription.html", refusal.status, name=topic, subscription=name, cursors=cursors, form=form,
         problem=refusal.reason, is_partitioned=len(snapshots) > 1 or snapshots[0].stats.topic.name != topic,
-        is_movable=name != COMPACTION_CURSOR,
+        is_movable=name != COMPACTION_CURSOR, done=_result(request, snapshots),
     )  # fmt: skip
+
+
+def _result(request: Request, snapshots: Sequence[StatsSnapshot]) -> str | None:
+    """Return the sentence about the form that moved the subscription before this page: where it went; None: that of
+    `RESULTS`."""
+    if request.query_params.get("done") != "reset":
+        return None
+    if len(snapshots) > 1:
+        return "The subscription was moved in each partition."
+    offset = request.query_params.get("offset", "")
+    if not re.fullmatch("[0-9]{1,18}", offset, re.ASCII):
+        return None
+    end = ", the end of the topic: no message follows yet" if int(offset) >= snapshots[0].end else ""
+    return f"The subscription was moved to offset {count(int(offset))}{end}."
 
 
 def _snapshots(broker: Broker, topic: TopicName) -> list[StatsSnapshot]:

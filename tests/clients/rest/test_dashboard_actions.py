@@ -248,6 +248,7 @@ def test_a_result_is_one_of_a_few_sentences(served: Served, rest_topic: RestTopi
         ({"to": "earliest"}, 0),
         ({"to": "latest"}, 3),
         ({"to": "message", "message": "1"}, 1),
+        ({"to": "message", "message": "999:0:-1"}, 3),
         ({"to": "time", "time": "2000-01-01T00:00:00Z"}, 0),
         ({"to": "time", "time": "2999-01-01"}, 3),
     ],
@@ -259,7 +260,8 @@ def test_a_subscription_is_moved(served: Served, rest_topic: RestTopic, form: di
     path = f"{TOPICS}/{rest_topic.local}/subscriptions/a%2Fb"
     assert f'href="{path}"' in served.client.get(f"{TOPICS}/{rest_topic.local}").text
     answer = post(served.client, path, **form)
-    assert status_line(answer.text) == "The subscription was moved."
+    end = ", the end of the topic: no message follows yet" if next_offset == 3 else ""
+    assert status_line(answer.text) == f"The subscription was moved to offset {next_offset}{end}."
     row = re.search("<tbody>(.*?)</tbody>", answer.text, re.DOTALL)
     assert row
     assert re.findall(r'<td class="number"[^>]*>(\d+)</td>', row[1]) == [
@@ -277,7 +279,14 @@ def test_a_refused_reset_says_why(served: Served, rest_topic: RestTopic) -> None
     path = f"{TOPICS}/{rest_topic.local}/subscriptions"
     for form, reason in (
         ({}, "no position is chosen"),
-        ({"to": "time", "time": "soon"}, "&#39;soon&#39; is not a time"),
+        (
+            {"to": "time", "time": "soon"},
+            "&#39;soon&#39; is not a time: give milliseconds since 1970, or a time like 2026-11-21T12:00:00Z",
+        ),
+        ({"to": "time", "time": " "}, "the field Time is empty: give milliseconds"),
+        ({"to": "message"}, "the field Message is empty: give its id as ledger:entry:partition, or its offset"),
+        ({"to": "message", "message": "1,00"}, "is no place in a topic: give its id as ledger:entry:partition"),
+        ({"to": "message", "message": "4,999"}, "the offset 4999 of"),
         ({"to": "message", "message": "99"}, "is after its end"),
         ({"to": "message", "message": "<b>"}, "&#39;&lt;b&gt;&#39; is no place in a topic"),
     ):
@@ -300,7 +309,7 @@ def test_a_subscription_of_a_partitioned_topic_is_moved_to_a_time(served: Served
     path = f"{TOPICS}/{whole.local}/subscriptions/s"
     assert post(served.client, path, to="earliest").status_code == 405
     answer = post(served.client, path, to="time", time="0")
-    assert status_line(answer.text) == "The subscription was moved."
+    assert status_line(answer.text) == "The subscription was moved in each partition."
     assert answer.text.count("-partition-") == 4
     assert 'value="earliest"' not in answer.text
 
@@ -369,7 +378,7 @@ def test_forms_of_a_partitioned_topic_reach_the_services_of_all_partitions(serve
         path = f"{TOPICS}/parted"
         second.client.cookies.set("compactor_token", "secret")
         moved = post(second.client, f"{path}/subscriptions/s", to="time", time="0")
-        assert status_line(moved.text) == "The subscription was moved."
+        assert status_line(moved.text) == "The subscription was moved in each partition."
         for partition in partitions:
             assert partition.ask("GET", "/subscription/s/position/1").status_code == 200
         assert transport.requests[0].headers["authorization"] == "Bearer secret"

@@ -116,7 +116,9 @@ def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) 
         "There is no message here: raw messages have the offsets 0 to 5."
     ]
     assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time=soon", 400)
-    for field in ("offset=x", "offset=-5", "before=-1"):
+    assert "There is no message here" in messages(rest_topic, "offset=4,999")
+    assert "has no message at offset 4,999" in page(served.client, f"{page_of(rest_topic)}/messages/4,999", 404)
+    for field in ("offset=x", "offset=-5", "before=-1", "offset=1,00"):
         name = field.partition("=")[0]
         assert f"{name} must be" in page(served.client, f"{page_of(rest_topic)}/messages?{field}", 400)
     for place in ("yesterday", "2026-13-01"):
