@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import re
 from collections.abc import Callable, Mapping
@@ -152,16 +151,27 @@ def rate(value: float) -> str:
 
 
 def text(data: bytes, limit: int = 200, is_cut: bool = False) -> str:
-    """Format bytes as text, or as base64 if they are not UTF-8, cut after `limit` characters.
+    """Format bytes as text, or in hexadecimal if they are none (`is_binary`), cut after `limit` characters.
 
     `is_cut`: more bytes follow, so the last ones may be a part of a character.
     """
-    head = data[: 4 * limit]
+    decoded = _decoded(data, is_cut)
+    words = data[:limit].hex(" ") if decoded is None else decoded
+    return words if len(words) <= limit else words[:limit].rstrip() + "…"
+
+
+def is_binary(data: bytes | None, is_cut: bool = False) -> bool:
+    """Return whether bytes are no text: not UTF-8, or with a NUL. `is_cut`: as for `text`."""
+    return data is not None and _decoded(data, is_cut) is None
+
+
+def _decoded(data: bytes, is_cut: bool) -> str | None:
+    """Return bytes as text, without a last character that is cut; None: they are no text."""
     try:
-        decoded, _ = codecs.utf_8_decode(head, "strict", not (is_cut or len(head) < len(data)))
+        decoded, _ = codecs.utf_8_decode(data, "strict", not is_cut)
     except UnicodeDecodeError:
-        decoded = base64.b64encode(head).decode()
-    return decoded if len(decoded) <= limit else decoded[:limit] + "…"
+        return None
+    return None if "\0" in decoded else decoded
 
 
 def chart_slice(index: int, height: int, text: str) -> Markup:
@@ -186,6 +196,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
         duration,
         rate,
         text,
+        is_binary,
         ahead,
         redacted,
     )

@@ -123,11 +123,11 @@ def _result(broker: Broker, request: Request, topic: TopicName, is_busy: bool) -
     if done not in ("paused", "resumed"):
         return None
     pauses = [item.control.paused for item in compaction.controls(broker.environment, topic)]
-    most = max(pauses, default=0)
-    times = ("at most " if min(pauses, default=0) < most else "") + counted(most, "time")
-    if done == "resumed" and most:
+    maximum = max(pauses, default=0)
+    times = ("at most " if min(pauses, default=0) < maximum else "") + counted(maximum, "time")
+    if done == "resumed" and maximum:
         return f"One pause was undone: compaction is still paused, {times}."
-    if done == "paused" and most > 1:
+    if done == "paused" and maximum > 1:
         return f"Compaction was paused again: it is paused {times}, and continues after as many presses of “Resume”."
     return None
 

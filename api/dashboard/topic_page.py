@@ -47,7 +47,7 @@ from api.dashboard.topic_picture import (
     draw_picture,
 )
 from api.dashboard.topic_status import TopicStatus, topic_status
-from api.dashboard.topics_table import CompactionStates, TopicRow
+from api.dashboard.topics_table import CompactionStates, TopicRow, cleanable_ratio
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from api.observability.redaction import redacted
@@ -111,6 +111,11 @@ class TopicView:
     def is_busy(self) -> bool:
         """Return whether a compaction is requested or active; the page then refreshes by itself."""
         return bool(self.control["state"] == "InProgress")
+
+    @property
+    def cleanable_ratio(self) -> float | None:
+        """Return the cleanable ratio; None: nothing is sealed."""
+        return cleanable_ratio(self.backlog)
 
     @property
     def was_compacted(self) -> bool:

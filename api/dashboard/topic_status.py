@@ -22,6 +22,7 @@ from api.dashboard.topics_table import (
     STATES,
     CompactionStates,
     TopicRow,
+    cleanable_ratio,
     topic_rows,
 )
 from compactor.scheduling.backlog import Backlog
@@ -134,5 +135,7 @@ def _of_triggers(backlog: Backlog) -> str:
         part = share(backlog.messages / triggers.threshold_messages)
         parts.append(f"{part} of the threshold of {count(triggers.threshold_messages)} messages")
     if triggers.dirty_ratio is not None:
-        parts.append(f"cleanable ratio {share(backlog.dirty_ratio)}, due above {share(triggers.dirty_ratio)}")
+        ratio = cleanable_ratio(backlog)
+        now = "nothing sealed" if ratio is None else f"cleanable ratio {share(ratio)}"
+        parts.append(f"{now}, due above {'a ratio of ' if ratio is None else ''}{share(triggers.dirty_ratio)}")
     return "".join(f", {part}" for part in parts)

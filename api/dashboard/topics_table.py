@@ -97,9 +97,8 @@ class TopicRow:
 
     @property
     def cleanable_ratio(self) -> float | None:
-        """Return the cleanable ratio; None: there is nothing that could be dirty or clean."""
-        backlog = self.backlog
-        return backlog.dirty_ratio if backlog is not None and (backlog.dirty_bytes or backlog.clean_bytes) else None
+        """Return the cleanable ratio; None: nothing is sealed."""
+        return None if self.backlog is None else cleanable_ratio(self.backlog)
 
     @property
     def threshold_share(self) -> float | None:
@@ -179,8 +178,9 @@ COLUMNS = (
         lambda row: row.cleanable_ratio,
         share,
         meaning="Kafka's cleanable ratio: sealed bytes that are not compacted yet, as a share of these and the "
-        "compacted ledger. 100 %: nothing is compacted yet. It makes a topic due only where cleanup.policy has "
-        "compact, or where the topic or its namespace sets min.cleanable.dirty.ratio: its default alone does not.",
+        "compacted ledger. 100 %: nothing of them is compacted yet; no value: nothing is sealed. It makes a topic "
+        "due only where cleanup.policy has compact, or where the topic or its namespace sets "
+        "min.cleanable.dirty.ratio: its default alone does not.",
     ),
     Column(
         "threshold",
@@ -375,6 +375,11 @@ def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> 
     """Return whether the last run failed because an object is lost that compacted reads of the topic need."""
     lost = lost_object(control.last_error) if control is not None and control.failures else None
     return lost is not None and lost.breaks_reads(summary.compacted_ledger_id)
+
+
+def cleanable_ratio(backlog: Backlog) -> float | None:
+    """Return the cleanable ratio of a topic; None: nothing is sealed, so nothing could be dirty or clean."""
+    return backlog.dirty_ratio if backlog.dirty_bytes or backlog.clean_bytes else None
 
 
 def partition_rows(broker: Broker, partitioned: PartitionedTopic) -> list[TopicRow]:

@@ -580,6 +580,12 @@ def test_a_role_with_permissions_for_single_topics_sees_these_alone(guarded: Ser
     assert re.findall(names, page(logged_in(guarded, "stranger"), "/")) == []
 
 
+def test_a_service_without_topics_leads_to_the_form_of_one(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        text = page(served.client, "/")
+    assert 'No topic. <a href="/dashboard/topics/new">Create a new topic</a>, produce to one, or import' in text
+
+
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     with serving(tmp_path, dashboard=False) as served:
         assert served.client.get("/").status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from typing import Any
@@ -113,8 +114,11 @@ def test_messages_by_offset_time_and_key(served: Served, rest_topic: RestTopic) 
     assert "The key “none” has no value" in rows(messages(rest_topic, "key=none"))[0]
     assert len(rows(messages(rest_topic, "time=1970-01-01T00:00"))) == 6
     assert rows(messages(rest_topic, "time=2999-01-01T00:00:01")) == [
-        "There is no message here: raw messages have the offsets 0 to 5."
+        "No message was published since 2999-01-01T00:00:01: raw messages have the offsets 0 to 5."
     ]
+    assert rows(messages(rest_topic, "time=2999-01-01T00:00:01&view=compacted"))[0].startswith(
+        "A compacted read returns no message that was published since 2999-01-01T00:00:01: "
+    )
     assert "is not a time" in page(served.client, f"{page_of(rest_topic)}/messages?time=soon", 400)
     assert "There is no message here" in messages(rest_topic, "offset=4,999")
     assert "has no message at offset 4,999" in page(served.client, f"{page_of(rest_topic)}/messages/4,999", 404)
@@ -379,3 +383,18 @@ def test_times_that_no_calendar_has_are_shown_as_numbers(served: Served, rest_to
 def test_a_text_that_is_cut_within_a_character_is_still_a_text(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="x" + "я" * 2_000)
     assert "xяяяя" in messages(rest_topic)
+
+
+def test_a_binary_value_is_marked_and_has_one_representation(served: Served, rest_topic: RestTopic) -> None:
+    value, key = b"\xff\x00\xfe", b"\x01\xff"
+    rest_topic.produce(
+        {"key": base64.b64encode(key).decode(), "payload": base64.b64encode(value).decode()},
+        query="?keyEncoding=base64&valueEncoding=base64",
+    )
+    assert rest_topic.ask("GET", "/messages?keyEncoding=base64&valueEncoding=base64").status_code == 200
+    (row,) = rows(messages(rest_topic))
+    assert row == "0 01 ff binary, in hexadecimal ff 00 fe binary, in hexadecimal current"
+    text = page(served.client, f"{page_of(rest_topic)}/messages/0")
+    assert ">01 ff</span>" in text
+    assert "ff 00 fe" in text
+    assert text.count("binary, in hexadecimal") == 1, "the view of the value has a title"

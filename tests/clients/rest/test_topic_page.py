@@ -386,3 +386,12 @@ def test_a_topic_that_is_deleted_while_its_page_is_made_is_missing(
 ) -> None:
     monkeypatch.setattr(BacklogReader, "read", lambda *_: [])
     assert served.client.get(page_of(rest_topic)).status_code == 404
+
+
+def test_a_topic_without_sealed_messages_has_no_cleanable_ratio(served: Served, rest_topic: RestTopic) -> None:
+    ratio = "<dt>Cleanable ratio</dt><dd>"
+    rest_topic.put(a="1")
+    assert f"{ratio}none: nothing is sealed</dd>" in page(served.client, page_of(rest_topic))
+    topic = served.topic(rest_topic.name)
+    topic.log_manager().roll_and_seal(topic.record)
+    assert f"{ratio}100 %</dd>" in page(served.client, page_of(rest_topic))

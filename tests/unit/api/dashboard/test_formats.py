@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.formats import ago, breakable, duration, exact_duration, text, time
+from api.dashboard.formats import ago, breakable, duration, exact_duration, is_binary, text, time
 
 NOW = 1_780_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -76,13 +76,19 @@ def test_a_time_of_no_calendar_is_a_number(value: int) -> None:
 @pytest.mark.parametrize(
     ("data", "is_cut", "words"),
     [
-        (b"\xd1\x8f\xd1", False, "0Y/R"),
+        (b"\xd1\x8f\xd1", False, "d1 8f d1"),
         (b"\xd1\x8f\xd1", True, "я"),
-        (b"\xff" * 9, True, "////…"),
-        (b"\xff" * 99, False, "////…"),
-        ("я".encode() * 99, False, "яяяя…"),
-        (b"x" + "я".encode() * 99, False, "xяяя…"),
+        (b"\xff" * 9, True, "ff ff ff…"),
+        (b"\xff" * 99, False, "ff ff ff…"),
+        (b"a\0b", False, "61 00 62"),
+        ("яя".encode() * 99, False, "яяяяяяяя…"),
+        (b"x" + "я".encode() * 99, False, "xяяяяяяя…"),
     ],
 )
 def test_bytes_are_a_text_if_they_are_utf_8(data: bytes, is_cut: bool, words: str) -> None:
-    assert text(data, 4, is_cut) == words
+    assert text(data, 8, is_cut) == words
+
+
+def test_bytes_that_are_no_text_are_binary() -> None:
+    assert [is_binary(data) for data in (None, b"", b"a\n", b"a\0", b"\xd1")] == [False, False, False, True, True]
+    assert not is_binary(b"\xd1", is_cut=True)

@@ -120,3 +120,10 @@ def test_the_next_run_has_its_cause_and_time(
 def test_a_state_that_needs_attention_comes_first() -> None:
     control = replace(NO_CONTROL, failures=1, retry_at=NOW)
     assert status(backlog(4_300, CompactionTriggers(threshold_bytes=1)), control).states == ["failing", "due"]
+
+
+def test_a_topic_without_sealed_messages_has_no_ratio() -> None:
+    behind = replace(backlog(5, CompactionTriggers(dirty_ratio=0.5)), dirty_bytes=0, clean_bytes=0)
+    assert status(behind, compacted=None).next_run == (
+        "when a policy requires it; 5 messages not compacted yet, nothing sealed, due above a ratio of 50 %"
+    )
