@@ -45,7 +45,7 @@ from compactor.run.plan import (
     expected_totals,
     row_sets_by_source,
 )
-from compactor.run.run_output import RunAfterPhaseOne, RunOutput, check_objects
+from compactor.run.run_output import RunAfterPhaseOne, RunOutput
 from storage.clock import Clock
 from storage.environment import Environment
 from storage.errors import CompactorError, Conflict, DataLoss, ErrorText, Fenced
@@ -55,6 +55,7 @@ from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.ledger.names import ObjectKind
+from storage.ledger.object_check import check_compacted_objects
 from storage.log.lease import release_ignoring_errors
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
@@ -255,7 +256,7 @@ class TwoPhaseCompactor:
             horizon,
         )
         with self._not_lost(snapshot, run):
-            check_objects(self.environment.store, manifest)
+            check_compacted_objects(self.environment.store, manifest)
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
 

@@ -25,11 +25,12 @@ from compactor.run.plan import (
     expected_totals,
     row_sets_by_source,
 )
-from compactor.run.run_output import RunAfterPhaseOne, RunOutput, check_objects
+from compactor.run.run_output import RunAfterPhaseOne, RunOutput
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest
+from storage.ledger.object_check import check_compacted_objects
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import Sealer
 from storage.log.bulk_append import to_rows
@@ -155,7 +156,7 @@ def manifest_of(store: ObjectStore, output: RunOutput) -> Manifest:
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
     manifest = output.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
-    check_objects(store, manifest)
+    check_compacted_objects(store, manifest)
     return manifest
 
 

@@ -6,7 +6,7 @@ parts ascend; and the store has every object of the manifest, new and kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from compactor.run.layout import Layout
@@ -19,16 +19,11 @@ from compactor.run.plan import (
     RunPlan,
     SourceTotals,
 )
-from storage.advice import missing_object_advice, short_object_advice
-from storage.errors import ObjectDamaged, ObjectMissing
-from storage.ledger import names
+from storage.errors import ObjectDamaged
 from storage.ledger.manifest import Manifest, Part
 from storage.model import IndexLocation, LogPosition, MessageId, TopicName
-from storage.objects.interface import ObjectStore
 
 _CHUNK_STATISTICS = ("chunks", "incomplete_chunks", "chunks_expired")
-LISTINGS = 64
-"""Maximum number of runs whose objects are listed run by run. Beyond it, one listing covers all runs of the topic."""
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
 
@@ -231,44 +226,3 @@ def _statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
         "null_keys_kept": sum(each.null_keys for each in ranges),
         **(chunks if any(chunks.values()) else {}),
     }
-
-
-def check_objects(store: ObjectStore, manifest: Manifest) -> None:
-    """Raise ObjectMissing or ObjectDamaged unless the store has each object of the manifest at its full length (R8).
-
-    It checks new and kept objects. It lists the runs that wrote the objects instead of one request per object, because
-    a run may keep thousands of parts.
-    """
-    needed: dict[str, int] = {}
-    for part in manifest.parts:
-        needed[part.rows.stored.name] = part.rows.stored.size
-        if part.deleted:
-            needed[part.deleted.name] = max(needed.get(part.deleted.name, 0), part.deleted.offset + part.deleted.length)
-    for level in manifest.index:
-        for location in level:
-            needed[location.name] = max(needed.get(location.name, 0), location.offset + location.length)
-    needed |= {table.name: table.length for table in manifest.chunks}
-    sizes: dict[str, int] = {}
-    for prefix in _prefixes(manifest.topic_uid, needed):
-        sizes |= {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}
-    for name, size in needed.items():
-        if name not in sizes:
-            raise ObjectMissing(
-                f"the object {name} of the compacted ledger is not in the store",
-                missing_object_advice(name, store.url),
-                is_public=True,
-            )
-        if sizes[name] < size:
-            raise ObjectDamaged(
-                f"{name} has {sizes[name]} bytes in the store, not {size}",
-                short_object_advice(name, store.url),
-                is_public=True,
-            )
-
-
-def _prefixes(topic_uid: str, needed: Iterable[str]) -> set[str]:
-    """Return the prefixes to list: the runs that wrote the objects, or all runs of the topic if those are many."""
-    attempts = {parsed.attempt_id for parsed in map(names.parse, needed) if parsed is not None}
-    if len(attempts) > LISTINGS:
-        return {names.runs_prefix(topic_uid)}
-    return {names.run_prefix(topic_uid, attempt_id) for attempt_id in attempts}

@@ -75,6 +75,11 @@ def topic_prefix(topic_uid: str) -> str:
     return f"topics/{topic_uid}/"
 
 
+def ledgers_prefix(topic_uid: str) -> str:
+    """Return the prefix of the rows and key indexes of all sealed ledgers of a topic."""
+    return f"topics/{topic_uid}/ledgers/"
+
+
 def runs_prefix(topic_uid: str) -> str:
     """Return the prefix of the objects of all runs of a topic."""
     return f"topics/{topic_uid}/runs/"

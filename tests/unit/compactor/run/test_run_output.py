@@ -10,8 +10,9 @@ import pytest
 
 from compactor.run import layout
 from compactor.run.plan import PartTaskResult, RunPolicies, Sizing, SourceTotals
-from compactor.run.run_output import RunOutput, check_objects
+from compactor.run.run_output import RunOutput
 from storage.errors import ObjectDamaged, ObjectMissing
+from storage.ledger.object_check import check_compacted_objects
 from storage.model import LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, carry_out, decide, live_rows, manifest_of, seal_history
@@ -113,14 +114,14 @@ def test_all_that_a_manifest_names_must_be_there_at_its_full_length(
     stored = new.rows.stored
     longer = replace(new, rows=replace(new.rows, stored=replace(stored, size=stored.size + 1)))
     with pytest.raises(ObjectDamaged, match=stored.name):
-        check_objects(object_store, replace(manifest, parts=(*manifest.parts[:-1], longer)))
+        check_compacted_objects(object_store, replace(manifest, parts=(*manifest.parts[:-1], longer)))
     for name in (kept.rows.stored.name, *manifest.objects):
         data = object_store.get(name)
         object_store.delete(name)
         with pytest.raises(ObjectMissing, match=name):
-            check_objects(object_store, manifest)
+            check_compacted_objects(object_store, manifest)
         object_store.put(name, data)
-    check_objects(object_store, manifest)
+    check_compacted_objects(object_store, manifest)
 
 
 def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, output: RunOutput) -> None:
