@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.advice import Advice, AdviceKind, damaged_object_advice
+from storage.advice import LOST_COMPACTED, Advice, AdviceKind, damaged_object_advice
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
@@ -457,6 +457,8 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
     try:
         yield
     except DataLoss as error:
+        if error.advice is not None and error.advice.kind in LOST_COMPACTED:
+            raise  # a context inside this one has named it
         raise lost_compacted(snapshot, error) from error
 
 

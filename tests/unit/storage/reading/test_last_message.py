@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from storage.errors import ObjectMissing
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import Chunks, ChunkTable
 from storage.ledger.key_index import HashRange
@@ -16,7 +17,7 @@ from storage.objects.interface import ObjectStore
 from storage.topic import Topic
 from tests import chunked
 from tests.pulsar_entries import PUBLISHED, entry, metadata
-from tests.workbench import Workbench, compacted_only, content, half_compacted, ids, raw
+from tests.workbench import Workbench, compacted_ledger, compacted_only, content, half_compacted, ids, raw
 
 
 @pytest.fixture
@@ -173,3 +174,14 @@ def test_the_last_message_of_a_compacted_ledger_costs_each_chunk_table_once(
     snapshot = topic.snapshot().compacted
     assert snapshot is not None
     assert len(reads) == len(read_manifest(bench.store, snapshot.manifest).chunks)
+
+
+def test_a_lost_manifest_is_named_once(bench: Workbench, topic: Topic) -> None:
+    """R8. With limits that hide rows the manifest must be read (C2)."""
+    bench.compact(topic)
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete"})
+    bench.set_policies(topic, **{"retention.ms": 3_600_000})
+    bench.store.delete(compacted_ledger(topic).manifest.name)
+    with pytest.raises(ObjectMissing) as raised:
+        topic.last_message_id(True)
+    assert raised.value.message.count("cannot be read") == 1
