@@ -39,10 +39,14 @@ Form = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why an operation refused a form, and the status of the answer. An empty reason: it was not refused."""
+    """The reason why an operation refused a form, and the status of the answer. An empty reason: it was not refused.
+
+    `error`: the error that refused it; None: there is none, or another service raised it.
+    """
 
     reason: str = ""
     status: int = 200
+    error: CompactorError | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def refusal_of(request: Request, error: CompactorError | RestException) -> Refus
     log_for_operators(request, error)
     if isinstance(error, RestException):
         return Refusal(redacted_excerpt(error.detail), error.status_code)
-    return Refusal(redacted_excerpt(public_reason(error, DASHBOARD_WORDING)), status_of(error))
+    return Refusal(redacted_excerpt(public_reason(error, DASHBOARD_WORDING)), status_of(error), error)
 
 
 def redirect(path: str, **query: object) -> Response:

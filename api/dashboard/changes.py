@@ -13,6 +13,7 @@ from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, add_button_routes, redirect_to_topic
+from api.dashboard.failure import read_failure
 from api.dashboard.fields import without_commas
 from api.dashboard.policy_table import policies_of
 from api.dashboard.rendering import PageRoutes, render_page
@@ -20,7 +21,8 @@ from api.formats.position_text import parse_trim_position
 from api.http.access import AuthAction, caller_of
 from api.http.dependencies import Broker
 from api.http.problems import public_reason
-from api.observability.error_text import DASHBOARD_WORDING
+from api.observability.error_text import DASHBOARD_WORDING, PAGE_WITH_STEPS_WORDING
+from api.observability.redaction import redacted_excerpt
 from api.reports import trim_document
 from storage.environment import Environment
 from storage.errors import InvalidInput
@@ -67,14 +69,18 @@ def _trim_reports(request: Request, topic: TopicName, form: Form, reports: Seque
     before = form.get("before", "").strip()
     return render_page(
         request, "trim.html", name=topic, before=before, reports=reports, is_dry=_is_dry(form), problem="",
+        failure=None,
     )  # fmt: skip
 
 
 def _show_trim(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
     names.topics(broker.environment, topic)
+    failure, problem = read_failure(refusal.error), refusal.reason
+    if failure is not None and refusal.error is not None:
+        problem = redacted_excerpt(public_reason(refusal.error, PAGE_WITH_STEPS_WORDING))
     return render_page(
         request, "trim.html", refusal.status, name=topic, before=form.get("before", ""), reports=None, is_dry=True,
-        problem=refusal.reason,
+        problem=problem, failure=failure,
     )  # fmt: skip
 
 

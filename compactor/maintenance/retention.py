@@ -5,8 +5,9 @@ start offset count, because its logical size is unknown. A damaged or lost open 
 before it are removed regardless. A repetition at the same time changes nothing.
 
 This module only marks ledgers. Garbage collection removes their rows and objects after `file.delete.delay`
-(garbage.py), so that readers may finish. The marking transaction checks cursors and horizon again. Errors: Conflict,
-InvalidInput, TopicNotFound, the errors of sealing, Unavailable.
+(garbage.py), so that readers may finish. The marking transaction checks cursors and horizon again. While the compacted
+ledger cannot be read, raw has the only copy of its messages, so nothing is removed unless forced (R8). Errors:
+Conflict, InvalidInput, TopicNotFound, DataLoss, the errors of sealing, Unavailable.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from storage.model import LedgerRecord, MessageId
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import PolicyResolution
 from storage.positions import StartTime
-from storage.reading.snapshot_reader import SnapshotReader
+from storage.reading.snapshot_reader import SnapshotReader, check_compacted
 from storage.topic import Topic
 
 _TRIES = 5
@@ -70,7 +71,8 @@ class Retention:
         """Let the topic start at an offset or message, and remove the ledgers below it.
 
         `before` None: trim by the cleanup policies. `dry_run`: change nothing. `force`: also remove what cursors and
-        compaction still need. Raises TopicNotFound, Conflict, InvalidInput, and the errors of sealing.
+        compaction still need, also while the compacted ledger cannot be read. Raises TopicNotFound, Conflict,
+        InvalidInput, DataLoss, Unavailable, and the errors of sealing.
         """
         tail_left, sealed = NO_ERROR, False
         for tries_left in reversed(range(_TRIES)):
@@ -87,6 +89,8 @@ class Retention:
                 plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
             if damage is not None:
                 tail_left = ErrorText.of(damage)
+            if not force and plan.removes_messages(snapshot.topic):
+                self._check_compacted(snapshot)
             if dry_run:
                 return TrimResult(snapshot.topic, plan, False, tail_left, damage is not None)
             if not sealed and (plan.needs_sealing or plan.start_offset > snapshot.topic.next_offset):
@@ -103,6 +107,17 @@ class Retention:
                 continue
             return TrimResult(snapshot.topic, plan, True, tail_left, damage is not None)
         raise AssertionError("the last try returns or raises")
+
+    def _check_compacted(self, snapshot: TopicSnapshot) -> None:
+        """Raise DataLoss unless the compacted ledger that the topic has now, if any, is whole (R8)."""
+        while True:
+            try:
+                return check_compacted(self.environment.store, snapshot)
+            except DataLoss:
+                newer = self.environment.metadata.topic_snapshot(snapshot.topic.id)
+                if newer.compacted == snapshot.compacted:
+                    raise
+                snapshot = newer
 
     def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
         """Return the topic's cursors, with `__compaction` if compaction is enabled.

@@ -74,6 +74,10 @@ class TrimPlan:
     hold: CursorRecord | None = None
     held: tuple[TrimCandidate, ...] = ()
 
+    def removes_messages(self, topic: TopicRecord) -> bool:
+        """Return whether the trim removes an extent, or messages below a new start of the topic."""
+        return bool(self.candidates) or self.start_offset > topic.start_offset
+
     @property
     def needs_sealing(self) -> bool:
         """True if a removed extent must be rolled and sealed first."""

@@ -37,6 +37,7 @@ from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
+from storage.ledger.object_check import check_compacted_objects
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import NOWHERE, SeekMessageId, SeekOffset, SeekPosition, SeekTime, seek_position_of
 from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, mark_budgeted
@@ -460,6 +461,17 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
         if error.advice is not None and error.advice.kind in LOST_COMPACTED:
             raise  # a context inside this one has named it
         raise lost_compacted(snapshot, error) from error
+
+
+def check_compacted(store: ObjectStore, snapshot: TopicSnapshot) -> None:
+    """Check that the manifest of the snapshot's compacted ledger, if any, is whole, and that its objects are in the
+    store.
+
+    Raises DataLoss, naming the compacted ledger.
+    """
+    if snapshot.compacted is not None:
+        with naming_compacted(snapshot):
+            check_compacted_objects(store, read_manifest(store, snapshot.compacted.manifest))
 
 
 def lost_compacted(snapshot: TopicSnapshot, error: DataLoss) -> DataLoss:

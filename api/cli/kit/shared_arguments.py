@@ -58,7 +58,8 @@ TrimForce = Annotated[
     typer.Option(
         "--force",
         help="Also messages that cursors and compaction still need: they lose them. If a deletion is among them that "
-        "no run has processed, new compacted readers get the deleted key back.",
+        "no run has processed, new compacted readers get the deleted key back. Also while the compacted ledger cannot "
+        "be read: then raw has the only copy.",
     ),
 ]
 KeyEncoding = Annotated[TextEncoding, typer.Option(help="Encoding of keys.")]

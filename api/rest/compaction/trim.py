@@ -29,7 +29,8 @@ router = Routes("trim", known_query=True)
 class TrimRequest(StrictBody):
     """The messages to trim. `before` (a message id or an offset): all messages before this one; without it, those that
     the cleanup policies no longer keep. `force`: also messages that cursors and compaction still need; with a deletion
-    that no run has seen, new compacted readers get the deleted key back."""
+    that no run has seen, new compacted readers get the deleted key back. Also while the compacted ledger cannot be
+    read, when raw has the only copy; else that answers 507."""
 
     before: str | int | None = None
     force: bool = False

@@ -116,3 +116,33 @@ def test_policies_that_are_held_back_are_no_failure(program: Program, topic: str
     )
     assert held.stdout == "", "nothing went"
     assert offsets(program, topic) == list(range(40))
+
+
+def test_no_trim_while_the_compacted_ledger_cannot_be_read(
+    program: Program, topic: str, folder: Path, in_process_engine: None
+) -> None:
+    """R8: raw has the only copy, from which the advised recovery makes it again; also the dry run."""
+    program("compact-topic", "--topic", topic).done()
+    compacted = program("read", topic, "--read-compacted").done().messages
+    (part,) = (folder.parent / "data" / "objects").glob("topics/*/runs/*/part-*")
+    part.unlink()
+    name = f"persistent://public/default/{topic}"
+    for option in ("--dry-run", "--yes"):
+        refused = program("topics", "trim", topic, "--before", "23", option)
+        refused.refused(7, "the compacted ledger ", part.name, f"`compactor cursor delete {name} __compaction`")
+    assert offsets(program, topic) == list(range(40))
+    program("cursor", "delete", topic, "__compaction").done()
+    program("compact-topic", "--topic", topic).done()
+    assert program("read", topic, "--read-compacted").done().messages == compacted
+    program("topics", "trim", topic, "--before", "23", "--yes").done()
+    assert offsets(program, topic) == list(range(23, 40))
+
+
+def test_a_lost_compacted_ledger_is_given_up_by_force(
+    program: Program, topic: str, folder: Path, in_process_engine: None
+) -> None:
+    program("compact-topic", "--topic", topic).done()
+    (part,) = (folder.parent / "data" / "objects").glob("topics/*/runs/*/part-*")
+    part.unlink()
+    program("topics", "trim", topic, "--before", "23", "--yes", "--force").done()
+    assert offsets(program, topic) == list(range(23, 40))

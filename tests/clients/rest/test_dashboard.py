@@ -25,7 +25,7 @@ from api.reports import trim_document
 from storage.advice import NEUTRAL, Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
-from storage.ledger.manifest import Part
+from storage.ledger.manifest import Part, read_manifest
 from storage.metadata.records import TopicSummary
 from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
@@ -375,6 +375,27 @@ def test_trim_shows_what_would_go_before_it_does(served: Served, rest_topic: Res
         "None: the cleanup policies remove no raw ledger."
         in served.client.post(path, content="do=try", headers=ORIGIN).text
     )
+
+
+def test_a_trim_is_refused_with_the_steps_while_the_compacted_ledger_cannot_be_read(
+    served: Served, rest_topic: RestTopic
+) -> None:
+    """R8: raw has the only copy; also the dry run."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    environment = served.broker.environment
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    (part,) = read_manifest(environment.store, compacted.manifest).parts
+    environment.store.delete(part.rows.stored.name)
+    for form in ("before=1&do=try", "before=1&do=trim"):
+        answer = served.client.post(f"{page_of(rest_topic)}/trim", content=form, headers=ORIGIN)
+        text = html.unescape(answer.text)
+        assert answer.status_code == 507
+        assert f"Nothing is trimmed: the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot" in text
+        assert "one of its parts is not in the object store." in text
+        assert f"compactor cursor delete {rest_topic.name} __compaction" in text
+    assert rest_topic.values() == [("a", "1")]
 
 
 def test_a_trim_says_once_what_holds_the_rest(served: Served, rest_topic: RestTopic) -> None:

@@ -322,6 +322,22 @@ def test_a_trim_without_more_applies_the_policies_and_answers_nothing(rest_topic
     assert rest_topic.values("readCompacted=true") == [("a", "1")]
 
 
+def test_no_trim_while_the_compacted_ledger_cannot_be_read(rest_topic: RestTopic, served: Served) -> None:
+    """R8: raw has the only copy; also the dry run and Pulsar's call. By force it goes."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.broker.environment.store.delete(compacted.manifest.name)
+    lost = f"the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot be read"
+    for call in ("/trim", "/trim?dryRun=true", "/trim?dryRun=false"):
+        assert_refused(rest_topic.ask("POST", call), 507, lost)
+    assert rest_topic.values() == [("a", "1")]
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"force": True}).status_code == 200
+    assert rest_topic.values() == []
+
+
 def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/subscription/slow", "earliest").status_code == 204

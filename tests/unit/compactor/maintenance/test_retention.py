@@ -10,15 +10,16 @@ from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention, TrimResult
 from compactor.maintenance.retention_plan import TrimPlan, TrimReason
 from compactor.run.plan import RunPolicies
+from storage.advice import AdviceKind
 from storage.entries.encode import encode_message
 from storage.environment import Environment
-from storage.errors import Conflict, LeaseHeld, ObjectMissing
+from storage.errors import Conflict, DataLoss, LeaseHeld, ObjectMissing, Unavailable
 from storage.log.directory import LogDirectory
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentState
 from storage.model import EARLIEST, LATEST
 from storage.positions import OffsetReset, StartOffset
 from storage.topic import Topic
-from tests.workbench import Workbench, content, ids, raw, store_policy
+from tests.workbench import Workbench, compacted_ledger, content, ids, raw, store_policy, two_generations
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -335,3 +336,77 @@ def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workb
     with pytest.raises(ObjectMissing):
         bench.store.get(rows)
     assert ids(topic.messages(read_compacted=True)) == before
+
+
+# --- while the compacted ledger cannot be read
+
+
+@pytest.mark.parametrize("lost", ["manifest", "part", "index", "short manifest", "short part", "short index"])
+def test_nothing_goes_while_the_compacted_ledger_cannot_be_read(bench: Workbench, lost: str) -> None:
+    """R8: raw has the only copy then. The dry run is refused, too; by force it goes all the same."""
+    topic = two_generations(bench)
+    bench.compact(topic)
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete"})
+    record = compacted_ledger(topic)
+    manifest = bench.manifest(topic)
+    name = {
+        "manifest": record.manifest.name,
+        "part": manifest.parts[0].rows.stored.name,
+        "index": manifest.index[0][0].name,
+    }[lost.removeprefix("short ")]
+    data = bench.store.get(name)
+    bench.store.delete(name)
+    if lost.startswith("short "):
+        bench.store.put(name, data[:-1])
+    for before in (None, 4, 2, raw(topic)[4].message_id):  # the third is within a ledger
+        for dry_run in (True, False):
+            with pytest.raises(
+                DataLoss, match=f"^the compacted ledger {record.ledger_id} of {topic.name} .*{name}"
+            ) as it:
+                Retention(bench).trim(topic.record, before, dry_run=dry_run)
+            assert it.value.advice is not None
+            assert it.value.advice.kind is AdviceKind.REBUILD_COMPACTED
+    assert offsets(topic) == list(range(6))
+    assert topic.snapshot().topic.start_offset == 0
+    assert first_offsets(Retention(bench).trim(topic.record, 4, force=True)) == [0]
+    with pytest.raises(DataLoss) as it:
+        Retention(bench).trim(topic.record)
+    assert it.value.advice is not None
+    assert it.value.advice.kind is AdviceKind.GIVE_UP_COMPACTED
+
+
+def test_a_trim_that_removes_nothing_reads_no_object(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = two_generations(bench)
+    bench.set_policies(topic, **{"cleanup.policy": "delete"})
+    for call in ("get", "list", "size"):
+        monkeypatch.setattr(type(bench.store), call, lambda *_: pytest.fail("the store was asked"))
+    for before in (None, 0):
+        for dry_run in (True, False):
+            assert first_offsets(Retention(bench).trim(topic.record, before, dry_run=dry_run)) == []
+
+
+def test_nothing_goes_while_the_store_is_silent(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = two_generations(bench)
+
+    def silent(*_: object) -> None:
+        raise Unavailable("the store does not answer", "try again")
+
+    monkeypatch.setattr(type(bench.store), "list", silent)
+    for dry_run in (True, False):
+        with pytest.raises(Unavailable):
+            Retention(bench).trim(topic.record, 4, dry_run=dry_run)
+    assert offsets(topic) == list(range(6))
+
+
+def test_a_compacted_ledger_that_was_replaced_meanwhile_is_no_loss(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: the generation is read again before its loss is reported."""
+    topic = two_generations(bench)
+    old = topic.snapshot()
+    bench.compact(topic)
+    bench.store.delete(old.compacted.manifest.name if old.compacted else "")
+    snapshots = iter([old])
+    current = bench.metadata.topic_snapshot
+    monkeypatch.setattr(bench.metadata, "topic_snapshot", lambda topic_id: next(snapshots, None) or current(topic_id))
+    assert first_offsets(Retention(bench).trim(topic.record, 4)) == [0]

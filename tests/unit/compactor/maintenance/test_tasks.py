@@ -23,7 +23,7 @@ from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments
 from storage.owner import Owner
 from tests.entries import produce, single
-from tests.workbench import Workbench, content
+from tests.workbench import Workbench, compacted_ledger, content
 
 INTERVALS = {
     MaintenanceTask.SWEEP: 10,
@@ -264,6 +264,24 @@ def test_a_damaged_tail_is_logged_though_ledgers_go(bench: Bench, caplog: pytest
     assert bench.ledgers(topic.record) == 0
     (message,) = [message for message in caplog.messages if message.startswith(f"retention: {topic.name}: ")]
     assert str(file) in message
+
+
+def test_raw_of_a_lost_compacted_ledger_stays_and_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """R8: automatic retention removes no raw ledger that only a compacted ledger replaces that cannot be read."""
+    workbench, topic = bench.workbench, bench.workbench.topic("t")
+    workbench.append(topic, [content((b"k", b"v"))])
+    workbench.compact(topic)
+    workbench.set_policies(topic, **{"cleanup.policy": "compact,delete"})
+    workbench.set_policies(topic, **{"retention.bytes": 0})
+    other = bench.imported("u")
+    workbench.store.delete(compacted_ledger(topic).manifest.name)
+    bench.expire()
+    workbench.set_policies(topic, **{"retention.ms": -1})
+    with caplog.at_level(logging.WARNING):
+        bench.maintenance.run_due()
+    assert (bench.ledgers(topic.record), bench.ledgers(other)) == (1, 0)
+    (message,) = [message for message in caplog.messages if message.startswith("retention: ")]
+    assert message.startswith(f"retention: {topic.name}: the compacted ledger ")
 
 
 def test_a_task_that_fails_as_a_whole_stops_no_other(
