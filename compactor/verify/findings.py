@@ -205,7 +205,8 @@ class Report:
     """Report of a verification.
 
     `compacted_ledger` None: the topic has none. `checked`: counts by noun. `unchecked`: sentences for the user about
-    what verify could not decide. `differences`: the named ones. `counts`: all differences by kind.
+    what verify could not decide. `differences`: the named ones. `counts`: all differences by kind. `raw_differs`: a raw
+    ledger has differences, so that raw does not replace the compacted ledger.
     """
 
     topic: TopicName
@@ -215,6 +216,7 @@ class Report:
     unchecked: tuple[str, ...]
     differences: tuple[Difference, ...]
     counts: Mapping[DifferenceKind, int]
+    raw_differs: bool = False
 
     @property
     def total(self) -> int:
@@ -236,6 +238,8 @@ class ReportBuilder:
     unchecked: list[str] = field(default_factory=list)
     differing: list[int] = field(default_factory=list)
     unkeyed_differ: bool = False
+    raw_differs: bool = False
+    """True if a raw ledger has differences."""
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: dict[str, Fingerprint] = field(default_factory=dict)
     """Fingerprints of the live rows of all parts."""
@@ -251,6 +255,7 @@ class ReportBuilder:
     def add_objects(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers of the objects stage, in the order of the objects, and compare the last live message."""
         self.add(answers)
+        self.raw_differs = any(answer.counts["ledgers"] and answer.findings.counts for answer in answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
         self._rows = _summed(parts)
         self._complete = all(part.complete for part in parts)
@@ -307,6 +312,7 @@ class ReportBuilder:
             tuple(unchecked),
             tuple(differences),
             {kind: count for kind, count in self.findings.counts.items() if count > 0},
+            self.raw_differs,
         )
 
 

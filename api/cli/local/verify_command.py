@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ from api.cli.local.engine import engine_of, progress_for
 from api.cli.local.opening import open_topic
 from api.components import open_for_reading
 from api.reports import verify_document
+
+if TYPE_CHECKING:
+    from compactor.verify.findings import Report
 
 
 def verify_topic(
@@ -36,16 +39,30 @@ def verify_topic(
         # In another store every object would count as lost.
         StoreIdentity(environment.metadata, environment.store).check()
         with engine_of(context.obj) as engine:
-            report = verify_document(Verifier(environment, engine, progress_for(sys.stderr)).verify(topic))
+            verified = Verifier(environment, engine, progress_for(sys.stderr)).verify(topic)
+    report = verify_document(verified)
     if output == "json":
         show(report, OutputFormat.JSON)
     else:
         print_lines(verify_lines(report))
     if report["total"]:
-        delete = f"`compactor cursor delete {topic} __compaction{' --force' if first else ''}`"
-        effect = "the values whose raw messages are trimmed are then lost" if first else "the next run starts from raw"
-        say(
-            f"compactor: {counted(report['total'], 'difference')} in {topic}: restore the objects from a backup; "
-            f"{'only ' if first else ''}without one, {delete}: {effect}"
-        )
+        differences = f"{counted(report['total'], 'difference')} in {topic}"
+        say(f"compactor: {differences}: restore the objects from a backup{_otherwise(verified, first)}")
         raise typer.Exit(exit_codes.DATA_LOSS)
+
+
+def _otherwise(report: Report, first_offset: int) -> str:
+    """Return the advice for objects without a backup. `first_offset`: of the first raw message."""
+    if report.compacted_ledger is None:
+        return ""
+    if report.raw_differs:
+        return (
+            "; keep the cursor __compaction: raw messages are damaged too, and the compacted ledger may have the only "
+            "copy of their values"
+        )
+    if first_offset:
+        return (
+            f"; only without one, `compactor cursor delete {report.topic} __compaction --force`: the values whose raw "
+            "messages are trimmed are then lost"
+        )
+    return f"; without one, `compactor cursor delete {report.topic} __compaction`: the next run starts from raw"
