@@ -51,6 +51,10 @@ class AdviceKind(StrEnum):
         "raw reads still work; restore the object from a backup; only without one, delete the cursor __compaction of "
         "{topic} by force: the values whose raw messages are trimmed are then lost"
     )
+    RESTORE_RAW = (
+        "restore the object from a backup; a forced deletion loses the compacted ledger {ledger_id}, and no run can "
+        "make it again without the object"
+    )
     READ_RAW = (
         "raw reads still work; restore the object, or delete the cursor __compaction to clear the compacted ledger and "
         "compact again from raw"

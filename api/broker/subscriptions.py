@@ -19,11 +19,14 @@ from api.broker import names
 from api.broker.entries import MOST_ENTRIES, check_entry_number_limit, entries, entry_id_of, nth
 from api.broker.positions import mark_delete_before
 from compactor.maintenance.backlog_limits import bytes_from, extent_sizes
+from storage.advice import Advice, AdviceKind
 from storage.cursor import Cursor
-from storage.errors import CompactionCursorProtected, CompactorError, CursorExists, Fenced, NotFound
+from storage.errors import CompactionCursorProtected, CompactorError, Conflict, CursorExists, Fenced, NotFound
+from storage.ledger.object_check import first_damaged_ledger
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST
 from storage.positions import StartOffset, StartTime
+from storage.reading.snapshot_reader import first_offset
 from storage.topic import Topic
 
 if TYPE_CHECKING:
@@ -105,17 +108,28 @@ def create_cursor(
 def delete(broker: Broker, name: TopicName, subscription: str, force: bool = False) -> None:
     """Delete a subscription. Deleting `__compaction` retires the compacted ledger and ends the active run.
 
-    `force`: disconnect its consumers, and delete `__compaction` also where raw messages that the next run needs are
-    trimmed. Raise TopicNotFound, NotTheOwner, CursorNotFound; SubscriptionHasConsumers and Conflict unless forced.
+    `force`: disconnect its consumers, and delete `__compaction` as `delete_cursor` does. Raise TopicNotFound,
+    NotTheOwner, CursorNotFound; SubscriptionHasConsumers, Conflict and Unavailable unless forced.
     """
 
     def delete_from(record: TopicRecord) -> None:
         live = broker.clients.subscription(record, subscription)
         if live is not None:
             live.prepare_deletion(force)
-        broker.environment.metadata.cursors.delete(record.id, subscription, force)
+        delete_cursor(broker.environment, record, subscription, force)
 
     _each(broker, name, subscription, delete_from, needs_messages=False)
+
+
+def delete_cursor(environment: Environment, record: TopicRecord, subscription: str, force: bool = False) -> None:
+    """Delete a cursor of one topic. With `__compaction` goes the compacted ledger.
+
+    `force`: also if raw messages that the next run needs are trimmed, or their objects are missing in the store or too
+    short (R8). Raise CursorNotFound; Conflict and Unavailable unless forced.
+    """
+    if subscription == COMPACTION_CURSOR and not force:
+        _check_raw(environment, record)
+    environment.metadata.cursors.delete(record.id, subscription, force)
 
 
 def properties(environment: Environment, name: TopicName, subscription: str) -> dict[str, str]:
@@ -261,6 +275,28 @@ def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
         return bytes_from(sizes, 0)
     first = Topic(environment, record).first_at(start)
     return 0 if first is None else bytes_from(sizes, first.offset)
+
+
+def _check_raw(environment: Environment, record: TopicRecord) -> None:
+    """Raise Conflict if the topic has a compacted ledger, and the store lacks an object from which the next run would
+    make it again. Trimmed raw messages are left to the deletion, which refuses them."""
+    snapshot = environment.metadata.topic_snapshot(record.id)
+    compacted = snapshot.compacted
+    if compacted is None or first_offset(snapshot) > 0:
+        return
+    damaged = first_damaged_ledger(environment.store, record.uid, snapshot.ledgers)
+    if damaged is None:
+        return
+    ledger, error = damaged
+    if all(item.ledger_id != ledger.ledger_id for item in environment.metadata.ledgers.of_topic(record.id)):
+        return  # trimmed meanwhile
+    raise Conflict(
+        f"raw messages of {record.name} from offset {ledger.first_offset} to {ledger.last_offset} cannot be read: "
+        f"{error.message}. The next run would need it, and the compacted ledger {compacted.ledger_id} "
+        f"({compacted.messages} messages up to offset {compacted.horizon.offset}) goes with the cursor "
+        f"{COMPACTION_CURSOR}",
+        Advice(AdviceKind.RESTORE_RAW, {"ledger_id": compacted.ledger_id}),
+    )
 
 
 def _each(

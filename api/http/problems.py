@@ -124,6 +124,7 @@ HTTP_WORDING: AdviceWording = {
         "raw reads still work (leave out readCompacted); restore the object from a backup; only without one, DELETE "
         "…/{{topic}}/subscription/__compaction?force=true: the values whose raw messages are trimmed are then lost"
     ),
+    AdviceKind.RESTORE_RAW: OPERATOR_WORDING[AdviceKind.RESTORE_RAW].replace("--force", "?force=true"),
     AdviceKind.READ_RAW: (
         "raw reads still work (leave out readCompacted); restore the object from a backup; without one, see "
         "docs/operations.md on damaged and lost objects"

@@ -52,6 +52,10 @@ OPERATOR_WORDING: AdviceWording = {
         "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "only without one, `compactor "
         "cursor delete {topic} __compaction --force`: the values whose raw messages are trimmed are then lost"
     ),
+    AdviceKind.RESTORE_RAW: (
+        "restore the object from a backup; --force deletes the cursor all the same: then the compacted ledger "
+        "{ledger_id} is lost, and no run can make it again without the object"
+    ),
     AdviceKind.READ_RAW: (
         "raw reads still work (leave out --read-compacted); " + _RESTORE_COMPACTED + "without one, see "
         "docs/operations.md on damaged and lost objects"

@@ -95,7 +95,8 @@ def delete_cursor(
         bool,
         typer.Option(
             "--force",
-            help="Delete __compaction also where raw messages below the horizon are trimmed: their keys are lost.",
+            help="Delete __compaction also where raw messages below the horizon are trimmed, or an object of raw "
+            "messages is missing in the store: their keys are lost.",
         ),
     ] = False,
 ) -> None:
@@ -104,8 +105,10 @@ def delete_cursor(
     Deleting __compaction clears the compacted ledger: reads are raw until the next run, which starts from raw. An
     active run can no longer publish.
     """
+    from api.broker import subscriptions
+
     with open_for_changing(context.obj) as environment:
-        environment.metadata.cursors.delete(open_topic(environment, topic).record.id, cursor, force)
+        subscriptions.delete_cursor(environment, open_topic(environment, topic).record, cursor, force)
     print_line(f"Cursor {cursor} of topic {topic} deleted")
 
 

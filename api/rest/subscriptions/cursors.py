@@ -56,14 +56,24 @@ def create_subscription(
         subscriptions.create(broker, topic, subscription, position_of(position), properties)
 
 
-@router.delete(CURSOR_PATH, AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE, refuses=(409,))
+@router.delete(
+    CURSOR_PATH,
+    AuthAction.CONSUME,
+    Depends(check_subscription_change),
+    AUTHORITATIVE,
+    refuses=(409,),
+    waits_for=WaitsFor.STORE,
+)
 def delete_subscription(
     broker: Broker,
     topic: Topic,
     subscription: Subscription,
     force: Annotated[
         bool,
-        Query(description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed."),
+        Query(
+            description="Disconnect its consumers. __compaction also where its keys would be lost: raw is trimmed, or "
+            "an object of it is missing in the store."
+        ),
     ] = False,
 ) -> None:
     """Delete a subscription. Deleting `__compaction` also removes the compacted ledger and fences the active run.

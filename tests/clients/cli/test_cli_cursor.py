@@ -133,3 +133,36 @@ def test_a_compacted_ledger_without_its_raw_messages_is_kept(
     assert show(program, topic, "__compaction")["mark_delete"] == ids[8]
     program("cursor", "delete", topic, "__compaction", "--force").done()
     program("cursor", "show", topic, "__compaction").refused(3, "__compaction")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".index"])
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_compacted_ledger_that_raw_cannot_replace_is_kept(
+    program: Program, topic: str, folder: Path, in_process_engine: None, suffix: str, is_missing: bool
+) -> None:
+    """R8: the next run would fail at the lost object, and the compacted ledger has the only copy."""
+    program("compact-topic", "--topic", topic).done()
+    compacted = program("read", topic, "--read-compacted").done().messages
+    first, last = sorted((folder.parent / "data" / "objects").glob(f"topics/*/ledgers/*{suffix}"))
+    content = first.read_bytes()
+    first.unlink()
+    if not is_missing:
+        first.write_bytes(content[:-1])
+    refused = program("cursor", "delete", topic, "__compaction")
+    refused.refused(4, "raw messages", "from offset 0 to 5 cannot be read", first.name, "__compaction", "--force")
+    assert last.name not in refused.stderr
+    assert program("read", topic, "--read-compacted").done().messages == compacted
+    program("cursor", "create", topic, "other").done()
+    program("cursor", "delete", topic, "other").done()
+    program("cursor", "delete", topic, "__compaction", "--force").done()
+    program("cursor", "show", topic, "__compaction").refused(3, "__compaction")
+
+
+def test_a_compaction_cursor_without_a_compacted_ledger_is_deleted(
+    program: Program, topic: str, folder: Path, metadata: MetadataStore
+) -> None:
+    metadata.cursors.ensure(metadata.topics.get(TopicName.parse(topic)).id, "__compaction")
+    metadata.close()
+    for lost in (folder.parent / "data" / "objects").glob("topics/*/ledgers/*"):
+        lost.unlink()
+    program("cursor", "delete", topic, "__compaction").done()

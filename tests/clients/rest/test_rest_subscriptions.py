@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
+from api.observability.error_text import ADMIN, WORDING_HEADER
 from storage.entries.encode import encode_batch
 from storage.ledger.rows import CompressionType
 from tests.clients.rest.conftest import RestTopic, assert_refused
@@ -189,6 +190,25 @@ def test_deleting_it_is_refused_where_keys_would_be_lost(rest_topic: RestTopic) 
     assert rest_topic.values("readCompacted=true") == [("a", "1")]
     assert rest_topic.ask("DELETE", "/subscription/__compaction?force=true").status_code == 204
     assert rest_topic.values("readCompacted=true") == []
+
+
+def test_deleting_it_is_refused_where_raw_cannot_replace_what_goes(rest_topic: RestTopic, served: Served) -> None:
+    """R8: an object of raw messages is lost, so the compacted ledger may have the only copy."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    snapshot = served.topic(rest_topic.name).snapshot()
+    assert snapshot.compacted is not None
+    lost = snapshot.ledgers[0].rows.name
+    served.broker.environment.store.delete(lost)
+    refused = rest_topic.ask("DELETE", "/subscription/__compaction")
+    assert_refused(refused, 409, lost)
+    gone = f"deletes the cursor all the same: then the compacted ledger {snapshot.compacted.ledger_id} is lost"
+    assert f"?force=true {gone}" in refused.json()["reason"]
+    path = f"{rest_topic.path}/subscription/__compaction"
+    assert f"--force {gone}" in served.client.delete(path, headers={WORDING_HEADER: ADMIN}).text
+    assert rest_topic.values("readCompacted=true") == [("a", "1")]
+    assert rest_topic.ask("DELETE", "/subscription/__compaction?force=true").status_code == 204
+    assert served.topic(rest_topic.name).snapshot().compacted is None
 
 
 @pytest.mark.parametrize(
