@@ -90,11 +90,16 @@ class TrimHold:
 
 @dataclass
 class TrimReport:
-    """The trimmed ledgers, or those that a trim would remove; as `compactor topics trim --output json` prints it."""
+    """The trimmed ledgers, or those that a trim would remove; as `compactor topics trim --output json` prints it.
+
+    `start_offset`: below it everything is trimmed. `first_offset`: of the first raw message; compacted ones may be
+    before it.
+    """
 
     topic: str
     dry_run: bool
     start_offset: int
+    first_offset: int
     ledgers: list[TrimmedLedger]
     held: TrimHold | None
     tail_left: str | None

@@ -171,6 +171,7 @@ def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERAT
         plan,
         topic=str(trimmed.topic.name),
         dry_run=not trimmed.trimmed,
+        first_offset=trimmed.first_offset,
         ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
         held=held,
         tail_left=redacted_error_text(trimmed.tail_error, wording=wording),

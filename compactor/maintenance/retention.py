@@ -21,6 +21,7 @@ from compactor.maintenance.retention_plan import (
     RetentionExtent,
     TrimPlan,
     end_of,
+    first_offset_after,
     plan_before,
     plan_by_policies,
     without_unsealed,
@@ -48,13 +49,15 @@ _TRIES = 5
 class TrimResult:
     """Result of a trim, or of a dry run unless `trimmed`.
 
-    `topic`: as before the trim. `tail_error`: the reason why unsealed messages were left alone; empty: they were not.
-    `tail_damaged`: the open segment is damaged or lost.
+    `topic`: as before the trim. `first_offset`: of the first raw message after it, or of the next message if there is
+    none; compacted ones may be before it. `tail_error`: the reason why unsealed messages were left alone; empty: they
+    were not. `tail_damaged`: the open segment is damaged or lost.
     """
 
     topic: TopicRecord
     plan: TrimPlan
     trimmed: bool
+    first_offset: int
     tail_error: ErrorText = NO_ERROR
     tail_damaged: bool = False
 
@@ -92,7 +95,8 @@ class Retention:
             if not force and plan.removes_messages(snapshot.topic):
                 self._check_compacted(snapshot)
             if dry_run:
-                return TrimResult(snapshot.topic, plan, False, tail_left, damage is not None)
+                first = first_offset_after(plan, snapshot, extents)
+                return TrimResult(snapshot.topic, plan, False, first, tail_left, damage is not None)
             if not sealed and (plan.needs_sealing or plan.start_offset > snapshot.topic.next_offset):
                 # a writer or sealer may hold the tail, or it is damaged
                 error = LogManager(self.environment).try_roll_and_seal(topic)
@@ -105,7 +109,8 @@ class Retention:
                 if not tries_left:
                     raise
                 continue
-            return TrimResult(snapshot.topic, plan, True, tail_left, damage is not None)
+            first = first_offset_after(plan, snapshot, extents)
+            return TrimResult(snapshot.topic, plan, True, first, tail_left, damage is not None)
         raise AssertionError("the last try returns or raises")
 
     def _check_compacted(self, snapshot: TopicSnapshot) -> None:

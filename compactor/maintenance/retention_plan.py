@@ -194,6 +194,13 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
     return TrimPlan(new_start, candidates, requested, slowest, held)
 
 
+def first_offset_after(plan: TrimPlan, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent]) -> int:
+    """Return the offset of the first raw message after a trim of the snapshot; of the next message, if none is left."""
+    removed = {candidate.extent.ledger_id for candidate in plan.candidates}
+    left = (extent.first_offset for extent in snapshot.extents if extent.ledger_id not in removed)
+    return max(plan.start_offset, next(left, end_of(snapshot.topic, extents)))
+
+
 def without_unsealed(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
     """Return the part of a plan that removes only sealed extents, and moves the start no further."""
     if plan.needs_sealing or plan.start_offset > topic.next_offset:

@@ -105,7 +105,7 @@ def trim_lines(report: Mapping[str, Any]) -> list[str]:
     ledgers, held = report["ledgers"], report["held"]
     verb = "Would trim" if report["dry_run"] else "Trimmed"
     trimmed = size(sum(ledger["logical_bytes"] for ledger in ledgers))
-    begins = f"its messages begin at offset {report['start_offset']}"
+    begins = f"its raw messages begin at offset {report['first_offset']}"
     lines = [f"{verb} {counted(len(ledgers), 'ledger')}, {trimmed}, of {report['topic']}; {begins}"]
     if held is not None:
         lines.append(_hold(held))

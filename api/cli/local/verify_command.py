@@ -57,8 +57,8 @@ def _otherwise(report: Report, first_offset: int) -> str:
         return ""
     if report.raw_differs:
         return (
-            "; keep the cursor __compaction: raw messages are damaged too, and the compacted ledger may have the only "
-            "copy of their values"
+            "; keep the cursor __compaction: raw messages are damaged, and the compacted ledger may have the only copy "
+            "of their values"
         )
     if first_offset:
         return (

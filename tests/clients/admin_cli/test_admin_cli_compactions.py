@@ -226,7 +226,7 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Program, comp
     assert planned[0]["dry_run"] is True
     message = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
     assert "Would trim 0 ledgers" in message
-    assert f"{compacted}; its messages begin at offset 1" in message
+    assert f"{compacted}; its raw messages begin at offset 1" in message
     assert "nothing was trimmed: give --yes" in message
     result = admin.json("topics", "trim", compacted, "--yes")
     assert result[0]["topic"].endswith(compacted)

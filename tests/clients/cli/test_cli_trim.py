@@ -49,7 +49,7 @@ def test_before_an_offset(program: Program, topic: str) -> None:
     wet = program(*trim, "--yes", "--output", "json").done()
     assert json.loads(wet.stdout) == document | {"dry_run": False}
     assert wet.stderr == dry.stderr.replace("Would trim", "Trimmed")
-    assert wet.stderr.endswith("of persistent://public/default/users; its messages begin at offset 25\n")
+    assert wet.stderr.endswith("of persistent://public/default/users; its raw messages begin at offset 25\n")
     assert offsets(program, topic) == list(range(25, 40))
     again = program(*trim, "--output", "json").done()
     assert trimmed_ledgers(json.loads(again.stdout)) == []
@@ -146,3 +146,18 @@ def test_a_lost_compacted_ledger_is_given_up_by_force(
     part.unlink()
     program("topics", "trim", topic, "--before", "23", "--yes", "--force").done()
     assert offsets(program, topic) == list(range(23, 40))
+
+
+def test_where_raw_begins_after_compacted_ledgers_went(
+    program: Program, topic: str, folder: Path, in_process_engine: None
+) -> None:
+    program("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
+    program("compact-topic", "--topic", topic).done()
+    for option, count in (("--dry-run", 3), ("--yes", 3), ("--yes", 0)):
+        trimmed = program("topics", "trim", topic, option, "--output", "json").done()
+        document = json.loads(trimmed.stdout)
+        assert (len(document["ledgers"]), document["start_offset"], document["first_offset"]) == (count, 0, 40)
+        assert trimmed.stderr.endswith("; its raw messages begin at offset 40\n")
+    assert len(offsets(program, topic, "--read-compacted")) == 17
+    program("produce", topic, "-", stdin=b'{"key": "k", "value": "v"}\n').done()
+    assert program.json("topics", "trim", topic)["first_offset"] == 40

@@ -19,7 +19,8 @@ from storage.model import TopicName
 TRIM = {
     "topic": "persistent://public/default/t",
     "dry_run": False,
-    "start_offset": 12,
+    "start_offset": 0,
+    "first_offset": 12,
     "ledgers": [{"ledger": 1, "logical_bytes": 2048}],
     "held": None,
     "tail_left": None,
@@ -43,7 +44,7 @@ RUN = {
 
 
 def test_a_trim_and_what_holds_the_rest() -> None:
-    begins = "of persistent://public/default/t; its messages begin at offset 12"
+    begins = "of persistent://public/default/t; its raw messages begin at offset 12"
     assert trim_lines(TRIM) == [f"Trimmed 1 ledger, 2.0 KiB, {begins}"]
     assert trim_lines(TRIM | {"dry_run": True})[0].startswith("Would trim 1 ledger, ")
     hold = trim_lines(TRIM | {"held": HELD})[1]
