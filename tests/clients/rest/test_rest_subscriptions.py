@@ -202,10 +202,10 @@ def test_deleting_it_is_refused_where_raw_cannot_replace_what_goes(rest_topic: R
     served.broker.environment.store.delete(lost)
     refused = rest_topic.ask("DELETE", "/subscription/__compaction")
     assert_refused(refused, 409, lost)
-    gone = f"deletes the cursor all the same: then the compacted ledger {snapshot.compacted.ledger_id} is lost"
-    assert f"?force=true {gone}" in refused.json()["reason"]
+    effect = f"deletes the cursor all the same: then the compacted ledger {snapshot.compacted.ledger_id} is lost"
+    assert f"?force=true {effect}" in refused.json()["reason"]
     path = f"{rest_topic.path}/subscription/__compaction"
-    assert f"--force {gone}" in served.client.delete(path, headers={WORDING_HEADER: ADMIN}).text
+    assert f"--force {effect}" in served.client.delete(path, headers={WORDING_HEADER: ADMIN}).text
     assert rest_topic.values("readCompacted=true") == [("a", "1")]
     assert rest_topic.ask("DELETE", "/subscription/__compaction?force=true").status_code == 204
     assert served.topic(rest_topic.name).snapshot().compacted is None
