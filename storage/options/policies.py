@@ -146,7 +146,7 @@ class TopicPolicies:
         unreadable=NO_LIMIT,
     )
     segment_bytes: int = _policy(
-        128 * _MIB,
+        32 * _MIB,
         "segment.bytes",
         Size(least=1 << 14, greatest=(1 << 31) - 1),
         "The size at which the open segment is rolled.",
