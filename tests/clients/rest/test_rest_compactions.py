@@ -219,7 +219,7 @@ def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead
         "origin": "topic",
         "unreadable": {"value": "1y", "origin": "topic"},
     }
-    assert policies["segment.bytes"]["value"] == 128 << 20
+    assert policies["segment.bytes"]["value"] == 32 << 20
     assert policies["segment.bytes"]["unreadable"]["origin"] == "broker"
     assert "unreadable" not in policies["segment.ms"]
     assert rest_topic.ask("GET", "/policies/retention.ms?applied=false").json()["value"] == "1y"

@@ -91,7 +91,7 @@ def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> N
         return resolved.policies.segment_bytes, resolved.origins[name]
 
     assert store.policies.effective(topic) == TopicPolicies()
-    assert nearest() == (128 << 20, PolicyOrigin.DEFAULT)
+    assert nearest() == (32 << 20, PolicyOrigin.DEFAULT)
     store.policies.change([BROKER], {name: "1M"})
     assert nearest() == (1 << 20, PolicyOrigin.BROKER)
     store.policies.change([NAMESPACE], {name: "2M"})

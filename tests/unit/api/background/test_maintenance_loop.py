@@ -22,6 +22,7 @@ from compactor.maintenance.tasks import Maintenance
 from storage.errors import CompactorError, Misconfigured, Unavailable
 from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
+from storage.objects.capability_check import CapabilityReport
 from storage.objects.local import LocalStore
 from storage.store_trial import StoreTrial
 from tests.clocks import ManualClock
@@ -139,10 +140,11 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
     answers: list[CompactorError | None] = [Unavailable("away", "wait"), Misconfigured("it overwrites", "replace it")]
     checks: list[None] = []
 
-    def check(_: LocalStore) -> None:
+    def check(store: LocalStore) -> CapabilityReport:
         checks.append(None)
         if answers and (error := answers.pop(0)) is not None:
             raise error
+        return CapabilityReport(store.url, ())
 
     monkeypatch.setattr(LocalStore, "check_capabilities", check)
     with open_environment(settings) as environment:
