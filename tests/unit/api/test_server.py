@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from api.components import open_for_writing
 from api.server import bound_socket, check_exposure, check_settings_used_later, check_tls, plaintext_port_warnings
 from api.service import running_service
 from api.settings.settings import Settings
-from storage.errors import Misconfigured, Unavailable, WrongStore
+from storage.errors import Misconfigured, ObjectExists, Unavailable, WrongStore
 from storage.objects.local import LocalStore
 from storage.store_identity import StoreIdentity
 
@@ -130,8 +131,10 @@ def test_a_service_does_not_start_with_a_store_that_lets_two_writers_win(
     """Costs the parts of a service, not started."""
 
     def overwrite(store: LocalStore, name: str, data: bytes) -> None:
-        store.delete(name)
-        put(store, name, data)
+        while True:
+            store.delete(name)
+            with suppress(ObjectExists):
+                return put(store, name, data)
 
     put = LocalStore.put
     settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
