@@ -45,6 +45,7 @@ def _prepare(served: Served) -> None:
     assert served.ask("PUT", f"{TOPIC}/subscription/s").status_code in (204, 409)
 
 
+@pytest.mark.slow
 def test_every_call_is_offered_or_says_that_it_is_not(served: Served) -> None:
     calls = recorded()
     assert len(calls) > 350
