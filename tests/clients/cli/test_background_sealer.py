@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +150,24 @@ def test_one_that_could_not_be_started_is_started_later(
     assert waiting(environment) == 0
 
 
-def test_one_that_died_is_started_again(environment: Environment, settings: Settings) -> None:
+def test_one_that_died_is_started_again(
+    environment: Environment, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    send_bytes = Connection.send_bytes
+
+    def recorded(connection: Connection, message: bytes) -> None:
+        sent.append(message)
+        send_bytes(connection, message)
+
+    monkeypatch.setattr(Connection, "send_bytes", recorded)
     with BackgroundSealer(settings, NAME) as sealer:
         sealer.wake()
+        assert sent == []
         (first,) = multiprocessing.active_children()
         sealer.wake()
         assert [child.pid for child in multiprocessing.active_children()] == [first.pid]
+        assert len(sent) == 1, "one that runs is woken"
         first.kill()
         first.join()
         sealer.wake()

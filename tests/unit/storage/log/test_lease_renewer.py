@@ -24,6 +24,7 @@ from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
+from tests.clocks import ManualClock
 from tests.entries import single
 from tests.workbench import Workbench, raw
 
@@ -276,6 +277,17 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     assert bench.metadata.leases.current(topic.record.id) is None
 
 
+class ClockOfRoll(ManualClock):
+    """A clock that stands still, and whose waits end with a roll."""
+
+    def __init__(self, rolled: threading.Event) -> None:
+        super().__init__()
+        self._rolled = rolled
+
+    def wait(self, seconds: float) -> None:
+        assert self._rolled.wait(30), "the logs were not woken"
+
+
 def test_a_requested_roll_is_not_waited_for_once_the_logs_are_woken(bench: Workbench, topic: Topic) -> None:
     rolled_one = threading.Event()
     with (
@@ -283,7 +295,7 @@ def test_a_requested_roll_is_not_waited_for_once_the_logs_are_woken(bench: Workb
         topic.append_log(0, rolled_one.set, watch) as log,
     ):
         log.append(single(b"a", b"1"))
-        service = replace(bench, log=replace(bench.log, wake_writers=watch.wake))
+        service = replace(bench, clock=ClockOfRoll(rolled_one), log=replace(bench.log, wake_writers=watch.wake))
         LogManager(service, "a compaction").roll(topic.record)
         assert rolled_one.is_set()
 
