@@ -148,7 +148,8 @@ def replace_properties(broker: Broker, name: TopicName, subscription: str, prope
 
 def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> Sequence[int]:
     """Let a subscription deliver the first message at or after `position` next. Connected consumers are disconnected,
-    and subscribe again. Return the offset from which it delivers, of a partitioned topic in each partition.
+    and subscribe again. Return the offset after its mark-delete position, of a partitioned topic in each partition. The
+    messages there may be trimmed: EARLIEST is offset 0.
 
     For a partitioned topic only a publish time is a position. Raise PartitionedTopicRefused, TopicNotFound,
     NotTheOwner, CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end.

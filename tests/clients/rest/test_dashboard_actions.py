@@ -272,6 +272,18 @@ def test_a_subscription_is_moved(served: Served, rest_topic: RestTopic, form: di
     ]
 
 
+def test_a_subscription_is_moved_to_the_beginning_of_a_trimmed_topic(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "delete").status_code == 204
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 2}).status_code == 200
+    assert rest_topic.ask("PUT", "/subscription/s", "latest").status_code == 204
+    path = f"{TOPICS}/{rest_topic.local}/subscriptions/s"
+    moved = "The subscription was moved to "
+    expected = f"{moved}the beginning of the topic; its raw messages begin at offset 2."
+    assert status_line(post(served.client, path, to="earliest").text) == expected
+    assert status_line(post(served.client, path, to="message", message="2").text) == f"{moved}offset 2."
+
+
 def test_a_refused_reset_says_why(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
