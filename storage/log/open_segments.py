@@ -11,7 +11,7 @@ Entries that a reader cannot see yet do not count (segment_reader.py). A segment
 counted here. Of a segment that cannot be read an OpenSegmentCounter returns its last count, or an empty one, and the
 functions return None, or count nothing: its reader or sealer reports why.
 
-Memory: a few numbers for each segment. Must not know: SQL.
+Memory: a few numbers for each topic. Must not know: SQL.
 """
 
 from __future__ import annotations
@@ -105,6 +105,29 @@ def open_segment_content(log: LogDirectory, topic: TopicRecord, segment: Segment
     return OpenSegmentContent(end.next_offset, end.next_offset - segment.first_offset, end.logical_bytes)
 
 
+class _LastCounts:
+    """The last count of the open segment of each topic. A newer segment takes the place of the one before it, so the
+    number of topics bounds the memory. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, tuple[int, OpenSegmentContent]] = {}
+        """Ledger ids and counts, by topic id."""
+
+    def find(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent | None:
+        with self._lock:
+            ledger_id, count = self._counts.get(topic.id, (None, None))
+        return count if ledger_id == segment.ledger_id else None
+
+    def keep(self, topic: TopicRecord, segment: SegmentRecord, count: OpenSegmentContent) -> None:
+        with self._lock:
+            self._counts[topic.id] = segment.ledger_id, count
+
+    def keep_only(self, ledger_ids: set[int]) -> None:
+        with self._lock:
+            self._counts = {topic_id: count for topic_id, count in self._counts.items() if count[0] in ledger_ids}
+
+
 class OpenSegmentCounter:
     """A counter of the open segments of one log directory, which keeps the last counts. Thread-safe.
 
@@ -113,17 +136,14 @@ class OpenSegmentCounter:
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
-        self._lock = threading.Lock()
-        self._known: dict[int, OpenSegmentContent] = {}
-        self._sizes: dict[int, OpenSegmentContent] = {}
+        self._with_times = _LastCounts()
+        self._without_times = _LastCounts()
 
     def content_with_times(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
         """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
-        with self._lock:
-            before = self._known.get(segment.ledger_id) or OpenSegmentContent(segment.first_offset)
+        before = self._with_times.find(topic, segment) or OpenSegmentContent(segment.first_offset)
         counted = self._counted(topic, segment, before)
-        with self._lock:
-            self._known[segment.ledger_id] = counted
+        self._with_times.keep(topic, segment, counted)
         return counted
 
     def content(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
@@ -134,23 +154,19 @@ class OpenSegmentCounter:
         try:
             watermark = _high_watermark(self._log, topic, segment)
         except (CompactorError, OSError):
-            with self._lock:
-                last = self._sizes.get(segment.ledger_id)
-            return last or self.content_with_times(topic, segment)
+            return self._without_times.find(topic, segment) or self.content_with_times(topic, segment)
         if watermark is None or watermark.logical_bytes is None:
             counted = self.content_with_times(topic, segment)
         else:
             messages = watermark.next_offset - segment.first_offset
             counted = OpenSegmentContent(watermark.next_offset, messages, watermark.logical_bytes)
-        with self._lock:
-            self._sizes[segment.ledger_id] = counted
+        self._without_times.keep(topic, segment, counted)
         return counted
 
     def keep_only(self, ledger_ids: set[int]) -> None:
         """Drop the counts of all segments but `ledger_ids`, the open ones."""
-        with self._lock:
-            self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
-            self._sizes = {key: count for key, count in self._sizes.items() if key in ledger_ids}
+        self._with_times.keep_only(ledger_ids)
+        self._without_times.keep_only(ledger_ids)
 
     def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: OpenSegmentContent) -> OpenSegmentContent:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from compactor.scheduling.due import cause_of
 from storage.entries.decode import StoredEntry
 from storage.log.directory import LogDirectory
 from storage.log.high_watermark import HighWatermark
+from storage.log.open_segments import OpenSegmentContent
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.topic import Topic
@@ -129,6 +131,22 @@ def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monke
             assert (current.messages, current.bytes) == (number + 1, 2 * (number + 1))
             assert backlog(bench, topic, backlogs) == current
     assert starts == [0, 1, 2, 3, 4], "only what is new is read, and nothing if there is nothing new"
+
+
+@pytest.mark.parametrize("lag", [None, 1])
+def test_the_count_of_a_segment_replaces_that_of_the_one_before_it(bench: Workbench, lag: int | None) -> None:
+    """A reader of one topic's pages never reads all topics, and must not keep a count of each segment for ever."""
+    topic, backlogs = bench.topic(), BacklogReader(bench.metadata, bench.log)
+    set_at(bench, topic, "max.compaction.lag.ms", lag)
+    gc.collect()
+    before = sum(isinstance(item, OpenSegmentContent) for item in gc.get_objects())
+    for _ in range(5):
+        produce(topic, [single(b"a", b"1")])
+        assert backlog(bench, topic, backlogs).open_messages == 1
+        topic.log_manager().roll(topic.record)
+    gc.collect()
+    kept = sum(isinstance(item, OpenSegmentContent) for item in gc.get_objects()) - before
+    assert kept in (1, 2), "with times, without, or both"
 
 
 def test_a_segment_elsewhere_counts_by_what_sql_knows(bench: Workbench, tmp_path: Path) -> None:
