@@ -66,15 +66,7 @@ def open_for_changing(settings: Settings, *, dry_run: bool = False) -> Iterator[
     does not exist.
     """
     _check_database_exists(settings)
-    if not dry_run:
-        with open_for_writing(settings) as environment:
-            yield environment
-        return
-    with open_environment(settings) as environment:
-        from storage.store_identity import StoreIdentity
-
-        with suppress(Unavailable):
-            StoreIdentity(environment.metadata, environment.store).check()
+    with open_for_writing(settings, dry_run=dry_run) as environment:
         yield environment
 
 
@@ -88,18 +80,19 @@ def _check_database_exists(settings: Settings) -> None:
 
 
 @contextmanager
-def open_for_writing(settings: Settings) -> Iterator[Environment]:
+def open_for_writing(settings: Settings, *, dry_run: bool = False) -> Iterator[Environment]:
     """Open the environment for a writer, as `open_environment` does. Raises Misconfigured unless the store belongs to
     the database.
 
-    This costs one small GET. A store that is unavailable now is checked again before the first write to it: appends
-    need no store.
+    `dry_run`: do not bind the two if neither was used before. This costs one small GET. A store that is unavailable now
+    is checked again before the first write to it: appends need no store.
     """
     with open_environment(settings) as environment:
         from storage.store_identity import StoreIdentity
 
+        identity = StoreIdentity(environment.metadata, environment.store)
         with suppress(Unavailable):
-            StoreIdentity(environment.metadata, environment.store).check_or_bind()
+            identity.check() if dry_run else identity.check_or_bind()
         yield environment
 
 

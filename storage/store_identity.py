@@ -83,7 +83,8 @@ class StoreIdentity:
     def check_or_bind(self) -> None:
         """Raise WrongStore unless the store is the database's; bind the two if neither was used before.
 
-        Raises Misconfigured for a store that does not keep what is written. Later calls in this process cost nothing.
+        Raises Misconfigured for a store that does not keep what is written. Later calls in this process cost nothing,
+        or with a local folder one small GET, as those of `check`.
         """
         self.check()
         binding = self.metadata.store_binding
