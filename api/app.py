@@ -14,7 +14,7 @@ from fastapi_offline import FastAPIOffline
 from api import version
 from api.broker.threads import WaitsFor
 from api.dashboard import DASHBOARD_ROUTERS, rendering
-from api.dashboard.lost_objects import MetLosses
+from api.dashboard.lost_objects import LossCache
 from api.dashboard.topic_sizes import TopicSizesCache
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import AuthenticationMiddleware
@@ -92,7 +92,7 @@ def make_app(context: HttpContext) -> FastAPI:
     app.state.topic_sizes = TopicSizesCache(
         broker.environment.metadata, broker.backlogs, clock, broker.pools[WaitsFor.DATABASE]
     )
-    app.state.met_losses = MetLosses()
+    app.state.loss_cache = LossCache()
     # The last one is the outermost: the order is path, authentication, audit, metrics, limits.
     app.add_middleware(RequestLimitMiddleware, settings=broker.settings, clock=clock)
     app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)

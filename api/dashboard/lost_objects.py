@@ -7,6 +7,7 @@ another compacted ledger. Objects that are damaged are not kept, because only a 
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ MOST_TOPICS = 1_000
 """The topics of which a loss is kept; those whose loss was met last."""
 
 
-class MetLosses:
+class LossCache:
     """Errors of reads that met a missing object of a compacted ledger, the last one of each topic. Thread-safe."""
 
     def __init__(self) -> None:
@@ -42,7 +43,8 @@ class MetLosses:
             if lost is None or not lost.is_missing or lost.ledger_id is None or lost.kind is ObjectKind.MANIFEST:
                 continue
             with self._lock:
-                self._errors[topic_id] = error
+                # The traceback of the error itself would keep the manifest and the rows of that read in memory.
+                self._errors[topic_id] = copy.copy(error)
                 self._errors.move_to_end(topic_id)
                 while len(self._errors) > MOST_TOPICS:
                     self._errors.popitem(last=False)
@@ -67,7 +69,7 @@ class MetLosses:
         return None
 
 
-def present_loss(topic: Topic, store: ObjectStore, losses: MetLosses) -> CompactorError | None:
+def present_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
     """Return the error with which compacted reads of a topic fail, as far as it is known without a read of messages;
     None: they do not fail. Waits for the store. Raises TopicNotFound."""
 
@@ -120,6 +122,6 @@ def needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) 
     return max((end for named, end in objects if named == name), default=0)
 
 
-def met_losses_of(request: Request) -> MetLosses:
+def loss_cache_of(request: Request) -> LossCache:
     """Return the losses that the pages of the application that received a request have met."""
-    return cast(MetLosses, request.app.state.met_losses)
+    return cast(LossCache, request.app.state.loss_cache)

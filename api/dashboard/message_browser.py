@@ -20,7 +20,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import Failure, lost_object, read_failure
 from api.dashboard.fields import parse_time
-from api.dashboard.lost_objects import MetLosses, is_unreadable, present_loss
+from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -149,7 +149,7 @@ def open_topic(broker: Broker, name: TopicName) -> Topic:
     return Topic(broker.environment, names.topic(broker.environment, name))
 
 
-def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: MetLosses) -> MessagePage:
+def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: LossCache) -> MessagePage:
     """Read a page, and note the losses that its reads meet. Waits for the store.
 
     Raise TopicNotFound, InvalidInput for a time, PartitionedTopicRefused.

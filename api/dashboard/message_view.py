@@ -14,7 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.lost_objects import MetLosses, is_unreadable, present_loss
+from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
@@ -60,7 +60,7 @@ class MessageView:
         return self.message.properties[:PROPERTIES]
 
 
-def message_view(broker: Broker, name: TopicName, offset: int, losses: MetLosses) -> MessageView:
+def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache) -> MessageView:
     """Return the message at an offset, and note the losses that its reads meet. Waits for the store.
 
     Raise TopicNotFound, MessageNotFound, PartitionedTopicRefused.

@@ -25,7 +25,7 @@ from api.broker import compaction
 from api.broker.threads import WaitsFor
 from api.dashboard.fields import without_commas
 from api.dashboard.formats import counted
-from api.dashboard.lost_objects import met_losses_of
+from api.dashboard.lost_objects import loss_cache_of
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import render_overview
@@ -97,7 +97,7 @@ def show_topic(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
             may_change=may_change, done=_result(broker, request, topic, is_busy),
         )  # fmt: skip
-    lookup, losses = None, met_losses_of(request)
+    lookup, losses = None, loss_cache_of(request)
     if key is not None:
         require(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up_key(broker, topic, key, losses)
@@ -152,7 +152,7 @@ def show_messages(
         parameters = {"view": view.value, "order": order.value, **changes}
         return "?" + urlencode({name: value for name, value in parameters.items() if value is not None})
 
-    messages = message_page(broker, topic, query, met_losses_of(request))
+    messages = message_page(broker, topic, query, loss_cache_of(request))
     log_read_errors(request, messages.errors)
     return render_page(request, "messages.html", name=topic, page=messages, link=link, end=OFFSETS)
 
@@ -163,7 +163,7 @@ def show_message(
 ) -> Response:
     """Return the page of the message at an offset."""
     require(request, AuthAction.CONSUME, topic=topic)
-    view = message_view(broker, topic, offset, met_losses_of(request))
+    view = message_view(broker, topic, offset, loss_cache_of(request))
     log_read_errors(request, view.errors)
     return render_page(request, "message.html", name=topic, view=view)
 

@@ -18,7 +18,7 @@ from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, LostObject, lost_object, read_failure, topic_failure
 from api.dashboard.formats import shortened
-from api.dashboard.lost_objects import MetLosses, needed_bytes, stored_bytes
+from api.dashboard.lost_objects import LossCache, needed_bytes, stored_bytes
 from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
@@ -175,7 +175,7 @@ class KeyLookup:
         return read_failure(self.error) is not None
 
 
-def look_up_key(broker: Broker, name: TopicName, key: str, losses: MetLosses) -> KeyLookup:
+def look_up_key(broker: Broker, name: TopicName, key: str, losses: LossCache) -> KeyLookup:
     """Look up the newest message of a key, and note the loss that it meets. Waits for the store.
 
     Raises TopicNotFound.
@@ -203,7 +203,7 @@ def topic_view(
     *,
     wording: AdviceWording | None,
     with_subscriptions: bool,
-    losses: MetLosses,
+    losses: LossCache,
     lookup: KeyLookup | None = None,
 ) -> TopicView:
     """Return the content of the page. `with_subscriptions`: the picture marks them. `losses`: the lost objects that
