@@ -45,6 +45,8 @@ CHUNKS_VERSION = 2
 """The format version of an index with a chunk table; an index without one keeps version 1."""
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
+_RUN_RECORDS = 64
+"""Records in ascending order, on average, from which on runs are merged; shorter ones are sorted."""
 MAX_RANGE_BITS = 32
 """The most bits of a hash range's prefix: the directory has 32 for it."""
 RECORD_BYTES = 24
@@ -241,7 +243,7 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     """
     if len(hi) == 0:
         return np.empty(0, dtype=np.int64)
-    order = np.argsort(hi, kind="stable")
+    order = _stable_order(hi)
     high, low = hi[order], lo[order]
     same_high = high[1:] == high[:-1]
     differs = low[1:] != low[:-1]
@@ -253,6 +255,23 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     last = np.append(~same_high | differs, True)
     winners: npt.NDArray[np.int64] = order[last]
     return winners
+
+
+def _stable_order(hi: U64) -> npt.NDArray[np.int64]:
+    """Return the stable order of high halves, shape (n,), n > 0.
+
+    Values in no order are sorted with their positions in the low bits, which takes a fifth of the time of a sort of
+    positions. So values that agree in their high bits alone need a second sort, of almost ordered values.
+    """
+    descents = np.count_nonzero(hi[1:] < hi[:-1])
+    if descents < len(hi) // _RUN_RECORDS:
+        return np.argsort(hi, kind="stable")  # it merges runs
+    mask = np.uint64((1 << (len(hi) - 1).bit_length()) - 1)
+    packed = (hi & ~mask) | np.arange(len(hi), dtype=np.uint64)
+    packed.sort()
+    order = (packed & mask).view(np.int64)
+    high = hi[order]
+    return order[np.argsort(high, kind="stable")] if np.any(high[1:] < high[:-1]) else order
 
 
 def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
