@@ -10,7 +10,7 @@ Raises nothing, for any bytes. Must not know: entries, offsets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 LEAST_BATCHES = 12
 """With fewer batches a step costs more than a loop over their messages."""
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 """Messages that are read side by side: their arrays stay in a core's cache."""
 _PROPERTY, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
 _EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
@@ -65,51 +65,51 @@ class BatchColumns:
 
 
 class DecodedBatches(NamedTuple):
-    """The messages of the batches that are decoded here; `columns` None: of none. `decoded`: True for these batches,
-    shape (batches,)."""
+    """Neighbouring batches: `end` is the number of the batch after them. `decoded`: True for those that are decoded
+    here, shape (batches,); their messages are in `columns`. None: no batch is."""
 
+    end: int
     columns: BatchColumns | None
     decoded: Flags
 
 
-def decode_batches(batches: Sequence[Batch]) -> DecodedBatches:
-    """Return the messages of those batches that have the expected layout; the caller decodes the others."""
+def decode_batches(batches: Sequence[Batch]) -> Iterator[DecodedBatches]:
+    """Yield all batches, some neighbours at a time, at least once; the caller decodes those of another layout."""
     if len(batches) < LEAST_BATCHES:
-        return DecodedBatches(None, np.zeros(len(batches), bool))
-    messages = _Messages(batches)
-    return DecodedBatches(messages.columns() if messages.regular.any() else None, messages.regular)
+        yield DecodedBatches(len(batches), None, np.zeros(len(batches), bool))
+        return
+    located = _Located(batches)
+    for neighbours in _neighbours(located.counts):
+        block = _Block(located, batches, neighbours)
+        yield DecodedBatches(neighbours.stop, block.columns() if block.regular.any() else None, block.regular)
 
 
-class _Messages:
-    """The messages of batches, side by side. `regular`: the batches whose layout is the expected one.
+def _neighbours(counts: I64) -> Iterator[slice]:
+    """Yield the numbers of all batches, in order, together up to `_BLOCK` messages. `counts`: the messages of each."""
+    first = messages = 0
+    for number, count in enumerate(counts.tolist()):
+        if messages and messages + count > _BLOCK:
+            yield slice(first, number)
+            first, messages = number, 0
+        messages += count
+    yield slice(first, len(counts))
 
-    Positions are those in the joined bytes of all batches. Arrays have a value for each message, shape (n,).
+
+class _Located:
+    """The joined bytes of batches, and the positions of their messages in them.
+
+    `counts`: the messages of each batch; `ends`: the end of each batch; `starts`: the position of each message, −1
+    where it is not known. `words`: the eight bytes from each position on, as a number.
     """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         data = b"".join([*(batch.data for batch in batches), _PADDING])
-        self._data = pa.py_buffer(data)
-        self._end = len(data) - len(_PADDING)
-        self._words = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
-        """The eight bytes from each position on, as a number."""
-        counts = self._counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
-        ends = np.cumsum(np.fromiter((len(batch.data) for batch in batches), np.int64, len(batches)))
-        starts = self._located(np.append(0, ends[:-1]), ends, counts)
-        count = len(starts)
-        self._known = starts >= 0
-        self._key, self._key_size, self._payload, self._payload_size = (np.zeros(count, np.int64) for _ in range(4))
-        self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches]), counts)
-        self._event_times = np.repeat(_values([batch.event_time for batch in batches]), counts)
-        self._compacted_out, self._null = np.zeros(count, bool), np.zeros(count, bool)
-        self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for first in range(0, count, _BLOCK):
-            self._parse(starts, slice(first, first + _BLOCK))
-        last = np.cumsum(counts) - 1
-        following = np.append(starts[1:], 0)
-        following[last] = ends
-        self._known &= self._payload + self._payload_size == following
-        self.regular = np.logical_and.reduceat(self._known, last - counts + 1)
-        self._property_rows, self._texts = self._read_properties()
+        self.data = pa.py_buffer(data)
+        self.end = len(data) - len(_PADDING)
+        self.words: I64 = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
+        self.counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
+        self.ends = np.cumsum(np.fromiter((len(batch.data) for batch in batches), np.int64, len(batches)))
+        self.starts = self._located(np.append(0, self.ends[:-1]), self.ends, self.counts)
 
     def _located(self, firsts: I64, ends: I64, counts: I64) -> I64:
         """Return the position of each message; -1 where too few batches have as many messages."""
@@ -139,7 +139,7 @@ class _Messages:
         if not equal.any():
             return equal
         counts, sizes = counts[equal], sizes[equal]
-        rows = np.flatnonzero(np.repeat(equal, self._counts))
+        rows = np.flatnonzero(np.repeat(equal, self.counts))
         begins = np.cumsum(counts) - counts
         numbers = np.arange(len(rows)) - np.repeat(begins, counts)
         size = np.repeat(sizes, counts)
@@ -154,36 +154,60 @@ class _Messages:
 
     def _after(self, starts: I64) -> I64:
         """Return the ends of the messages at `starts`; of another layout, any position."""
-        words = self._words[starts].byteswap()
+        words = self.words[starts].byteswap()
         metadata = (words >> 32) & _U32
         tags, lengths = (words >> 24) & 0xFF, (words >> 16) & 0xFF
         at = starts + 4
         if (tags != _KEY).any():
             while (tags == _PROPERTY).any():
-                at = np.minimum(np.where(tags == _PROPERTY, at + 2 + lengths, at), self._end)
-                words = self._words[at]
+                at = np.minimum(np.where(tags == _PROPERTY, at + 2 + lengths, at), self.end)
+                words = self.words[at]
                 tags, lengths = words & 0xFF, (words >> 8) & 0xFF
             lengths = np.where(tags == _KEY, lengths, -2)
-        payload, _ = _numbers(self._words[at + 3 + lengths])
+        payload, _ = _numbers(self.words[at + 3 + lengths])
         return starts + 4 + metadata + payload
 
-    def _parse(self, all_starts: I64, block: slice) -> None:
-        """Read the fields of a block of messages."""
-        starts = np.maximum(all_starts[block], 0)
-        known = self._known[block]
+
+class _Block:
+    """The messages of some neighbouring batches, side by side. `regular`: the batches whose layout is the expected one.
+
+    Arrays have a value for each message, shape (n,).
+    """
+
+    def __init__(self, located: _Located, batches: Sequence[Batch], neighbours: slice) -> None:
+        self._words, self._data, self._end = located.words, located.data, located.end
+        counts, ends = located.counts[neighbours], located.ends[neighbours]
+        self._counts = counts
+        first_row = int(located.counts[: neighbours.start].sum())
+        starts = located.starts[first_row : first_row + int(counts.sum())]
+        self._known = starts >= 0
+        self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches[neighbours]]), counts)
+        self._event_times = np.repeat(_values([batch.event_time for batch in batches[neighbours]]), counts)
+        self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        self._parse(np.maximum(starts, 0))
+        last = np.cumsum(counts) - 1
+        following = np.append(starts[1:], 0)
+        following[last] = ends
+        self._known &= self._payload + self._payload_size == following
+        self.regular = np.logical_and.reduceat(self._known, last - counts + 1)
+        self._property_rows, self._texts = self._read_properties()
+
+    def _parse(self, starts: I64) -> None:
+        """Read the fields of the messages."""
+        known = self._known
         at = starts + 4
         payload = np.minimum(at + ((self._words[starts].byteswap() >> 32) & _U32), self._end)
-        self._parse_properties(at, payload, known, block.start)
+        self._parse_properties(at, payload)
         words = self._words[at]
         key_size = np.where((words & 0xFF == _KEY) & (at < payload), (words >> 8) & 0xFF, -1)
-        self._key[block], self._key_size[block], self._payload[block] = at + 2, key_size, payload
+        self._key, self._key_size, self._payload = at + 2, key_size, payload
         known &= key_size < _SHORT
         at = np.minimum(np.where(key_size < 0, at, at + 2 + key_size), payload)
         zeros = np.zeros_like(at)
         fields = {
             _PAYLOAD_SIZE: zeros + _MOST_PAYLOAD,
-            _SEQUENCE_ID: self._sequence_ids[block],
-            _EVENT_TIME: self._event_times[block],
+            _SEQUENCE_ID: self._sequence_ids,
+            _EVENT_TIME: self._event_times,
             _BASE64: zeros.copy(),
             _NULL_VALUE: zeros.copy(),
             _COMPACTED_OUT: zeros,
@@ -207,28 +231,28 @@ class _Messages:
                     is_known |= chosen & (sizes < _WORD)
             known[rows] = is_known
         known &= (at == payload) & (fields[_PAYLOAD_SIZE] < _MOST_PAYLOAD) & (fields[_BASE64] == 0)
-        self._payload_size[block] = fields[_PAYLOAD_SIZE]
-        self._compacted_out[block] = fields[_COMPACTED_OUT] != 0
-        self._null[block] = (fields[_COMPACTED_OUT] != 0) | (fields[_NULL_VALUE] != 0)
+        self._payload_size = fields[_PAYLOAD_SIZE]
+        self._compacted_out = fields[_COMPACTED_OUT] != 0
+        self._null = self._compacted_out | (fields[_NULL_VALUE] != 0)
 
-    def _parse_properties(self, at: I64, payload: I64, known: Flags, first_row: int) -> None:
+    def _parse_properties(self, at: I64, payload: I64) -> None:
         """Move the positions `at` after the properties that begin there."""
         while True:
             words = self._words[at]
-            rows = np.flatnonzero(known & (words & 0xFF == _PROPERTY) & (at < payload))
+            rows = np.flatnonzero(self._known & (words & 0xFF == _PROPERTY) & (at < payload))
             if not len(rows):
                 return
             positions, words = at[rows], words[rows]
             end = positions + 2 + ((words >> 8) & 0xFF)
             value = positions + 4 + ((words >> 24) & 0xFF)
             value_words = self._words[value]
-            known[rows] = (
+            self._known[rows] = (
                 (words & 0x8000 == 0)
                 & ((words >> 16) & 0xFF == _FIELD_KEY)
                 & (value_words & 0xFF == _FIELD_VALUE)
                 & (value + 2 + ((value_words >> 8) & 0xFF) == end)
             )
-            self._properties.append((rows + first_row, positions))
+            self._properties.append((rows, positions))
             at[rows] = np.minimum(end, payload[rows])
 
     def _read_properties(self) -> tuple[I64, list[pa.Array]]:

@@ -17,7 +17,7 @@ Must not know: files, segments, sealing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,24 +65,39 @@ class _DecodedBatch:
 
 def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
     """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger."""
+    return pa.concat_tables(unpack_some(entries, ledger_id))
+
+
+def unpack_some(entries: Sequence[StoredEntry], ledger_id: int) -> Iterator[pa.Table]:
+    """Yield the rows of `entries` as `unpack` returns them, some neighbouring entries at a time, at least once.
+
+    A caller that uses each table before the next finds it in a core's cache.
+    """
     batches = {number: batch for number, entry in enumerate(entries) if (batch := _try_batch(entry)) is not None}
-    messages, together = decode_batches([decoded.batch for decoded in batches.values()])
-    is_decoded = dict(zip(batches, together.tolist(), strict=True))
-    columns = RowColumns()
-    for number, entry in enumerate(entries):
-        if not is_decoded.get(number):
-            try:
-                _add(columns, entry, batches.get(number))
-            except (InvalidRecord, Undecodable):
-                _add_whole(columns, entry)
-    if messages is None:
-        return columns.table(ledger_id)
-    fields = [decoded.fields for number, decoded in batches.items() if is_decoded[number]]
-    table = batch_table(ledger_id, fields, messages)
-    if not len(columns):
-        return table
-    table = pa.concat_tables([table, columns.table(ledger_id)])
-    return table.take(np.argsort(table.column("offset").to_numpy()))
+    numbers = list(batches)
+    first = first_batch = 0
+    for block in decode_batches([decoded.batch for decoded in batches.values()]):
+        end = numbers[block.end] if block.end < len(numbers) else len(entries)
+        decoded = {numbers[first_batch + at] for at in np.flatnonzero(block.decoded).tolist()}
+        columns = RowColumns()
+        for number in range(first, end):
+            if number not in decoded:
+                try:
+                    _add(columns, entries[number], batches.get(number))
+                except (InvalidRecord, Undecodable):
+                    _add_whole(columns, entries[number])
+        if block.columns is None:
+            yield columns.table(ledger_id)
+        else:
+            table = batch_table(ledger_id, [batches[number].fields for number in sorted(decoded)], block.columns)
+            yield _merged(table, columns.table(ledger_id)) if len(columns) else table
+        first, first_batch = end, block.end
+
+
+def _merged(table: pa.Table, other: pa.Table) -> pa.Table:
+    """Return the rows of both, ascending by offset."""
+    both = pa.concat_tables([table, other])
+    return both.take(np.argsort(both.column("offset").to_numpy()))
 
 
 def _try_batch(entry: StoredEntry) -> _DecodedBatch | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from storage.advice import Advice, AdviceKind
-from storage.entries.decode import StoredEntry, unpack
+from storage.entries.decode import StoredEntry, unpack, unpack_some
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.seek import SeekMessageId, SeekOffset, SeekPosition, SeekTime
@@ -106,11 +106,11 @@ class SegmentTableReader:
         return unpack(entries, ledger_id)
 
     def all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
-        """Yield all rows of a segment, `SEALED_BYTES` at a time."""
+        """Yield all rows of a segment, some at a time; `SEALED_BYTES` of entries are held."""
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
             for entries in _gathered(reader.entries(), SEALED_BYTES, _decoded_size):
-                yield unpack(entries, segment.ledger_id)
+                yield from unpack_some(entries, segment.ledger_id)
 
     def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
         """Return the position of the last visible message of a segment; None: there is none."""

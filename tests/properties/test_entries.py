@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from storage.entries.batch import Messages, split_batch
 from storage.entries.bulk_batch import LEAST_BATCHES, Batch, decode_batches
 from storage.entries.compression import Undecodable, compress, decompress
-from storage.entries.decode import StoredEntry, unpack
+from storage.entries.decode import StoredEntry, unpack, unpack_some
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import EntryHeader, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
@@ -349,13 +349,25 @@ def test_batches_of_equal_messages_are_decoded_whatever_their_length() -> None:
     equal = [batch_payload([single(b"value", partition_key=b"k")] * size) for size in range(1, 41)]
     adds_up = batch_payload([single(b"v" * size, partition_key=b"k") for size in (5, 4, 6, 5)])
     batches = [Batch(data, size, 0, 0) for size, data in enumerate(equal, 1)]
-    columns, decoded = decode_batches([*batches, Batch(adds_up, 4, 0, 0)])
-    assert decoded.tolist() == [True] * 40 + [False]
-    columns, decoded = decode_batches([*batches, *[Batch(adds_up, 4, 0, 0)] * LEAST_BATCHES])
-    assert decoded.all()
+    (block,) = decode_batches([*batches, Batch(adds_up, 4, 0, 0)])
+    assert block.decoded.tolist() == [True] * 40 + [False]
+    (block,) = decode_batches([*batches, *[Batch(adds_up, 4, 0, 0)] * LEAST_BATCHES])
+    assert block.decoded.all()
+    columns = block.columns
     assert columns is not None
     sizes = [len(payload.as_py()) for payload in columns.payloads]
     assert sizes == [5] * sum(range(41)) + [5, 4, 6, 5] * LEAST_BATCHES
+
+
+def test_batches_of_many_blocks_and_what_stands_between_them_stay_in_order() -> None:
+    usual = entry(metadata(num_messages_in_batch=9000), batch_payload([single(b"v", partition_key=b"k")] * 9000))
+    alone = entry(metadata(partition_key=b"k"), b"alone")
+    unusual = entry(metadata(num_messages_in_batch=2), batch_payload([UNUSUAL["a property with a third field"]] * 2))
+    data = [alone, *[usual, alone] * LEAST_BATCHES, unusual, usual, alone, alone]
+    entries = stored_entries(data)
+    tables = list(unpack_some(entries, 1))
+    assert len(tables) > 1
+    assert pa.concat_tables(tables) == pa.concat_tables(unpack([stored], 1) for stored in entries)
 
 
 def test_only_the_longest_batches_and_other_layouts_are_left_out() -> None:
@@ -364,8 +376,9 @@ def test_only_the_longest_batches_and_other_layouts_are_left_out() -> None:
     usual = [batch_payload([single(b"v" * (1 + n % 2), partition_key=b"k") for n in range(size)]) for size in sizes]
     not_utf8 = batch_payload([(b"\x0a\x06\x0a\x01\xff\x12\x01v\x18\x00", b"")])
     batches = [Batch(data, size, 0, 0) for data, size in zip([*usual, not_utf8], [*sizes, 1], strict=True)]
-    columns, decoded = decode_batches(batches)
-    assert decoded.tolist() == [size <= 41 - LEAST_BATCHES for size in sizes] + [False]
+    (block,) = decode_batches(batches)
+    assert block.decoded.tolist() == [size <= 41 - LEAST_BATCHES for size in sizes] + [False]
+    columns = block.columns
     assert columns is not None
     assert len(columns.keys) == sum(range(42 - LEAST_BATCHES))
     entries = [entry(metadata(num_messages_in_batch=batch.count), bytes(batch.data)) for batch in batches]
