@@ -16,6 +16,7 @@ a process share a budget for large entries (decode_budget.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -106,7 +107,13 @@ class SegmentTableReader:
         return unpack(entries, ledger_id)
 
     def all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
-        """Yield all rows of a segment, some at a time; `SEALED_BYTES` of entries are held."""
+        """Yield all rows of a segment, some at a time; `SEALED_BYTES` of entries and two tables are held.
+
+        A thread reads and decodes the next table while the caller uses one.
+        """
+        return _ahead(self._all_tables(topic, segment))
+
+    def _all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
             for entries in _gathered(reader.entries(), SEALED_BYTES, _decoded_size):
@@ -162,6 +169,15 @@ class SegmentEntryReader(SegmentTableReader):
         return pa.table(
             [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)], ENTRY_SCHEMA
         )
+
+
+def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield `tables`; a thread gets the next one meanwhile. Its errors are raised here."""
+    with ThreadPoolExecutor(1, "decoding") as thread:
+        following = thread.submit(next, tables, None)
+        while (table := following.result()) is not None:
+            following = thread.submit(next, tables, None)
+            yield table
 
 
 @contextmanager
