@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from compactor.engines.auto import IN_PROCESS_BYTES
 from compactor.engines.engine import EngineProvider
 from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due_topics, jobs_to_begin, without
@@ -39,6 +40,7 @@ class ControlLoopSettings:
     """Settings of the control loop, times in milliseconds. `automatic`: compact due topics, not only requested ones.
 
     `service_dead_ms`: a service without a heartbeat for that time is dead. `small_bytes`, `batch`: see WorkerSlots.
+    `in_process_bytes`: a run with that backlog needs Spark, if there is one.
     """
 
     monitor_interval_ms: int = 60_000
@@ -46,6 +48,7 @@ class ControlLoopSettings:
     service_dead_ms: int = SERVICE_DEAD_MS
     automatic: bool = True
     small_bytes: int = 64 << 20
+    in_process_bytes: int = IN_PROCESS_BYTES
     batch: int = 100
     worker: WorkerSettings = field(default_factory=WorkerSettings)
 
@@ -242,7 +245,12 @@ class ControlLoop:
             self._due = without(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:
                 first = by_id[ready[0].id]
-                self.worker.begin(ready, large=not self._slots.is_small(first), engine_kind=first.engine_kind)
+                self.worker.begin(
+                    ready,
+                    large=not self._slots.is_small(first),
+                    opens_spark=first.bytes >= self._settings.in_process_bytes,
+                    engine_kind=first.engine_kind,
+                )
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a due compaction. Return whether it is requested."""

@@ -75,14 +75,15 @@ class WorkerSettings:
 
 @dataclass(eq=False)
 class JobTopics:
-    """Topics of one job. `large`: it is one large topic. `engine_kind`: their policy compaction.topic-engine; None:
-    not set.
+    """Topics of one job. `large`: it is one large topic. `opens_spark`: Spark is opened before a run is claimed.
+    `engine_kind`: their policy compaction.topic-engine; None: not set.
 
     `requested_at`: time of each request, by topic id, read before the run begins. A later request is another one.
     """
 
     topics: Sequence[TopicRecord]
     large: bool
+    opens_spark: bool
     engine_kind: str | None = None
     engine: Engine | None = None
     runs: list[RunRecord] = field(default_factory=list)
@@ -131,13 +132,15 @@ class Worker:
         It stays while engines are opened that need no Spark: for small jobs, and for topics with that policy.
         """
 
-    def begin(self, topics: Sequence[TopicRecord], *, large: bool, engine_kind: str | None = None) -> None:
+    def begin(
+        self, topics: Sequence[TopicRecord], *, large: bool, opens_spark: bool, engine_kind: str | None = None
+    ) -> None:
         """Execute the requests of these topics as one job in a thread; do nothing after `drain`.
 
-        `large`: it is one large topic. `engine_kind`: the policy compaction.topic-engine of all. The caller ensures
-        that a worker slot is free.
+        `large`: it is one large topic. `opens_spark`: it is expected to need Spark, if its kind has Spark.
+        `engine_kind`: the policy compaction.topic-engine of all. The caller ensures that a worker slot is free.
         """
-        job = JobTopics(topics, large, engine_kind)
+        job = JobTopics(topics, large, opens_spark, engine_kind)
         with self._lock:
             if self._ending:
                 return
@@ -221,7 +224,7 @@ class Worker:
     def _execute(self, job: JobTopics) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self.open_engine(large=job.large, kind=job.engine_kind)
+            job.engine = self.open_engine(large=job.opens_spark, kind=job.engine_kind)
         except CompactorError:
             # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
             self._hold(job.topics)

@@ -63,12 +63,14 @@ class Engines:
         self.at_work: list[Held] = []
         self.peak = 0
         self.opened = 0
+        self.opened_large: list[bool] = []
         self.closed = self.ended = False
         self.fails: Exception | None = None
         self.only_large_fail = False
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         self.opened += 1
+        self.opened_large.append(large)
         if self.fails is not None and (large or not self.only_large_fail):
             raise self.fails
         return Held(self)

@@ -156,9 +156,9 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
     loop.trigger(topic.record)
     begin = loop.worker.begin
 
-    def late(topics: Sequence[TopicRecord], *, large: bool, engine_kind: str | None) -> None:
+    def late(topics: Sequence[TopicRecord], *, large: bool, opens_spark: bool, engine_kind: str | None) -> None:
         stage.clock.advance(TERM)
-        begin(topics, large=large, engine_kind=engine_kind)
+        begin(topics, large=large, opens_spark=opens_spark, engine_kind=engine_kind)
 
     monkeypatch.setattr(loop.worker, "begin", late)
     stage.poll(loop)

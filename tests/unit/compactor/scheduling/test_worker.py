@@ -42,6 +42,16 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     assert stage.engines.opened == 4 + 3, "a job a large topic, and one for each four small ones"
 
 
+def test_spark_is_opened_before_a_run_that_needs_it_and_for_no_other(stage: Stage) -> None:
+    """Also for no other large topic: a run of that may fit the process, and the start of Spark takes seconds."""
+    loop = stage.lead(replace(SETTINGS, small_bytes=20, in_process_bytes=200))
+    for messages in (10, 100):
+        topic = stage.topic(f"with {messages} messages", messages)
+        stage.finish(loop, topic)
+        assert stage.runs(topic) == [RunState.SUCCESS]
+    assert stage.engines.opened_large == [False, True]
+
+
 def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> None:
     """S6: its failures are counted and shown, the next try comes later each time, and a success clears them."""
     loop = stage.lead()
@@ -161,14 +171,14 @@ def test_a_topic_that_is_created_again_while_its_job_waits_is_compacted(
     created: list[Topic] = []
     begin = loop.worker.begin
 
-    def create_again(topics: Sequence[TopicRecord], *, large: bool, engine_kind: str | None) -> None:
+    def create_again(topics: Sequence[TopicRecord], *, large: bool, opens_spark: bool, engine_kind: str | None) -> None:
         if not created:
             stage.metadata.tenancy.delete_topic(old.record.id, force=True)
             created.append(stage.topic("t"))
             if is_damaged:
                 damage(stage, created[0])
             loop.trigger(created[0].record)
-        begin(topics, large=large, engine_kind=engine_kind)
+        begin(topics, large=large, opens_spark=opens_spark, engine_kind=engine_kind)
 
     monkeypatch.setattr(loop.worker, "begin", create_again)
     stage.poll(loop, old)
