@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
+import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 import pytest
 
+from storage.ledger.manifest import read_manifest
+from storage.ledger.names import ObjectKind
 from tests.serving import Served, serving
 
-_NUMBERS = itertools.count()
+SECRET = bytes(32)
+"""The key of the tokens of `guarded`."""
+_NUMBERS = count()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An object that a test has deleted from the store. `ledger_id`: the compacted ledger that needs it."""
+
+    ledger_id: int
+    name: str
+    content: bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,21 @@ class RestTopic:
         self.served.compact_requested()
         assert self.ask("GET", "/compaction").json()["status"] == "SUCCESS"
 
+    def lose(self, kind: ObjectKind) -> Lost:
+        """Delete an object of the compacted ledger from the store: the manifest, or the first part or key index."""
+        store = self.served.broker.environment.store
+        compacted = self.served.topic(self.name).snapshot().compacted
+        assert compacted is not None
+        manifest = read_manifest(store, compacted.manifest)
+        name = {
+            ObjectKind.MANIFEST: compacted.manifest.name,
+            ObjectKind.PART: manifest.parts[0].rows.stored.name,
+            ObjectKind.INDEX: next(chain.from_iterable(manifest.index)).name,
+        }[kind]
+        content = store.get(name)
+        store.delete(name)
+        return Lost(compacted.ledger_id, name, content)
+
 
 def assert_refused(answer: Any, status: int, *words: str) -> None:
     """The answer has this status, and a reason with these words."""
@@ -74,6 +103,15 @@ def assert_refused(answer: Any, status: int, *words: str) -> None:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service in this process; nothing is compacted by itself."""
     with serving(tmp_path_factory.mktemp("service")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service in this process that asks for tokens; `root` may do everything."""
+    key = "data:;base64," + base64.b64encode(SECRET).decode()
+    access = {"auth_token_secret_key": key, "auth_superuser_roles": ("root",), "limits_requests_per_second": 0.0}
+    with serving(tmp_path_factory.mktemp("access"), **access) as started:
         yield started
 
 

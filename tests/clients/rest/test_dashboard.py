@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
-from xml.etree import ElementTree
 
 import pytest
 from markupsafe import escape
 
 from api.broker.serving.connected_clients import LiveSubscriptionState, LiveTopicState
 from api.broker.stats_tree import ConsumerStats, SubscriptionStats
-from api.dashboard import changes, topic_sizes
+from api.dashboard import topic_sizes
 from api.dashboard.formats import breakable
-from api.http.tokens import create_token
 from api.observability.error_text import DASHBOARD_WORDING
-from api.reports import trim_document
 from storage.advice import NEUTRAL, Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
-from storage.ledger.manifest import Part, read_manifest
+from storage.ledger.manifest import Part
 from storage.metadata.records import TopicSummary
-from tests.asgi import TestClient
 from tests.clients.rest.conftest import RestTopic
+from tests.clients.rest.dashboard_pages import ORIGIN, page, page_of, picture
 from tests.serving import Served, serving
-
-SECRET = bytes(32)
-ORIGIN = {"Origin": "http://127.0.0.1:8080"}
-
-
-def page_of(topic: RestTopic) -> str:
-    return f"/dashboard/topics/public/default/{topic.local}"
-
-
-def page(client: Any, path: str, status: int = 200) -> str:
-    """A page: with our script alone, and with headers that forbid inline ones and other hosts."""
-    answer = client.get(path)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self'")
-    assert "unsafe" not in answer.headers["content-security-policy"]
-    assert re.findall("<script.*", answer.text) == ['<script src="/dashboard/dashboard.js" defer></script>']
-    assert not re.search(r"<[^>]* (on\w+|style)=", answer.text)
-    assert not re.search(r"(src|href|action)=\"(https?:)?//", answer.text)
-    return str(answer.text)
-
-
-def picture(text: str) -> ElementTree.Element:
-    """Return the drawing along the offsets, which has another one inside."""
-    (drawing,) = re.findall('<svg class="picture".*?</svg>.*?</svg>', text, re.DOTALL)
-    return ElementTree.fromstring(drawing)
 
 
 def test_the_first_page_lists_topics(served: Served, rest_topic: RestTopic) -> None:
@@ -131,22 +101,6 @@ def test_the_first_page_says_why_topics_fail_and_when_they_are_tried_again(
     assert re.search(
         rf'<tr class="why"><td colspan="10">{re.escape(reason)}; 1 failure, next try <time [^>]*>in ', failing
     )
-
-
-def test_the_first_page_follows_a_run_that_the_caller_may_watch(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
-    for verb, path, body in (
-        ("PUT", "/admin/v2/namespaces/public/busy", "{}"),
-        ("PUT", "/admin/v2/persistent/public/busy/topic", None),
-        ("POST", "/admin/v2/namespaces/public/busy/permissions/sees", '["consume"]'),
-        ("POST", "/admin/v2/namespaces/public/busy/permissions/packs", '["compact"]'),
-    ):
-        headers = root | ({"content-type": "application/json"} if body else {})
-        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204
-    topic = guarded.topic("persistent://public/busy/topic").record
-    run = guarded.broker.environment.metadata.runs.claim(topic.id, "elsewhere:1", {}, 10_000).run_id
-    for role, followed in (("sees", 'data-busy="false" data-run=""'), ("packs", f'data-busy="true" data-run="{run}"')):
-        assert followed in page(logged_in(guarded, role), "/?state=running"), role
 
 
 def test_the_sizes_of_many_topics_are_shared_for_some_seconds(
@@ -357,86 +311,6 @@ def test_policies_are_set_refused_and_removed(served: Served, rest_topic: RestTo
     assert applied()["origin"] != "topic"
 
 
-def test_trim_shows_what_would_go_before_it_does(served: Served, rest_topic: RestTopic) -> None:
-    rest_topic.put(a="1")
-    rest_topic.compact()
-    rest_topic.put(a="2")
-    rest_topic.compact()
-    rest_topic.put(a="3")
-    path = f"{page_of(rest_topic)}/trim"
-    assert "Show what would go" in page(served.client, path)
-    would = served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
-    assert "Would go" in would
-    assert "Yes, trim these" in would
-    assert "Trimmed" in served.client.post(path, content="before=1&do=trim", headers=ORIGIN).text
-    again = served.client.post(path, content="before=1&do=try", headers=ORIGIN).text
-    assert "None: no raw ledger ends before that message; a trim removes whole ledgers." in again
-    assert (
-        "None: the cleanup policies remove no raw ledger."
-        in served.client.post(path, content="do=try", headers=ORIGIN).text
-    )
-
-
-def test_a_trim_is_refused_with_the_steps_while_the_compacted_ledger_cannot_be_read(
-    served: Served, rest_topic: RestTopic
-) -> None:
-    """R8: raw has the only copy; also the dry run."""
-    rest_topic.put(a="1")
-    rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    (part,) = read_manifest(environment.store, compacted.manifest).parts
-    environment.store.delete(part.rows.stored.name)
-    for form in ("before=1&do=try", "before=1&do=trim"):
-        answer = served.client.post(f"{page_of(rest_topic)}/trim", content=form, headers=ORIGIN)
-        text = html.unescape(answer.text)
-        assert answer.status_code == 507
-        assert f"Nothing is trimmed: the compacted ledger {compacted.ledger_id} of {rest_topic.name} cannot" in text
-        assert "one of its parts is not in the object store." in text
-        assert f"compactor cursor delete {rest_topic.name} __compaction" in text
-    assert rest_topic.values() == [("a", "1")]
-
-
-def test_a_trim_says_once_what_holds_the_rest(served: Served, rest_topic: RestTopic) -> None:
-    path = f"{page_of(rest_topic)}/trim"
-
-    def would_go(before: int | str) -> str:
-        text = served.client.post(path, content=f"before={before}&do=try", headers=ORIGIN).text
-        return html.unescape(re.sub("<[^>]*>", "", text.partition("Would go")[2]))
-
-    assert "None: the cleanup policies remove no raw ledger." in would_go("")
-    rest_topic.put(**{f"k{number}": "v" for number in range(6)})
-    served.topic(rest_topic.name).log_manager().roll_and_seal(served.topic(rest_topic.name).record)
-    assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
-    text = would_go(2)
-    assert "None: the cursor s needs messages before offset 2." in text
-    assert text.count("the cursor s needs") == 1
-    text = would_go(6)
-    assert "None: the cursor s needs 1 ledger that would go." in text
-    assert text.count("the cursor s needs") == 1
-    rest_topic.put(a="1")
-    served.topic(rest_topic.name).log_manager().roll_and_seal(served.topic(rest_topic.name).record)
-    assert rest_topic.ask("POST", "/subscription/s/skip/6").status_code == 204
-    text = would_go(7)
-    assert "None:" not in text
-    assert text.count("No more, since the cursor s needs 1 ledger that would go.") == 1
-
-
-def test_a_trim_says_that_what_is_not_sealed_is_left(
-    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_damage(*arguments: Any, **options: Any) -> dict[str, Any]:
-        return {**trim_document(*arguments, **options), "tail_left": "the file is damaged"}
-
-    rest_topic.put(a="1", b="1")
-    monkeypatch.setattr(changes, "trim_document", with_damage)
-    text = served.client.post(f"{page_of(rest_topic)}/trim", content="before=1&do=try", headers=ORIGIN).text
-    assert "None: messages that are not sealed yet are left, for the reason below." in text
-    assert "the file is damaged" in text
-    assert "no raw ledger ends before" not in text
-
-
 def test_partitions_stand_together(served: Served) -> None:
     assert served.ask("PUT", "/admin/v2/persistent/public/default/parted/partitions", b"3").status_code == 204
     text = page(served.client, "/dashboard/topics/public/default/parted")
@@ -520,87 +394,6 @@ def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic
     assert f'<a href="{page_of(rest_topic)}">' in text
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    key = "data:;base64," + base64.b64encode(SECRET).decode()
-    access = {"auth_token_secret_key": key, "auth_superuser_roles": ("root",), "limits_requests_per_second": 0.0}
-    with serving(tmp_path_factory.mktemp("access"), **access) as served:
-        yield served
-
-
-def logged_in(served: Served, role: str) -> TestClient:
-    client = TestClient(served.client.app)
-    answer = client.post("/dashboard/login", content=f"token={create_token(SECRET, role, {})}&next=/", headers=ORIGIN)
-    assert answer.status_code == 200
-    return client
-
-
-def test_who_is_not_logged_in_is_asked_to(guarded: Served) -> None:
-    client = TestClient(guarded.client.app)
-    answer = client.get("/dashboard/service")
-    assert str(answer.url).endswith("/dashboard/login?next=%2Fdashboard%2Fservice")
-    refused = client.post("/dashboard/login", content="token=no.such.token", headers=ORIGIN)
-    assert refused.status_code == 401
-    assert 'role="alert"' in refused.text
-    assert "set-cookie" not in refused.headers
-
-
-def test_a_cookie_counts_for_the_dashboard_alone(guarded: Served) -> None:
-    client = logged_in(guarded, "root")
-    page(client, "/dashboard/service")
-    assert client.get("/admin/v2/tenants").status_code == 401
-    client.post("/dashboard/logout", headers=ORIGIN)
-    assert "/dashboard/login" in str(client.get("/dashboard/service").url)
-
-
-def test_the_cookie_is_kept_from_scripts_and_other_sites(guarded: Served) -> None:
-    client = TestClient(guarded.client.app)
-    body = f"token={create_token(SECRET, 'root', {})}&next=https://elsewhere.example/x"
-    answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
-    assert answer.headers["location"] == "/x"
-    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
-
-
-def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
-    for verb, path, body in (
-        ("PUT", "/admin/v2/persistent/public/default/seen", None),
-        ("PUT", "/admin/v2/namespaces/public/hidden", "{}"),
-        ("PUT", "/admin/v2/persistent/public/hidden/unseen", None),
-        ("POST", "/admin/v2/namespaces/public/default/permissions/reader", '["consume"]'),
-    ):
-        headers = root | ({"content-type": "application/json"} if body else {})
-        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204
-    client = logged_in(guarded, "reader")
-    text = page(client, "/")
-    assert "seen" in text
-    assert "unseen" not in text
-    page(client, "/dashboard/topics/public/default/seen")
-    assert "none of the permissions" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
-    assert client.post("/dashboard/topics/public/default/seen/compact", headers=ORIGIN).status_code == 403
-    assert client.get("/dashboard/service").status_code == 403
-
-
-def test_a_role_with_permissions_for_single_topics_sees_these_alone(guarded: Served) -> None:
-    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
-    for verb, path, body in (
-        ("PUT", "/admin/v2/namespaces/public/singles", "{}"),
-        ("PUT", "/admin/v2/persistent/public/singles/granted", None),
-        ("PUT", "/admin/v2/persistent/public/singles/other", None),
-        ("PUT", "/admin/v2/persistent/public/singles/whole/partitions", "2"),
-        ("POST", "/admin/v2/persistent/public/singles/granted/permissions/single", '["consume"]'),
-        ("POST", "/admin/v2/persistent/public/singles/whole/permissions/single", '["compact"]'),
-        ("POST", "/admin/v2/persistent/public/singles/other/permissions/single", '["functions"]'),
-    ):
-        headers = root | ({"content-type": "application/json"} if body else {})
-        assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204, path
-    names = r'title="persistent://public/singles/([^"]*)"'
-    text = page(logged_in(guarded, "single"), "/")
-    assert re.findall(names, text) == ["granted", "whole-partition-0", "whole-partition-1"]
-    assert "3 of 3 topics" in text
-    assert re.findall(names, page(logged_in(guarded, "stranger"), "/")) == []
-
-
 def test_a_service_without_topics_leads_to_the_form_of_one(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         text = page(served.client, "/")
@@ -611,111 +404,3 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     with serving(tmp_path, dashboard=False) as served:
         assert served.client.get("/").status_code == 404
         assert served.client.get("/dashboard/service").status_code == 404
-
-
-def cookie_of(client: TestClient, role: str, **headers: str) -> str:
-    """The cookie that logging in sets."""
-    body = f"token={create_token(SECRET, role, {})}&next=/"
-    answer = client.post("/dashboard/login", content=body, headers=ORIGIN | headers, follow_redirects=False)
-    assert answer.status_code == 303
-    return str(answer.headers["set-cookie"])
-
-
-def test_a_cookie_behind_tls_is_secure_and_bound_to_the_host(guarded: Served) -> None:
-    """X15: a proxy that ends TLS leaves the request http; `Origin` has the browser's scheme."""
-    client = TestClient(guarded.client.app)
-    secure = cookie_of(client, "root", Origin="https://127.0.0.1:8080")
-    assert secure.startswith("__Host-compactor_token=")
-    assert {"Secure", "HttpOnly", "SameSite=strict", "Path=/"} <= set(secure.split("; "))
-    plain = cookie_of(client, "root")
-    assert plain.startswith("compactor_token=")
-    assert "Secure" not in plain
-    assert TestClient(guarded.client.app).get("/", headers={"Cookie": secure}).text.count("Log out") == 1
-    tls = TestClient(guarded.client.app, base_url="https://127.0.0.1:8080")
-    assert "Log out" in tls.get("/", headers={"Cookie": secure}).text
-    assert "Log out" not in tls.get("/", headers={"Cookie": plain}).text
-    assert cookie_of(tls, "root", Origin="https://127.0.0.1:8080").startswith("__Host-")
-
-
-@pytest.mark.parametrize("origin", ["http://[", "ftp://127.0.0.1:8080", "https://[", "127.0.0.1:8080", ""])
-@pytest.mark.parametrize("path", ["login", "logout"])
-def test_a_form_needs_an_origin_of_this_service(guarded: Served, origin: str, path: str) -> None:
-    """X13, X15: `http://[` was an internal error, other schemes were taken, and logging out needed none."""
-    client = TestClient(guarded.client.app)
-    headers = {"Origin": origin} if origin else {}
-    assert client.post(f"/dashboard/{path}", content="token=x", headers=headers).status_code == 403
-    tls = TestClient(guarded.client.app, base_url="https://127.0.0.1:8080")
-    assert tls.post(f"/dashboard/{path}", content="token=x", headers=ORIGIN).status_code == 403
-
-
-@pytest.mark.parametrize(
-    ("place", "location"),
-    [
-        ("http://[", "/"),
-        ("//elsewhere.example", "/"),
-        ("/dashboard/topics/a/b/c%252Fd%20e", "/dashboard/topics/a/b/c%2Fd%20e"),
-        ("/a%0d%0aX:1", "/aX%3A1"),
-    ],
-)
-def test_a_browser_returns_to_a_path_of_this_service(guarded: Served, place: str, location: str) -> None:
-    """`place`: as a form encodes it."""
-    body = f"token={create_token(SECRET, 'root', {})}&next={place}"
-    answer = guarded.client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
-    assert answer.status_code == 303
-    assert answer.headers["location"] == location
-
-
-def test_an_encoded_name_survives_logging_in(guarded: Served) -> None:
-    path = "/dashboard/topics/public/default/a%25c%20d"
-    client = TestClient(guarded.client.app)
-    answer = client.get(path, follow_redirects=False)
-    assert answer.status_code == 303, answer.text
-    location = answer.headers["location"]
-    place = parse_qs(urlsplit(location).query)["next"][0]
-    body = urlencode({"token": create_token(SECRET, "root", {}), "next": place})
-    answer = client.post("/dashboard/login", content=body, headers=ORIGIN, follow_redirects=False)
-    assert answer.headers["location"] == path
-
-
-def test_a_malformed_host_is_refused(guarded: Served) -> None:
-    answer = TestClient(guarded.client.app).get("/lookup/v2/topic/persistent/a/b/c", headers={"Host": "["})
-    assert answer.status_code == 400
-
-
-@pytest.mark.slow
-def test_parts_of_a_topic_page_need_the_permission_of_their_calls(guarded: Served) -> None:
-    """X15, X9: as over REST; runs that do not exist look like others."""
-    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
-    for verb, path, body in (
-        ("PUT", "/admin/v2/persistent/public/default/parts", None),
-        ("POST", "/topics/persistent/public/default/parts", '{"messages":[{"key":"a","payload":"1"}]}'),
-        ("PUT", "/admin/v2/persistent/public/default/parts/subscription/secret-name", None),
-        ("PUT", "/admin/v2/persistent/public/default/parts/compaction", None),
-        ("POST", "/admin/v2/namespaces/public/default/permissions/writer", '["produce"]'),
-        ("POST", "/admin/v2/namespaces/public/default/permissions/taker", '["consume"]'),
-        ("POST", "/admin/v2/namespaces/public/default/permissions/packer", '["compact"]'),
-    ):
-        headers = root | ({"content-type": "application/json"} if body else {})
-        assert guarded.client.request(verb, path, content=body, headers=headers).status_code in (200, 204)
-    guarded.compact_requested()
-    runs = guarded.client.get("/admin/v2/persistent/public/default/parts/compactions", headers=root).json()
-    run = runs[0]["run"]
-    for role, has_runs, has_subscriptions, events in (
-        ("writer", False, False, 403),
-        ("taker", True, True, 403),
-        ("packer", True, False, 200),
-    ):
-        client = logged_in(guarded, role)
-        text = page(client, "/dashboard/topics/public/default/parts")
-        assert ('<h2 id="compactions">' in text) is has_runs, role
-        assert ('class="buttons"' in text) is (role == "packer")
-        assert ("secret-name" in text) is has_subscriptions, role
-        answer = client.get(f"/dashboard/runs/{run}/events")
-        assert answer.status_code == events
-        if events == 403:
-            other = client.get("/dashboard/runs/999/events")
-            assert (other.status_code, other.json()) == (403, answer.json())
-    stranger = TestClient(guarded.client.app)
-    unknown = [stranger.get(f"/dashboard/runs/{number}/events") for number in (run, 999)]
-    assert [answer.status_code for answer in unknown] == [401, 401]
-    assert unknown[0].json() == unknown[1].json()

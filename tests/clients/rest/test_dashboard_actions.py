@@ -15,11 +15,10 @@ from api.http.owner_proxy import FORWARDED
 from api.http.tokens import create_token
 from storage.metadata.records import ServiceRecord
 from tests.asgi import TestClient
-from tests.clients.rest.conftest import RestTopic
+from tests.clients.rest.conftest import SECRET, RestTopic
+from tests.clients.rest.dashboard_pages import ORIGIN
 from tests.serving import Served, second_service, serving
 
-SECRET = bytes(32)
-ORIGIN = {"Origin": "http://127.0.0.1:8080"}
 TOPICS = "/dashboard/topics/public/default"
 REST = "/admin/v2/persistent/public/default"
 ROLES = {

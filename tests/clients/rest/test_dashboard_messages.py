@@ -15,16 +15,14 @@ from api.dashboard.message_browser import PAGE_MESSAGES
 from api.http.tokens import create_token
 from storage.errors import SegmentNotLocal
 from storage.ledger import names
-from storage.ledger.manifest import read_manifest
+from storage.ledger.names import ObjectKind
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
 from storage.reading.key_lookup import SearchStopped
 from storage.topic import Topic
-from tests.clients.rest.conftest import RestTopic
-from tests.clients.rest.test_dashboard import ORIGIN, SECRET, guarded, logged_in, page, page_of
+from tests.clients.rest.conftest import SECRET, RestTopic
+from tests.clients.rest.dashboard_pages import ORIGIN, logged_in, page, page_of, states_of
 from tests.serving import Served
-
-__all__ = ["guarded"]
 
 
 @pytest.fixture(autouse=True)
@@ -140,9 +138,7 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     rest_topic.put(a="1")
     rest_topic.put(a="2")
     rest_topic.compact()
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    served.broker.environment.store.delete(compacted.manifest.name)
+    rest_topic.lose(ObjectKind.MANIFEST)
     text = messages(rest_topic)
     assert [row[0] for row in rows(text)] == ["1", "0"]
     assert "cannot be read: its manifest is not in the object store." in text
@@ -153,29 +149,20 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")
 
 
-def states_of(text: str) -> list[str]:
-    """The states at the top of a page."""
-    return re.findall(r'<span class="state [^"]*">([^<]*)', text.partition('<nav class="tabs"')[0])
-
-
 def test_a_newest_page_that_needs_no_compacted_message_says_that_the_ledger_is_lost(
     served: Served, rest_topic: RestTopic
 ) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
     rest_topic.produce(*({"key": f"k{n}", "payload": "1"} for n in range(PAGE_MESSAGES + 2)))
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    served.broker.environment.store.delete(compacted.manifest.name)
-    what = (
-        f"<h2>The compacted ledger {compacted.ledger_id} cannot be read: its manifest is not in the object store.</h2>"
-    )
+    lost = rest_topic.lose(ObjectKind.MANIFEST)
+    what = f"<h2>The compacted ledger {lost.ledger_id} cannot be read: its manifest is not in the object store.</h2>"
     for view in ("both", "compacted"):
         text = messages(rest_topic, f"view={view}")
         assert len(rows(text)) == PAGE_MESSAGES
         assert "takes too long" not in text
         assert text.count(what) == 1
-        assert "Missing object: " + compacted.manifest.name in text.replace("<wbr>", "")
+        assert "Missing object: " + lost.name in text.replace("<wbr>", "")
     assert what not in messages(rest_topic, "view=raw")
     assert "not searched to the end" not in page(served.client, f"{page_of(rest_topic)}/messages/{PAGE_MESSAGES}")
     for place in ("", "/messages", "/messages?view=raw", "/messages?view=compacted", "/messages/0", "/messages/25"):
@@ -185,13 +172,7 @@ def test_a_newest_page_that_needs_no_compacted_message_says_that_the_ledger_is_l
 def test_pages_agree_on_a_part_that_one_of_them_has_met(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="2")
     rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    (part,) = read_manifest(environment.store, compacted.manifest).parts
-    name = part.rows.stored.name
-    content = environment.store.get(name)
-    environment.store.delete(name)
+    lost, store = rest_topic.lose(ObjectKind.PART), served.broker.environment.store
     places = ("", "/messages?view=raw", "/messages/1", "/messages", "/messages?view=raw&offset=7")
 
     def states() -> list[list[str]]:
@@ -203,10 +184,10 @@ def test_pages_agree_on_a_part_that_one_of_them_has_met(served: Served, rest_top
     text = page(served.client, page_of(rest_topic))
     assert "cannot be read in full: one of its parts is not in the object store." in text
     assert "<strong>Compacted reads fail</strong>" in text
-    environment.store.put(name, content[:-1])
+    store.put(lost.name, lost.content[:-1])
     assert states() == [["unreadable"]] * len(places), "a truncated copy is no restored object"
-    environment.store.delete(name)
-    environment.store.put(name, content)
+    store.delete(lost.name)
+    store.put(lost.name, lost.content)
     assert states() == [["up to date"]] * len(places)
     assert "one of its parts" not in page(served.client, page_of(rest_topic))
 

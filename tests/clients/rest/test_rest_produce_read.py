@@ -15,6 +15,7 @@ from api.http.owner_proxy import FORWARDED
 from api.observability.logs import LogThrottle
 from api.rest.messages.read import ARROW, JSON_LINES, NEXT
 from storage.errors import StorageFull
+from storage.ledger.names import ObjectKind
 from storage.log import log_space
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.clocks import ManualClock
@@ -286,9 +287,7 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
 def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
-    compacted = rest_topic.served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    rest_topic.served.broker.environment.store.delete(compacted.manifest.name)
+    rest_topic.lose(ObjectKind.MANIFEST)
     for query in ("", "&stream=true"):
         assert_refused(rest_topic.ask("GET", f"/messages?readCompacted=true{query}"), 507, "cannot be read")
     assert rest_topic.values() == [("a", "1")]

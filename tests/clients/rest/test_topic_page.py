@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ from api.broker.stats_tree import ConsumerStats, ProducerStats, SubscriptionStat
 from compactor.scheduling.backlog import BacklogReader
 from storage.environment import Environment
 from storage.errors import ErrorText
-from storage.ledger.manifest import read_manifest
+from storage.ledger.names import ObjectKind
 from storage.log.directory import LogDirectory
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import ServiceRecord
 from storage.owner import Owner
 from storage.topic import Topic
 from tests.clients.rest.conftest import RestTopic
-from tests.clients.rest.test_dashboard import page, page_of, picture
+from tests.clients.rest.dashboard_pages import page, page_of, picture, states_of
 from tests.entries import produce, single
 from tests.serving import Served
 
@@ -163,21 +162,16 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     """N5: it was a 507 "Not possible", without the last error, the next try and the buttons."""
     rest_topic.put(a="1")
     rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    environment.store.delete(compacted.manifest.name)
+    lost, environment = rest_topic.lose(ObjectKind.MANIFEST), served.broker.environment
     topic_id = served.topic(rest_topic.name).record.id
     retry_at = environment.clock.now_ms() + 60_000
     environment.metadata.compaction_control.record_failure(topic_id, ErrorText("the manifest is gone"), retry_at)
 
     text = page(served.client, f"{page_of(rest_topic)}?key=a")
 
-    assert (
-        f"The compacted ledger {compacted.ledger_id} cannot be read: its manifest is not in the object store." in text
-    )
+    assert f"The compacted ledger {lost.ledger_id} cannot be read: its manifest is not in the object store." in text
     whole = text.replace("<wbr>", "")
-    assert whole.count(compacted.manifest.name) == 1, "without access control anyone is an operator"
+    assert whole.count(lost.name) == 1, "without access control anyone is an operator"
     assert "the manifest is gone" in text
     assert re.search(r"Next try: <time [^>]*>in ", text)
     assert "or wait for the next try" not in text, "a try finds the object as lost as before"
@@ -192,19 +186,12 @@ def test_a_topic_whose_manifest_is_lost_has_its_page(served: Served, rest_topic:
     assert any("the horizon: compacted up to offset 0" in title for title in titles)
 
 
-def states_of(text: str) -> list[str]:
-    """The states at the top of a page."""
-    return re.findall(r'<span class="state [^"]*">([^<]*)', text)
-
-
 def test_a_lost_manifest_is_no_topic_that_is_up_to_date(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    served.broker.environment.store.delete(compacted.manifest.name)
+    rest_topic.lose(ObjectKind.MANIFEST)
     text = page(served.client, page_of(rest_topic))
-    assert states_of(text.partition("</div>")[0]) == ["unreadable"]
+    assert states_of(text) == ["unreadable"]
     assert "Next run: none; there is no message to compact." in text
     assert "its manifest is not in the object store." in text
     assert "Next try" not in text
@@ -212,27 +199,24 @@ def test_a_lost_manifest_is_no_topic_that_is_up_to_date(served: Served, rest_top
     assert states_of(page(served.client, f"{page_of(rest_topic)}/messages")) == ["unreadable"]
 
 
-@pytest.mark.parametrize("lost", ["part", "index"])
-def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(served: Served, rest_topic: RestTopic, lost: str) -> None:
+@pytest.mark.parametrize("kind", [ObjectKind.PART, ObjectKind.INDEX])
+def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(
+    served: Served, rest_topic: RestTopic, kind: ObjectKind
+) -> None:
     rest_topic.put(a="1", b="1")
     rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    manifest = read_manifest(environment.store, compacted.manifest)
-    name = manifest.parts[0].rows.stored.name if lost == "part" else next(chain.from_iterable(manifest.index)).name
-    environment.store.delete(name)
+    lost = rest_topic.lose(kind)
     text = page(served.client, f"{page_of(rest_topic)}?key=b").replace("<wbr>", "")
-    noun = {"part": "one of its parts", "index": "its key index"}[lost]
-    what = f"The compacted ledger {compacted.ledger_id} cannot be read in full: {noun} is not in the object store."
+    noun = {ObjectKind.PART: "one of its parts", ObjectKind.INDEX: "its key index"}[kind]
+    what = f"The compacted ledger {lost.ledger_id} cannot be read in full: {noun} is not in the object store."
     assert f"<h2>{what}</h2>" in text
     assert "<li>If there is no backup, run <code>compactor cursor delete " in text
-    assert name in text
+    assert lost.name in text
     assert "The key could not be looked up: " in text
     assert "page says what to do" not in text
     assert "Error of the last run" not in text, "it did not fail"
-    assert (" saved</strong>" in text) is (lost == "index"), "compacted reads need no index"
-    assert ('<span class="state unreadable">' in text) is (lost == "part")
+    assert (" saved</strong>" in text) is (kind is ObjectKind.INDEX), "compacted reads need no index"
+    assert ('<span class="state unreadable">' in text) is (kind is ObjectKind.PART)
     messages = page(served.client, f"{page_of(rest_topic)}/messages?key=b")
     assert f"<h2>{what}</h2>" in messages
     assert "<li>If there is no backup, run <code>compactor cursor delete " in messages
@@ -243,11 +227,7 @@ def test_a_look_up_that_meets_a_lost_object_shows_what_to_do(served: Served, res
 def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1")
     rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    (part,) = read_manifest(environment.store, compacted.manifest).parts
-    environment.store.delete(part.rows.stored.name)
+    lost = rest_topic.lose(ObjectKind.PART)
     rest_topic.put(a="2")
     fail_to_compact(served, rest_topic)
 
@@ -255,9 +235,9 @@ def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic
 
     assert "Why runs ended early" in text
     whole = text.replace("<wbr>", "")
-    assert part.rows.stored.name in whole
+    assert lost.name in whole
     assert (
-        f"The compacted ledger {compacted.ledger_id} cannot be read in full: one of its parts is not in the object "
+        f"The compacted ledger {lost.ledger_id} cannot be read in full: one of its parts is not in the object "
         "store." in whole
     )
     assert "The key could not be looked up: " in text
@@ -271,29 +251,23 @@ def test_a_topic_of_which_a_part_is_lost_has_its_page(served: Served, rest_topic
     assert row.count(">unreadable</td>") == 2
 
 
-@pytest.mark.parametrize("kind", ["manifest", "part"])
+@pytest.mark.parametrize("kind", [ObjectKind.MANIFEST, ObjectKind.PART])
 def test_an_object_that_was_restored_makes_the_failure_history(
-    served: Served, rest_topic: RestTopic, kind: str
+    served: Served, rest_topic: RestTopic, kind: ObjectKind
 ) -> None:
     rest_topic.put(a="1", b="1")
     rest_topic.compact()
-    environment = served.broker.environment
-    compacted = served.topic(rest_topic.name).snapshot().compacted
-    assert compacted is not None
-    (part,) = read_manifest(environment.store, compacted.manifest).parts
-    name = compacted.manifest.name if kind == "manifest" else part.rows.stored.name
-    content = environment.store.get(name)
-    environment.store.delete(name)
+    lost, store = rest_topic.lose(kind), served.broker.environment.store
     rest_topic.put(a="2")
     fail_to_compact(served, rest_topic)
     assert "<strong>Compacted reads fail</strong>" in page(served.client, page_of(rest_topic))
 
-    environment.store.put(name, content[:-1])
+    store.put(lost.name, lost.content[:-1])
     text = page(served.client, page_of(rest_topic))
     assert "<strong>Compacted reads fail</strong>" in text, "a truncated copy is no restored object"
     assert "is damaged." in text
-    environment.store.delete(name)
-    environment.store.put(name, content)
+    store.delete(lost.name)
+    store.put(lost.name, lost.content)
     text = page(served.client, f"{page_of(rest_topic)}?key=b")
 
     assert "an object that is in the object store again." in text
