@@ -95,7 +95,7 @@ def show_topic(
         is_busy = any(row.is_busy for row in rows)
         return render_page(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
-            may_change=may_change, done=_result(broker, request, topic, is_busy),
+            may_change=may_change, done=_result(broker, request, topic, is_busy) if may_compact else None,
         )  # fmt: skip
     lookup, losses = None, loss_cache_of(request)
     if key is not None:
@@ -108,14 +108,15 @@ def show_topic(
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume, found_nothing_new=view.found_nothing_new(after),
-        done=_result(broker, request, topic, view.is_busy),
+        done=_result(broker, request, topic, view.is_busy) if may_compact else None,
     )  # fmt: skip
 
 
 def _result(broker: Broker, request: Request, topic: TopicName, is_busy: bool) -> str | None:
     """Return the sentence about a button that was pressed before a topic's page; None: that of `RESULTS`.
 
-    It states the pauses that are left, and does not state a request that has ended (`is_busy` is false).
+    It states the pauses that are left, and does not state a request that has ended (`is_busy` is false). For callers
+    that may see both.
     """
     done = request.query_params.get("done", "")
     if done == "requested":

@@ -9,8 +9,8 @@ import pytest
 
 from api.http.tokens import create_token
 from tests.asgi import TestClient
-from tests.clients.rest.conftest import SECRET
-from tests.clients.rest.dashboard_pages import ORIGIN, logged_in, page
+from tests.clients.rest.conftest import SECRET, RestTopic
+from tests.clients.rest.dashboard_pages import ORIGIN, logged_in, page, page_of
 from tests.serving import Served
 
 
@@ -74,6 +74,21 @@ def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
     assert "none of the permissions" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
     assert client.post("/dashboard/topics/public/default/seen/compact", headers=ORIGIN).status_code == 403
     assert client.get("/dashboard/service").status_code == 403
+
+
+def test_the_sentence_after_a_button_shows_no_role_more_than_its_page(guarded: Served) -> None:
+    topic = RestTopic(guarded, "paused")
+    root = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
+    assert guarded.client.put(topic.path, headers=root).status_code == 204
+    for _ in range(2):
+        assert guarded.client.post(f"{topic.path}/compaction/pause", headers=root).status_code == 200
+    for role, action in (("sender", "produce"), ("runner", "compact")):
+        answer = guarded.client.post(f"{topic.path}/permissions/{role}", json=[action], headers=root)
+        assert answer.status_code == 204
+    for role, is_shown in (("sender", False), ("runner", True)):
+        client = logged_in(guarded, role)
+        assert ("it is paused 2 times" in page(client, f"{page_of(topic)}?done=paused")) is is_shown, role
+        assert ("A compaction was requested." in page(client, f"{page_of(topic)}?done=requested")) is not is_shown, role
 
 
 def test_a_role_with_permissions_for_single_topics_sees_these_alone(guarded: Served) -> None:
