@@ -1,7 +1,8 @@
 """Unsealed segments as rows, as if they were ledgers; or their entries as they were sent.
 
 Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and returned as tables of
-`rows.SCHEMA`, a few MiB at a time. An open segment is read up to its visible end, without waiting.
+`rows.SCHEMA`, a few MiB at a time; the first ones are small, so a reader of one message unpacks few entries. An open
+segment is read up to its visible end, without waiting.
 
 For a reader of entries, a table has a row for each entry instead (`ENTRY_SCHEMA`), undecoded. The row has the entry's
 last offset, so a search for a place among rows finds the entry that holds it. The bytes of the entry are not in the
@@ -36,6 +37,11 @@ from storage.model import LogPosition
 
 TABLE_BYTES = 4 << 20
 """Uncompressed bytes of entries that become one table."""
+FIRST_TABLE_BYTES = 16 << 10
+"""The same of the first table of a read; each further one is `TABLE_GROWTH` times as large, up to `TABLE_BYTES`."""
+TABLE_GROWTH = 8
+ENTRY_BYTES = 1 << 10
+"""An entry counts at least as so many bytes for the size of a table: unpacking a small one takes as long."""
 SEALED_BYTES = 24 << 20
 """The same when a whole segment is read: more batches are decoded together, and they fit the cache of a core."""
 ENTRIES_BYTES = 2 << 20
@@ -116,7 +122,7 @@ class SegmentTableReader:
     def _all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
-            for entries in _gathered(reader.entries(), SEALED_BYTES, _decoded_size):
+            for entries in _gathered(reader.entries(), SEALED_BYTES, SEALED_BYTES, _decoded_size):
                 yield from unpack_some(entries, segment.ledger_id)
 
     def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
@@ -125,7 +131,7 @@ class SegmentTableReader:
             return self._reader(topic, segment).last_position()
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-        return _gathered(entries, TABLE_BYTES, _decoded_size)
+        return _gathered(entries, FIRST_TABLE_BYTES, TABLE_BYTES, _table_size)
 
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check_is_local(topic.name, segment)
@@ -147,7 +153,7 @@ class SegmentEntryReader(SegmentTableReader):
     data: list[bytes] = field(default_factory=list, compare=False)
 
     def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-        return _gathered(entries, ENTRIES_BYTES, lambda entry: len(entry.data))
+        return _gathered(entries, ENTRIES_BYTES, ENTRIES_BYTES, lambda entry: len(entry.data))
 
     def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
         return 0
@@ -207,17 +213,21 @@ def _decoded_size(entry: StoredEntry) -> int:
     return max(len(entry.data), entry.header.payload_bytes)
 
 
+def _table_size(entry: StoredEntry) -> int:
+    return max(ENTRY_BYTES, _decoded_size(entry))
+
+
 def _gathered(
-    entries: Iterator[StoredEntry], limit: int, size_of: Callable[[StoredEntry], int]
+    entries: Iterator[StoredEntry], first_limit: int, limit: int, size_of: Callable[[StoredEntry], int]
 ) -> Iterator[list[StoredEntry]]:
-    """Yield neighbouring entries together, up to `limit` bytes, at least one entry."""
+    """Yield neighbouring entries together, up to `first_limit` bytes, then more up to `limit`; at least one entry."""
     pending: list[StoredEntry] = []
-    size = 0
+    size, allowed = 0, min(first_limit, limit)
     for entry in entries:
         bytes_of_entry = size_of(entry)
-        if pending and size + bytes_of_entry > limit:
+        if pending and size + bytes_of_entry > allowed:
             yield pending
-            pending, size = [], 0
+            pending, size, allowed = [], 0, min(TABLE_GROWTH * allowed, limit)
         pending.append(entry)
         size += bytes_of_entry
     if pending:

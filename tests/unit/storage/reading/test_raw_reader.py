@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
 from storage.entries.chunk_assembler import messages
+from storage.entries.decode import StoredEntry
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
+from storage.log import segment_tables
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.positions import OffsetReset, StartOffset, StartPosition, StartTime
@@ -150,6 +153,25 @@ class CallingClock(ManualClock):
     def wait(self, seconds: float) -> None:
         super().wait(seconds)
         self._then()
+
+
+def test_a_read_of_few_unsealed_messages_unpacks_few_entries(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else to open one message takes as long as to read megabytes of small ones. A long read still has large tables."""
+    topic = bench.topic()
+    produce(topic, [single(b"a", b"%d" % n) for n in range(3000)])
+    unpacked: list[int] = []
+    real = segment_tables.unpack
+
+    def record(entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+        unpacked.append(len(entries))
+        return real(entries, ledger_id)
+
+    monkeypatch.setattr(segment_tables, "unpack", record)
+    (rows,) = topic.read(StartOffset(1000), max_messages=1)
+    assert (rows.column("offset").to_pylist(), unpacked) == ([1000], [16])
+    unpacked.clear()
+    assert sum(len(rows) for rows in topic.read()) == 3000
+    assert unpacked == [16, 128, 1024, 1832]
 
 
 def test_a_reader_waits_for_what_comes(bench: Workbench, topic: Topic) -> None:
