@@ -237,8 +237,10 @@ def topic_view(
     needed = 0 if lost is None else needed_bytes(lost.name, snapshot, manifest)
     size = None if lost is None else stored_bytes(environment.store, lost)
     # A damaged object has been restored when a run has read all of it, and the manifest when it can be read.
+    ledger_ids = {None, None if compacted is None else compacted.ledger_id}
     is_back = (
         lost is not None
+        and lost.ledger_id in ledger_ids
         and manifest_error is None
         and (lost.kind is ObjectKind.MANIFEST or (lost.is_missing and size is not None and size >= needed))
     )
@@ -257,7 +259,6 @@ def topic_view(
     met = None if lookup is None else read_failure(lookup.error)
     if met is None:
         met = read_failure(losses.current(environment.store, snapshot, manifest))
-    ledger_ids = {None, None if compacted is None else compacted.ledger_id}
     if met is not None and met.lost is not None and met.lost.ledger_id in ledger_ids:
         if met.lost.breaks_reads(met.lost.ledger_id):
             lost, can_read = (met.lost if can_read else lost), False

@@ -291,6 +291,24 @@ def test_a_compacted_ledger_that_was_given_up_is_not_never_compacted(served: Ser
     assert "<dd>no compacted ledger</dd>" in text
 
 
+def test_a_failure_by_a_compacted_ledger_that_was_given_up_is_no_restored_object(
+    served: Served, rest_topic: RestTopic
+) -> None:
+    """The page says so after its own third step, before the next run."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.broker.environment.store.delete(compacted.manifest.name)
+    rest_topic.put(a="2")
+    fail_to_compact(served, rest_topic)
+    assert rest_topic.ask("DELETE", "/subscription/__compaction").status_code == 204
+    text = page(served.client, page_of(rest_topic))
+    assert "an object that is not needed any more." in text
+    assert "in the object store again" not in text
+    assert "<strong>Not compacted now</strong>" in text
+
+
 @pytest.mark.slow
 def test_a_first_run_that_failed_by_a_lost_ledger(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
