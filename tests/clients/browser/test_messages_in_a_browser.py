@@ -52,6 +52,24 @@ def test_messages_are_searched_paged_and_opened(browser: Browser, browsed: Runni
         expect(page.locator("pre.hex")).to_contain_text("0000  7b 22 6e")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hexadecimal_is_shown_to_its_end(browser: Browser, browsed: RunningService, width: int) -> None:
+    with httpx.Client(base_url=browsed.url, timeout=WAIT_MS / 1000) as client:
+        assert client.put(f"/admin/v2/persistent/public/default/hexadecimal-{width}").status_code == 204
+        produced = client.post(
+            f"/topics/persistent/public/default/hexadecimal-{width}",
+            content=json.dumps({"key": "k", "value": "x" * 2000}) + "\n",
+            headers={"content-type": "application/x-ndjson"},
+        )
+        assert produced.status_code == 200, produced.text
+    with watched(browser, browsed, width) as watch:
+        page = watch.open(f"/dashboard/topics/public/default/hexadecimal-{width}/messages/0")
+        page.locator("summary", has_text="Hexadecimal").click()
+        expect(page.locator("pre.hex")).to_contain_text("03f8  78")
+        hidden = "element => [element.scrollWidth - element.clientWidth, element.scrollHeight - element.clientHeight]"
+        assert page.locator("pre.hex").evaluate(hidden) == [0, 0]
+
+
 def test_a_value_is_copied_where_the_browser_allows_it(browser: Browser, browsed: RunningService) -> None:
     with watched(browser, browsed) as watch:
         watch.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
