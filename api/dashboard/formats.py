@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
+from api.dashboard.payload_views import with_visible_controls
 from api.observability.redaction import redacted
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -61,6 +62,12 @@ def time(value: int | None) -> str:
         return NONE
     moment = _moment(value)
     return f"{value:,} ms since 1970" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def exact_time(value: int | None) -> str:
+    """Format milliseconds since the Unix epoch as a time in UTC, with the milliseconds; else as `time` does."""
+    moment = _moment(value) if value else None
+    return time(value) if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def _moment(milliseconds: int) -> datetime | None:
@@ -189,6 +196,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
         counted,
         share,
         time,
+        exact_time,
         parse_pulsar_time,
         ago,
         breakable,
@@ -199,5 +207,6 @@ FILTERS: Mapping[str, Callable[..., object]] = {
         is_binary,
         ahead,
         redacted,
+        with_visible_controls,
     )
 }

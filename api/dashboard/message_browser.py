@@ -100,10 +100,10 @@ class MessageState:
 class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
     neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are errors, no sealed
-    one. `errors`: of its reads. `problems`: their texts, but for a lost raw object, which `failure` describes.
+    one. `errors`: of its reads. `problems`: their texts, but for the lost object that `failure` describes.
     `failure`: the first lost object among them. `is_unreadable`: compacted reads of the topic fail. `horizon`: the last
     offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has, as a clause, of a
-    page without messages."""
+    page without messages. `is_cut_by_size`: it has fewer messages than others, because their values are large."""
 
     name: TopicName
     query: PageQuery
@@ -117,6 +117,7 @@ class MessagePage:
     failure: Failure | None = None
     errors: Sequence[CompactorError] = ()
     is_unreadable: bool = False
+    is_cut_by_size: bool = False
 
     @property
     def maybe_superseded_count(self) -> int:
@@ -207,12 +208,14 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery, errors: list[Co
 def _with_errors(page: MessagePage, errors: Sequence[CompactorError]) -> MessagePage:
     """Return the page with errors, their texts, each once, and the steps after the first loss among them.
 
-    The public text of a lost raw object says less than the failure, so it is left out.
+    The public text of the object that the failure describes says less, so it is left out.
     """
     failures = [failure for error in errors if (failure := read_failure(error)) is not None]
-    described = [failure.lost for failure in failures[:1] if failure.lost and failure.lost.ledger_id is None]
+    described = [failure.lost for failure in failures[:1]]
     problems = dict.fromkeys(
-        public_reason(error, PAGE_WITH_STEPS_WORDING) for error in errors if lost_object(error) not in described
+        public_reason(error, PAGE_WITH_STEPS_WORDING)
+        for error in errors
+        if lost_object(error) is None or lost_object(error) not in described
     )
     failure = failures[0] if failures else None
     return replace(page, problems=list(problems), failure=failure, errors=errors)
@@ -244,6 +247,7 @@ def _page(
         after if newer else None,
         horizon=None if horizon is None else horizon.offset,
         raw_offsets="" if messages else raw_offsets_text(topic),
+        is_cut_by_size=has_more and len(offsets) < PAGE_MESSAGES,
     )
 
 

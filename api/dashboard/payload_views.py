@@ -20,7 +20,9 @@ JSON_DEPTH = 64
 _HEX_COLUMNS = 8
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = re.compile(r"[\[\]{}]")
-_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_DIRECTIONS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Characters that change the direction of the text after them, which then reads as another; escaped as in JSON."""
+_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421} | _DIRECTIONS
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def json_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
         text = first_bytes.decode()
         if _depth(text) > JSON_DEPTH:
             return None
-        return PayloadView("json", "JSON", msgspec.json.format(text, indent=2))
+        return PayloadView("json", "JSON", msgspec.json.format(text, indent=2).translate(_DIRECTIONS))
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return None
 
@@ -85,7 +87,7 @@ def hex_view(first_bytes: bytes, payload_size: int) -> PayloadView:
 
 
 def with_visible_controls(text: str) -> str:
-    """Return a text with a visible sign for each control character."""
+    """Return a text with a visible sign for each control character, also for those of the direction."""
     return text.translate(_SIGNS)
 
 

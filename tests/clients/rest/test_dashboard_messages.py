@@ -36,7 +36,7 @@ def rows(text: str) -> list[str]:
     body = text[text.index('<table class="messages">') :].partition("<tbody>")[2].partition("</tbody>")[0]
     lines = []
     for row in body.split("<tr")[1:]:
-        row = row.partition('<td class="time">')[0].replace("<del", "~<del")
+        row = row.partition('<td class="time"')[0].replace("<del", "~<del")
         lines.append(" ".join(html.unescape(re.sub("<[^>]*>", " ", "<tr" + row)).split()))
     return lines
 
@@ -60,7 +60,7 @@ def test_both_reads_in_one_column(served: Served, rest_topic: RestTopic) -> None
     assert [row.split()[0] for row in rows(messages(rest_topic))] == ["3", "not", "2", "1", "0"]
     assert "Offsets 3 to 0<" in messages(rest_topic)
     assert "Offsets 2 to 0, compacted<" in messages(rest_topic, "before=3")
-    assert "Offsets 3 to 3, not compacted yet<" in messages(rest_topic, "offset=3")
+    assert "Offset 3, not compacted yet<" in messages(rest_topic, "offset=3")
     assert rows(messages(rest_topic, "view=compacted&order=oldest"))[:2] == ["1 b 1", "2 a <2>"]
     assert rows(messages(rest_topic, "view=raw&order=oldest"))[:3] == ["0 a 1", "1 b 1", "2 a <2>"]
 
@@ -145,8 +145,41 @@ def test_a_lost_compacted_ledger_leaves_the_raw_messages(served: Served, rest_to
     assert "says what to do" not in text
     assert "<li>If there is no backup, run <code>compactor cursor delete " in text
     assert '<span class="state unreadable">unreadable</span>' in text
-    assert "superseded" not in text
+    assert "superseded by" not in text
+    assert "A read failed, so marks are missing" in text
+    assert text.count("cannot be read") == 1, "the card says it once"
     assert "Message 1 of" in page(served.client, f"{page_of(rest_topic)}/messages/1")
+
+
+def test_a_message_without_a_key_says_why_a_compacted_read_leaves_it_out(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.produce({"payload": "x"})
+    rest_topic.compact()
+    assert rows(messages(rest_topic)) == ["0 no key ~ x no key: a compacted read leaves it out"]
+
+
+def test_a_page_says_why_it_has_few_messages(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_topic.put(a="1", b="2" * 100)
+    assert "Large values" not in messages(rest_topic)
+    monkeypatch.setattr(message_browser, "PAGE_BYTES", 50)
+    text = messages(rest_topic)
+    assert [row[0] for row in rows(text)] == ["1"]
+    assert "Large values: this page has fewer messages than others." in text
+
+
+def test_times_of_a_message_have_milliseconds(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.produce({"key": "k", "payload": "x", "eventTime": 1_700_000_000_007})
+    assert "<dd>2023-11-14 22:13:20.007 UTC</dd>" in page(served.client, f"{page_of(rest_topic)}/messages/0")
+    assert re.search(r'<td class="time" title="[^"]*\.\d{3} UTC">', messages(rest_topic))
+
+
+def test_a_character_that_turns_the_direction_of_a_value_is_visible(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="user\u202egnp", b='{"name": "user\u202egnp"}')
+    for path in ("/messages", "/messages/0", "/messages/1"):
+        text = html.unescape(page(served.client, page_of(rest_topic) + path))
+        assert "user\\u202egnp" in text
+        assert "\u202e" not in text
 
 
 def test_a_newest_page_that_needs_no_compacted_message_says_that_the_ledger_is_lost(
