@@ -214,11 +214,13 @@ def log_read_errors(request: Request, errors: Iterable[CompactorError]) -> None:
 
 def render_problem_page(request: Request, status: int, reason: str, error: Exception) -> Response:
     """Render the page of an error, with the steps after a lost object, with a link to the topic of its path if there is
-    one, and to its messages if it does not have the one of the path."""
+    one and this is another page, and to its messages if it does not have the one of the path."""
     path = request.scope["raw_path"].decode("latin-1").split("/")
     is_missing_message = isinstance(error, MessageNotFound)
     is_below = (status != 404 or is_missing_message) and "topic" in request.path_params
-    topic_page = "/".join(path[: TOPIC_PAGE.count("/") + 1]) if is_below else ""
+    below = TOPIC_PAGE.count("/") + 1
+    is_another = len(path) > below or bool(request.url.query)
+    topic_page = "/".join(path[:below]) if is_below and is_another else ""
     return render_page(
         request, "problem.html", status, reason=reason, topic_page=topic_page,
         messages_page=f"{topic_page}/messages" if is_missing_message else "",

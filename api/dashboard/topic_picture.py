@@ -106,7 +106,8 @@ class Slice:
             if self.messages[kind]
         ]
         words = [", ".join(numbers) or "nothing", *(mark.title for mark in self.marks)]
-        return f"Offsets {count(self.first)} to {count(self.last)}: {'; '.join(words)}"
+        last = f" to {count(self.last)}" if self.last > self.first else ""
+        return f"Offset{'s' if last else ''} {count(self.first)}{last}: {'; '.join(words)}"
 
     def height(self, kind: str) -> float:
         """Return the height of a kind's column; a few messages can be seen, too."""

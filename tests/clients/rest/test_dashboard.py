@@ -390,7 +390,7 @@ def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic
     rest_topic.ask("POST", "/compaction/pause")
     text = page(served.client, "/dashboard/service")
     assert "Paused topics" in text
-    assert '<td data-label="State">None</td>' not in text
+    assert '<td data-label="State">paused</td>' in text, "in words, not those of Kafka's classes"
     assert f'<a href="{page_of(rest_topic)}">' in text
 
 

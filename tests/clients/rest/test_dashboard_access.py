@@ -66,12 +66,17 @@ def test_a_role_sees_and_does_what_it_may(guarded: Served) -> None:
     ):
         headers = root | ({"content-type": "application/json"} if body else {})
         assert guarded.client.request(verb, path, content=body, headers=headers).status_code == 204
+    text = page(logged_in(guarded, "newcomer"), "/")
+    assert "The role newcomer has no permission for a topic: ask an administrator." in text
     client = logged_in(guarded, "reader")
     text = page(client, "/")
     assert "seen" in text
     assert "unseen" not in text
     page(client, "/dashboard/topics/public/default/seen")
-    assert "none of the permissions" in page(client, "/dashboard/topics/public/hidden/unseen", 403)
+    for below, is_linked in (("", False), ("/messages", True)):
+        text = page(client, f"/dashboard/topics/public/hidden/unseen{below}", 403)
+        assert "the permission" in text
+        assert ("Back to the topic" in text) is is_linked, "a page does not lead to itself"
     assert client.post("/dashboard/topics/public/default/seen/compact", headers=ORIGIN).status_code == 403
     assert client.get("/dashboard/service").status_code == 403
 

@@ -83,8 +83,8 @@ def test_marks_are_at_their_offsets_and_in_the_numbers_of_their_slices() -> None
     ]
     labels = [(label.text, label.get("text-anchor"), label.get("y")) for label in root.iter("text")]
     assert labels == [("up to 49", "start", "15"), ("y", "end", "35")]
-    assert titles(picture.svg)[50] == "Offsets 50 to 50: 1 sealed; the <horizon> & more; not compacted yet"
-    assert titles(picture.svg)[99] == "Offsets 99 to 99: 1 sealed; y; not compacted yet"
+    assert titles(picture.svg)[50] == "Offset 50: 1 sealed; the <horizon> & more; not compacted yet"
+    assert titles(picture.svg)[99] == "Offset 99: 1 sealed; y; not compacted yet"
     assert str(root.get("aria-label")).endswith("; the <horizon> & more; y")
 
 
@@ -119,8 +119,8 @@ def test_a_compacted_ledger_that_cannot_be_read_is_not_drawn_as_removed_messages
     assert str(root.get("aria-label")).endswith("; the compacted ledger cannot be read")
     assert (UNREADABLE, "compacted ledger that cannot be read") in picture.legend
     assert picture.texts[79:81] == [
-        "Offsets 79 to 79: 1 sealed; compacted: cannot be read",
-        "Offsets 80 to 80: 1 sealed; not compacted yet",
+        "Offset 79: 1 sealed; compacted: cannot be read",
+        "Offset 80: 1 sealed; not compacted yet",
     ]
 
 
