@@ -75,7 +75,7 @@ from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import RateLimits
 from storage.owner import owner_name
-from storage.reading.snapshot_reader import lost_compacted, naming_compacted
+from storage.reading.compacted_loss import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], RunPolicies]

@@ -26,7 +26,6 @@ from storage.ledger.object_check import first_damaged_ledger
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST
 from storage.positions import StartOffset, StartTime
-from storage.reading.snapshot_reader import first_offset
 from storage.topic import Topic
 
 if TYPE_CHECKING:
@@ -283,7 +282,7 @@ def _check_raw(environment: Environment, record: TopicRecord) -> None:
     make it again. Trimmed raw messages are left to the deletion, which refuses them."""
     snapshot = environment.metadata.topic_snapshot(record.id)
     compacted = snapshot.compacted
-    if compacted is None or first_offset(snapshot) > 0:
+    if compacted is None or snapshot.first_offset > 0:
         return
     damaged = first_damaged_ledger(environment.store, record.uid, snapshot.ledgers)
     if damaged is None:

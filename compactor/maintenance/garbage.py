@@ -47,7 +47,7 @@ from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo
-from storage.reading.snapshot_reader import lost_compacted_advice
+from storage.reading.compacted_loss import lost_compacted_advice
 from storage.store_identity import StoreIdentity
 
 SKEW_MS = 300_000

@@ -38,7 +38,8 @@ from storage.model import LedgerRecord, MessageId
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import PolicyResolution
 from storage.positions import StartTime
-from storage.reading.snapshot_reader import SnapshotReader, check_compacted
+from storage.reading.compacted_loss import check_compacted
+from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
 _TRIES = 5
@@ -93,7 +94,7 @@ class Retention:
             if damage is not None:
                 tail_left = ErrorText.of(damage)
             if not force and plan.removes_messages(snapshot.topic):
-                self._check_compacted(snapshot)
+                self._check_compacted(topic)
             if dry_run:
                 first = first_offset_after(plan, snapshot, extents)
                 return TrimResult(snapshot.topic, plan, False, first, tail_left, damage is not None)
@@ -113,16 +114,10 @@ class Retention:
             return TrimResult(snapshot.topic, plan, True, first, tail_left, damage is not None)
         raise AssertionError("the last try returns or raises")
 
-    def _check_compacted(self, snapshot: TopicSnapshot) -> None:
+    def _check_compacted(self, topic: TopicRecord) -> None:
         """Raise DataLoss unless the compacted ledger that the topic has now, if any, is whole (R8)."""
-        while True:
-            try:
-                return check_compacted(self.environment.store, snapshot)
-            except DataLoss:
-                newer = self.environment.metadata.topic_snapshot(snapshot.topic.id)
-                if newer.compacted == snapshot.compacted:
-                    raise
-                snapshot = newer
+        store = self.environment.store
+        Topic(self.environment, topic).read_snapshot(lambda reader: check_compacted(store, reader.snapshot))
 
     def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
         """Return the topic's cursors, with `__compaction` if compaction is enabled.

@@ -267,6 +267,12 @@ class TopicSnapshot:
         return tuple(sorted((*self.ledgers, *self.segments), key=lambda extent: extent.first_offset))
 
     @property
+    def first_offset(self) -> int:
+        """The offset of the first raw message; of the next message, if there is none."""
+        first = self.extents[0].first_offset if self.extents else self.topic.next_offset
+        return max(first, self.topic.start_offset)
+
+    @property
     def horizon(self) -> LogPosition | None:
         """The compaction horizon, or None if the topic was never compacted (R1, R3, A4)."""
         return self.compacted.horizon if self.compacted else None

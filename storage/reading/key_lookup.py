@@ -43,8 +43,9 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import Message, RowsObject
 from storage.objects.interface import ObjectStore
+from storage.reading.compacted_loss import naming_compacted
 from storage.reading.newest_offsets import KeySearch
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, naming_compacted, read_snapshot
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot
 
 _Place = RowsObject | SegmentRecord
 

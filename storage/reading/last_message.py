@@ -29,7 +29,8 @@ from storage.ledger.rows_file import RowsReader
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord
 from storage.model import EARLIEST, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import SnapshotReader, deliverable, naming_compacted
+from storage.reading.compacted_loss import naming_compacted
+from storage.reading.snapshot_reader import SnapshotReader, deliverable
 
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]

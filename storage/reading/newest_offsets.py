@@ -34,7 +34,8 @@ from storage.ledger.manifest import Manifest
 from storage.metadata.records import SegmentRecord
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import SnapshotReader, naming_compacted
+from storage.reading.compacted_loss import naming_compacted
+from storage.reading.snapshot_reader import SnapshotReader
 
 _OF_A_KEY = pa.array((int(rows.RowType.MESSAGE), int(rows.RowType.CHUNK)), pa.int8())
 _COLUMNS = ["key", "offset", "event_time"]

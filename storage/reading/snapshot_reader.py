@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -32,12 +31,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.advice import LOST_COMPACTED, Advice, AdviceKind, damaged_object_advice
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import live_mask, read_deleted
 from storage.ledger.manifest import Manifest, Part, read_manifest
-from storage.ledger.object_check import check_compacted_objects
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import NOWHERE, SeekMessageId, SeekOffset, SeekPosition, SeekTime, seek_position_of
 from storage.log.segment_tables import TABLE_BYTES, SegmentTableReader, mark_budgeted
@@ -46,6 +43,7 @@ from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
 from storage.positions import StartOffset, StartPosition, StartTime
+from storage.reading.compacted_loss import naming_compacted
 
 Value = TypeVar("Value")
 
@@ -142,7 +140,7 @@ class SnapshotReader:
     @property
     def first_offset(self) -> int:
         """The offset of the first raw message; of the next message, if there is none."""
-        return first_offset(self.snapshot)
+        return self.snapshot.first_offset
 
     def first_message_id(self) -> MessageId | None:
         """Return the id of the first raw message; None: there is none."""
@@ -450,50 +448,6 @@ def read_snapshot(
             if (newer.compacted, newer.extents) == (snapshot.compacted, snapshot.extents):
                 raise
             snapshot = newer
-
-
-@contextmanager
-def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Make a DataLoss inside the context name the snapshot's compacted ledger, which must exist, and the remedy."""
-    try:
-        yield
-    except DataLoss as error:
-        if error.advice is not None and error.advice.kind in LOST_COMPACTED:
-            raise  # a context inside this one has named it
-        raise lost_compacted(snapshot, error) from error
-
-
-def check_compacted(store: ObjectStore, snapshot: TopicSnapshot) -> None:
-    """Check that the manifest of the snapshot's compacted ledger, if any, is whole, and that its objects are in the
-    store.
-
-    Raises DataLoss, naming the compacted ledger.
-    """
-    if snapshot.compacted is not None:
-        with naming_compacted(snapshot):
-            check_compacted_objects(store, read_manifest(store, snapshot.compacted.manifest))
-
-
-def lost_compacted(snapshot: TopicSnapshot, error: DataLoss) -> DataLoss:
-    """Return the error of an object as that of the snapshot's compacted ledger, which must exist and needs the
-    object."""
-    assert snapshot.compacted is not None
-    reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
-    return type(error)(f"{reason}: {error.message}", lost_compacted_advice(snapshot, error), public=reason)
-
-
-def lost_compacted_advice(snapshot: TopicSnapshot, error: DataLoss) -> Advice:
-    """Return the advice about the snapshot's compacted ledger, which must exist. `error`: that of its lost object."""
-    assert snapshot.compacted is not None
-    kind = AdviceKind.GIVE_UP_COMPACTED if first_offset(snapshot) else AdviceKind.REBUILD_COMPACTED
-    lost = error.advice.arguments if error.advice is not None else damaged_object_advice().arguments
-    return Advice(kind, {**lost, "topic": snapshot.topic.name, "ledger_id": snapshot.compacted.ledger_id})
-
-
-def first_offset(snapshot: TopicSnapshot) -> int:
-    """Return the offset of the first raw message; of the next message, if there is none."""
-    first = snapshot.extents[0].first_offset if snapshot.extents else snapshot.topic.next_offset
-    return max(first, snapshot.topic.start_offset)
 
 
 def deliverable(table: pa.Table) -> pa.Table:

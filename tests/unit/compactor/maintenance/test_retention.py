@@ -406,7 +406,7 @@ def test_a_compacted_ledger_that_was_replaced_meanwhile_is_no_loss(
     old = topic.snapshot()
     bench.compact(topic)
     bench.store.delete(old.compacted.manifest.name if old.compacted else "")
-    snapshots = iter([old])
+    snapshots = iter([old, old])
     current = bench.metadata.topic_snapshot
     monkeypatch.setattr(bench.metadata, "topic_snapshot", lambda topic_id: next(snapshots, None) or current(topic_id))
     assert first_offsets(Retention(bench).trim(topic.record, 4)) == [0]
