@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import Response
 
-from api.dashboard.attention import REASONS, failing_topics, group_by_reason
+from api.dashboard.attention import EXAMPLES, REASONS, failing_topics, group_by_reason
 from api.dashboard.rendering import ANY_ROLE, render_page, wording_for
 from api.dashboard.topic_sizes import TopicSizes, sizes_cache_of
 from api.dashboard.topics_table import (
@@ -54,10 +54,12 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
     failing = failing_topics(rows, states.controls, may_watch, wording_for(request))
+    unserved = {name for log in context.broker.ownership.unserved_logs() for name in log.topics}
+    waiting = [row for row in rows if row.name in unserved] if unserved else []
     return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
         failing=failing, reasons=group_by_reason(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
-        run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
+        waiting=waiting, examples=EXAMPLES, run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
         link=functools.partial(_link, view),
     )  # fmt: skip
 

@@ -265,9 +265,17 @@ def topic_view(
         if failure is None or failure.is_over or failure.lost is None:
             failure = replace(met, error=document["last_error"] or "")
     row = replace(row, is_unreadable=not can_read)
+    unserved = _unserved(broker, snapshot)
     return TopicView(
         name,
-        topic_status(row, backlog, control.control, None if compacted is None else compacted.messages, now),
+        topic_status(
+            row,
+            backlog,
+            control.control,
+            None if compacted is None else compacted.messages,
+            now,
+            is_waiting=bool(unserved),
+        ),
         stats,
         compacted,
         _picture(snapshot, stats, manifest, clients if with_subscriptions else None, None if can_read else lost),
@@ -282,7 +290,7 @@ def topic_view(
         0 if manifest is None else sum(part.dead for part in manifest.parts),
         failure,
         can_read,
-        _unserved(broker, snapshot),
+        unserved,
     )
 
 

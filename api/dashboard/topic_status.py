@@ -31,9 +31,9 @@ from storage.metadata.records import CompactionControl
 from storage.model import TopicName
 from storage.options.resolution import CompactionTriggers
 
-UP_TO_DATE, NOT_DUE, UNREADABLE = "up to date", "not due", "unreadable"
-"""States of a topic that has none of the table's: without a backlog, with one that no policy asks to compact, and with
-a compacted ledger that cannot be read."""
+UP_TO_DATE, NOT_DUE, UNREADABLE, WAITING = "up to date", "not due", "unreadable", "waiting for a service"
+"""States of a topic that has none of the table's: without a backlog, with one that no policy asks to compact, with a
+compacted ledger that cannot be read, and with unsealed messages that no live service has."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,20 @@ class TopicStatus:
 
 
 def topic_status(
-    row: TopicRow, backlog: Backlog, control: CompactionControl, compacted_messages: int | None, now: int
+    row: TopicRow,
+    backlog: Backlog,
+    control: CompactionControl,
+    compacted_messages: int | None,
+    now: int,
+    *,
+    is_waiting: bool = False,
 ) -> TopicStatus:
-    """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger."""
-    next_run, next_at = _next_run(row, backlog, control, now)
+    """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger;
+    `is_waiting`: no live service has some of its unsealed messages."""
+    next_run, next_at = _next_run(row, backlog, control, now, is_waiting)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
     return TopicStatus(
-        _states(row, backlog),
+        _states(row, backlog, is_waiting),
         row.saved_share,
         row.messages,
         row.raw_bytes,
@@ -82,19 +89,26 @@ def current_states(broker: Broker, name: TopicName) -> Sequence[str]:
     rows = CompactionStates.read(broker.environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )
-    return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog)]
+    is_waiting = bool(topic_ids) and any(name in log.topics for log in broker.ownership.unserved_logs())
+    return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog, is_waiting)]
 
 
-def _states(row: TopicRow, backlog: Backlog) -> list[str]:
+def _states(row: TopicRow, backlog: Backlog, is_waiting: bool) -> list[str]:
     if row.is_unreadable and not row.states:
         return [UNREADABLE]
+    if is_waiting and not row.states:
+        return [WAITING]
     return sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
 
 
-def _next_run(row: TopicRow, backlog: Backlog, control: CompactionControl, now: int) -> tuple[str, int | None]:
+def _next_run(
+    row: TopicRow, backlog: Backlog, control: CompactionControl, now: int, is_waiting: bool
+) -> tuple[str, int | None]:
     """Return cause and time of the next run, the reason that decides first."""
     if RUNNING in row.states:
         return "a run is active", None
+    if is_waiting and PAUSED not in row.states:
+        return "none until a service has all messages that are not sealed yet", None
     if REQUESTED in row.states:
         return "requested, begins when the leader has a free slot", None
     if PAUSED in row.states:

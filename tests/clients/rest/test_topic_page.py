@@ -351,7 +351,18 @@ def test_a_service_that_is_gone_is_named_with_the_topics_that_wait(
     text = page(served.client, page_of(rest_topic))
     assert re.search(f"in the log directory {log.uid}, which no service has since [-0-9]+ [:0-9]+\\.", text)
     assert "gone.example" not in text
+    assert '<span class="state waiting-for-a-service">waiting for a service</span>' in text
+    assert "<p>Next run: none until a service has all messages that are not sealed yet." in text
+    assert "no service has, are not counted." in text
+    assert ">waiting for a service</span>" in page(served.client, f"{page_of(rest_topic)}/produce")
+    first = page(served.client, f"/?q={rest_topic.local}").partition('<li id="waiting">')[2].partition("</li>")[0]
+    assert "<b>1 topic:</b>" in first
+    assert f'<a href="{page_of(rest_topic)}" title="{rest_topic.name}">' in first
+    assert '<a href="/dashboard/service">Service</a> names it' in first
     environment.metadata.services.leave(ended)
+    writing = Topic(writer, served.topic(rest_topic.name).record)
+    writing.log_manager().roll_and_seal(writing.record)
+    assert 'id="waiting"' not in page(served.client, "/")
 
 
 def test_pages_of_a_topic_with_a_lag_read_its_open_segment_once(
