@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.light_java import LIGHT_JAVA, with_properties
 from tests.servers.spark_cluster import SparkCluster, until
 
 pytestmark = pytest.mark.slow
@@ -50,10 +51,9 @@ engines.close()
 
 def test_a_master_that_is_started_again_is_worked_with_again(spark_cluster: SparkCluster, tmp_path: Path) -> None:
     spark_cluster.fill_up()
-    settings = "".join(f"{name} {value}\n" for name, value in spark_cluster.configuration.items())
-    (tmp_path / "spark-defaults.conf").write_text(settings)
     command = [sys.executable, "-c", SERVICE, str(tmp_path), spark_cluster.url]
-    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    properties = with_properties(LIGHT_JAVA["SPARK_SUBMIT_OPTS"], spark_cluster.configuration)
+    environment = {**os.environ, "SPARK_SUBMIT_OPTS": properties}
     with (
         (tmp_path / "out").open("w") as out,
         subprocess.Popen(command, stdout=out, stderr=out, env=environment) as service,

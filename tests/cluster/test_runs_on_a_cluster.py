@@ -35,7 +35,7 @@ from tests.cluster.conftest import credentials
 from tests.cluster.driver import SIZING
 from tests.processes import process
 from tests.servers.fixtures_s3 import use_credentials
-from tests.servers.light_java import LIGHT_JAVA
+from tests.servers.light_java import LIGHT_JAVA, with_properties
 from tests.servers.postgres import PostgresServer
 from tests.servers.spark_cluster import SparkCluster, until
 from tests.servers.versitygw import Versitygw
@@ -48,11 +48,30 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Deployment:
-    """The resources of a user of a cluster: a database, a bucket, a folder, and settings in the environment."""
+    """The resources of a user of a cluster: a database, a bucket, a folder, and settings in the environment.
+
+    `spark_settings` reach a driver as properties of its Java, not in a file of SPARK_CONF_DIR: a Java whose class path
+    has that folder ignores the archive of `light_java`, and takes twice the CPU to start.
+    """
 
     bench: Workbench
     folder: Path
-    environment: Mapping[str, str]
+    settings: Mapping[str, str]
+    spark_settings: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        properties = with_properties(LIGHT_JAVA["SPARK_SUBMIT_OPTS"], self.spark_settings)
+        return {**self.settings, "SPARK_SUBMIT_OPTS": properties}
+
+    @property
+    def environment_with_file(self) -> dict[str, str]:
+        """The same settings in a file, as a user gives them."""
+        folder = self.folder / "conf"
+        folder.mkdir()
+        lines = [f"{name} {value}\n" for name, value in self.spark_settings.items()]
+        (folder / "spark-defaults.conf").write_text("".join(lines))
+        return {**self.settings, "SPARK_CONF_DIR": str(folder)}
 
     def fill(self, name: str, seed: int = 7, messages: int = 2000) -> Topic:
         """A topic whose first half is compacted: keys come back, one in ten is deleted, some messages have none."""
@@ -70,19 +89,13 @@ class Deployment:
             rows.append((key, None if draw.random() < 0.1 else draw.randbytes(60) + b"%d" % number))
         self.bench.append(topic, [content(*rows)], ledger_bytes=40_000)
 
-    def conf(self, settings: Mapping[str, str]) -> None:
-        """More of Spark's settings, as a user gives them."""
-        lines = [f"{name} {value}\n" for name, value in settings.items()]
-        with (self.folder / "conf" / "spark-defaults.conf").open("a") as file:
-            file.writelines(lines)
-
     @contextmanager
     def driver(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """The driver at work; ended with the context."""
         with subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.driver", str(self.folder), *arguments],
             cwd=ROOT,
-            env=dict(self.environment),
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,7 +116,7 @@ class Deployment:
 
     def on_one_core(self) -> None:
         """One executor, for a test that needs no second one."""
-        self.conf({"spark.cores.max": "1"})
+        self.spark_settings.update({"spark.cores.max": "1"})
 
     def stalled(self, driver: subprocess.Popen[str], phase: int) -> int:
         """The process of the attempt of a phase that goes no further."""
@@ -168,12 +181,10 @@ def deployment(
         InProcessEngine(),
         SIZING,
     )
-    (tmp_path / "conf").mkdir()
-    environment = {
+    settings = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "TMPDIR": str(tmp_path),
-        "SPARK_CONF_DIR": str(tmp_path / "conf"),
         "PYSPARK_PYTHON": str(executor_python),
         **LIGHT_JAVA,
         "COMPACTOR_SPARK_MASTER": spark_cluster.url,
@@ -183,9 +194,8 @@ def deployment(
         "COMPACTOR_DATA": str(tmp_path / "data"),
         **credentials(versitygw.access_key, versitygw.secret_key),
     }
-    deployment = Deployment(bench, tmp_path, environment)
-    deployment.conf({**spark_cluster.configuration, "spark.executor.memory": "512m", "spark.executor.instances": "2"})
-    yield deployment
+    spark_settings = {**spark_cluster.configuration, "spark.executor.memory": "512m", "spark.executor.instances": "2"}
+    yield Deployment(bench, tmp_path, settings, spark_settings)
     metadata.close()
     bench.store.close()
 
@@ -226,7 +236,7 @@ def test_workers_that_are_killed_in_a_task(deployment: Deployment, spark_cluster
 
 def test_speculation_gives_the_same_result(deployment: Deployment) -> None:
     """An attempt that has written everything and then hangs loses, in each phase; its objects are in no manifest."""
-    deployment.conf(
+    deployment.spark_settings.update(
         {
             "spark.speculation": "true",
             "spark.speculation.quantile": "0.5",
@@ -260,7 +270,7 @@ def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:
     """None travel: where theirs are wrong, the driver's good ones do not help."""
     deployment.fill("t")
     deployment.on_one_core()
-    deployment.conf({"spark.executorEnv.AWS_SECRET_ACCESS_KEY": "not-the-secret"})
+    deployment.spark_settings.update({"spark.executorEnv.AWS_SECRET_ACCESS_KEY": "not-the-secret"})
     with deployment.driver("t") as process:
         _, errors = process.communicate()
     assert process.returncode != 0
@@ -273,8 +283,8 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
     (lacking / "pyroaring.py").write_text("raise ModuleNotFoundError(\"No module named 'pyroaring'\")\n")
     deployment.fill("t")
     deployment.on_one_core()
-    deployment.conf({"spark.executorEnv.PYTHONPATH": str(lacking)})
-    result = compact_topic(deployment, "t")
+    deployment.spark_settings.update({"spark.executorEnv.PYTHONPATH": str(lacking)})
+    result = compact_topic(deployment.environment, "t")
     assert result.returncode == 5
     assert "executors cannot import a package that tasks need (No module named 'pyroaring'" in result.stderr
     assert "install the packages of requirements/runtime.lock" in result.stderr
@@ -284,7 +294,7 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
 def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None:
     deployment.fill("t")
     deployment.on_one_core()
-    result = compact_topic(deployment, "t", {"PYSPARK_PYTHON": "/nowhere/python"})
+    result = compact_topic({**deployment.environment, "PYSPARK_PYTHON": "/nowhere/python"}, "t")
     assert result.returncode == 5
     assert "executors have no Python" in result.stderr
     assert "/nowhere/python" in result.stderr
@@ -293,20 +303,16 @@ def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None
 
 def test_the_command_line_on_a_cluster(deployment: Deployment) -> None:
     topic = deployment.fill("t")
-    result = compact_topic(deployment, "t")
+    result = compact_topic(deployment.environment_with_file, "t")
     assert result.returncode == 0, result.stderr
     assert equals_the_reference(topic)
 
 
-def compact_topic(
-    deployment: Deployment,
-    name: str,
-    changes: Mapping[str, str] = {},
-) -> subprocess.CompletedProcess[str]:
+def compact_topic(environment: Mapping[str, str], name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", str(TopicName.parse(name))],
         cwd=ROOT,
-        env={**deployment.environment, **changes},
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

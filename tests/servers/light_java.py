@@ -3,7 +3,8 @@
 A Spark of a test lives for some seconds, of which the second compiler would take half: 8 s of CPU a start instead of
 16. Half of the rest is the loading of 10,000 classes, which an archive of loaded classes saves.
 `python -m tests.servers.light_java` writes that archive into `.cache`, once, for 30 s of CPU. A Java of another version
-or with another class path ignores it: a folder with `spark-defaults.conf` in SPARK_CONF_DIR is part of that path.
+or with another class path ignores it: a folder with `spark-defaults.conf` in SPARK_CONF_DIR is part of that path. The
+settings of `with_properties` are not.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ LIGHT_JAVA: Mapping[str, str] = MappingProxyType(
     }
 )
 """For the environment: of Spark's launcher, of drivers and their executors, of masters and workers."""
+
+
+def with_properties(options: str, settings: Mapping[str, str]) -> str:
+    """Return SPARK_SUBMIT_OPTS with Spark's settings as properties of Java; a driver reads them as those of a file."""
+    return " ".join([options, *(f'"-D{name}={value}"' for name, value in settings.items())])
 
 
 def write_archive() -> None:
