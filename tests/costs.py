@@ -1,7 +1,8 @@
 """The cost of the tests: printed by folder and by tier at the end of a run, and bounded for the fast tier.
 
 A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
-child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.
+child processes that ended during the test; a Spark or a server that many tests share is counted where it ends, and a
+forked service (servers/service_forks.py) nowhere.
 A test that is neither slow nor has a budget of its own (budgets.py) fails if it takes, without its fixtures, more than
 `FAST_SECONDS` of CPU, or waits for as long: `WAITING_FACTOR` allows for the other worker, the load for a busy machine.
 """

@@ -30,7 +30,7 @@ from storage.entries.encode import encode_message
 from tests.faults import attacks
 from tests.faults.attacks import ATTACKS, VICTIM, Target, connect_frame, connect_from, frame
 from tests.frames import FrameParser
-from tests.servers.compactor_service import RunningService, compactor_service
+from tests.servers.compactor_service import SERVE, RunningService, compactor_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SECRET = bytes(range(32))
@@ -52,7 +52,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with compactor_service(tmp_path_factory.mktemp("service"), **SETTINGS) as running:
+    with compactor_service(tmp_path_factory.mktemp("service"), command=SERVE, **SETTINGS) as running:
         yield running
 
 

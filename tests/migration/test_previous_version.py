@@ -16,7 +16,7 @@ import pulsar
 import pytest
 
 from tests.migration.record_version import ADMIN, PREFIX, TOPICS, expected
-from tests.servers.compactor_service import RunningService, compactor_service
+from tests.servers.compactor_service import SERVE, RunningService, compactor_service
 
 pytestmark = pytest.mark.slow
 ARCHIVE = Path(__file__).with_name("version-0.1.0.tar.xz")
@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(recorded: Path) -> Iterator[RunningService]:
     """Run this version on the data of the previous one."""
-    with compactor_service(recorded) as running:
+    with compactor_service(recorded, command=SERVE) as running:
         yield running
 
 
