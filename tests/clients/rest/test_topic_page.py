@@ -280,6 +280,23 @@ def test_an_object_that_was_restored_makes_the_failure_history(
     assert re.search(r"<p>Next try: <time [^>]*>now</time>\.", text)
 
 
+def test_a_trimmed_topic_does_not_return_more_messages_than_there_are(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.compact()
+    rest_topic.put(c="1")
+    topic = served.topic(rest_topic.name)
+    topic.log_manager().roll_and_seal(topic.record)
+    assert "saved</strong> A compacted read returns 3 of 3 messages" in page(served.client, page_of(rest_topic))
+    ledger_ids = [ledger.ledger_id for ledger in topic.snapshot().ledgers if ledger.last_offset < 2]
+    served.broker.environment.metadata.trimming.trim(topic.record.id, 2, ledger_ids, force=True)
+    text = page(served.client, page_of(rest_topic))
+    status = " ".join(text.partition('id="status"')[2][:600].split())
+    assert (
+        "<strong>Raw is trimmed</strong> A compacted read returns 3 messages, and reads 6 B. Raw has 1 message"
+        in status
+    )
+
+
 def test_a_compacted_ledger_that_was_given_up_is_not_never_compacted(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     assert "<strong>Never compacted</strong>" in page(served.client, page_of(rest_topic))
