@@ -13,9 +13,10 @@ Rules: semantics.md P3–P6, P8–P10, T1, T2.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from compactor.run.chunked_messages import ChunkDecision, RangeChunks, merge_win
 from compactor.run.plan import HashRangeStatistics, RangeTaskResult, RowSet, RunPlan, RunPolicies, Source
 from compactor.run.resolve import ResolutionRules, mark_expired, mark_removed, resolve, winners_of
 from storage.advice import damaged_object_advice
+from storage.ahead import run_ahead
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
@@ -66,7 +68,12 @@ def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskResult:
     hash_range = plan.ranges[number]
     by_event = plan.policies.event_time_order
-    runs = [key_index.read_records(store, location, hash_range, events=by_event) for location in plan.indexes]
+    reads = [
+        partial(key_index.read_records, store, location, hash_range, events=by_event)
+        for location in (*plan.indexes, *(location for level in plan.levels[: plan.merged] for location in level))
+    ]
+    whole = run_ahead(reads, store.concurrent_requests)
+    runs = list(islice(whole, len(plan.indexes)))
     winners = winners_of(runs, by_event)
     chunks = read_chunks(store, plan, hash_range)
     if chunks is not None:
@@ -77,7 +84,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     dirty = mark_removed(dirty, _among(store, plan, plan.removed, winners))
     if chunks is not None:
         dirty = mark_removed(dirty, chunks.removed_offsets())
-    levels = _read_levels(store, plan, hash_range, dirty, chunks)
+    levels = _read_levels(store, plan, whole, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
 
@@ -91,14 +98,14 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     for kind, bitmap in unkeyed_survivors(old, plan.policies, removed).items():
         unkeyed[kind] |= bitmap
         named = np.concatenate([named, _offsets(old[kind] - bitmap)])
-    name, row_sets, row_set_bytes = _write_row_sets(
-        store, plan, number, split_by_source(ascending(named), plan.sources)
-    )
-    index: IndexLocation | None = None
-    if len(resolved.level) or any(unkeyed.values()):
-        index = write_index(store, plan, number, resolved.level, hash_range, unkeyed)
-        failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)
-    table = write_chunks(store, plan, number, decision)
+    name = names.row_sets(plan.topic_uid, plan.attempt_id, number)
+    split = split_by_source(ascending(named), plan.sources)
+    writes: list[Callable[[], Any]] = [
+        partial(_write_row_sets, store, plan, name, split),
+        partial(_write_level, store, plan, number, resolved.level, unkeyed),
+        partial(write_chunks, store, plan, number, decision),
+    ]
+    (row_sets, row_set_bytes), index, table = run_ahead(writes, store.concurrent_requests)
     records = sum(map(len, runs)) + sum(map(len, levels))
     statistics = HashRangeStatistics(
         records=records,
@@ -119,16 +126,28 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
 
 
 def _read_levels(
-    store: ObjectStore, plan: RunPlan, hash_range: HashRange, dirty: IndexRecords, chunks: RangeChunks | None
+    store: ObjectStore,
+    plan: RunPlan,
+    merged: Iterator[IndexRecords],
+    dirty: IndexRecords,
+    chunks: RangeChunks | None,
 ) -> list[IndexRecords]:
-    """Return the levels, newest first: all records of a merged level, else only the fences of dirty keys."""
+    """Return the levels, newest first: all records of a merged level, else only the fences of dirty keys.
+
+    `merged`: the records of each location of the merged levels.
+    """
     events = plan.policies.event_time_order
+    reads = [
+        [key_index.probes(store, location, dirty.hi, events=events) for location in level]
+        for level in plan.levels[plan.merged :]
+    ]
+    probed = run_ahead((read for level in reads for probes in level for read in probes), store.concurrent_requests)
     levels = []
     for number, level in enumerate(plan.levels):
         if number < plan.merged:
-            records = [key_index.read_records(store, location, hash_range, events=events) for location in level]
+            records = list(islice(merged, len(level)))
         else:
-            records = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
+            records = list(islice(probed, sum(map(len, reads[number - plan.merged]))))
         if plan.reindexed and chunks is not None:
             records.append(chunks.old_part_records())
         level_records = key_index.concatenated(records)
@@ -233,9 +252,9 @@ def _offsets(bitmap: BitMap64) -> U64:
 
 
 def _write_row_sets(
-    store: ObjectStore, plan: RunPlan, number: int, split: dict[int, U64]
-) -> tuple[str, tuple[RowSet, ...], int]:
-    name = names.row_sets(plan.topic_uid, plan.attempt_id, number)
+    store: ObjectStore, plan: RunPlan, name: str, split: dict[int, U64]
+) -> tuple[tuple[RowSet, ...], int]:
+    """Write the row sets of each source, and return them and their size in bytes."""
     row_sets: list[RowSet] = []
     blocks: list[bytes] = []
     start = 0
@@ -247,7 +266,18 @@ def _write_row_sets(
     if blocks:
         store.put(name, b"".join(blocks))
         failpoint(Failpoint.PHASE_ONE_ROW_SETS_WRITTEN)
-    return name, tuple(row_sets), start
+    return tuple(row_sets), start
+
+
+def _write_level(
+    store: ObjectStore, plan: RunPlan, number: int, level: IndexRecords, unkeyed: dict[str, BitMap64]
+) -> IndexLocation | None:
+    """Write a hash range of the new index level; None: nothing is in it."""
+    if not len(level) and not any(unkeyed.values()):
+        return None
+    index = write_index(store, plan, number, level, plan.ranges[number], unkeyed)
+    failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)
+    return index
 
 
 def write_index(

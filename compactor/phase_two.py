@@ -12,8 +12,10 @@ removed row (`layout.BITMAP_ROWS`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,7 @@ from compactor.run.plan import (
     SourceTotals,
 )
 from storage.advice import damaged_object_advice
+from storage.ahead import run_ahead
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
@@ -82,26 +85,42 @@ def _surviving_rows(
     store: ObjectStore, plan: RunPlan, task: PartTask, content: _PartContent
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of a part, with the number of their source, about one output row group at a time."""
-    all_named = read_offsets(store, [item.row_sets for item in task.slices])
-    all_deleted = read_all_deleted(store, [plan.sources[item.source].deleted for item in task.slices])
-    for item, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
-        source = plan.sources[item.source]
-        if item.source < plan.old_parts:
-            deleted |= bitmap_of(named)
-            reader = RowsReader(store, source.rows)
-            selection = _all_but(reader, source, item, deleted)
-        else:
-            offsets = _inside(named, source, item)
-            if not len(offsets):
-                continue
-            reader = RowsReader(store, source.rows)
-            selection = _named(reader, offsets)
-        for table in reader.take(content.counted(reader, selection)):
-            yield item.source, table
+    reads: list[Callable[[], Any]] = [
+        partial(read_offsets, store, [item.row_sets for item in task.slices]),
+        partial(read_all_deleted, store, [plan.sources[item.source].deleted for item in task.slices]),
+    ]
+    all_named, all_deleted = run_ahead(reads, store.concurrent_requests)
+    openings = (
+        partial(_open_slice, store, plan, item, named, deleted)
+        for item, named, deleted in zip(task.slices, all_named, all_deleted, strict=True)
+    )
+    for item, opened in zip(task.slices, run_ahead(openings, store.concurrent_requests), strict=True):
+        if opened is not None:
+            reader, selection = opened
+            for table in reader.take(content.counted(reader, selection)):
+                yield item.source, table
+
+
+def _open_slice(
+    store: ObjectStore, plan: RunPlan, item: Slice, named: npt.NDArray[np.uint32], deleted: BitMap
+) -> tuple[RowsReader, Selection] | None:
+    """Return a reader of a slice's source, and the selection of its survivors; None: it has none.
+
+    `named`: the offsets in the row sets of the source, as `read_offsets` yields them. `deleted`: its deleted rows.
+    """
+    source = plan.sources[item.source]
+    if item.source < plan.old_parts:
+        reader = RowsReader(store, source.rows)
+        return reader, _all_but(reader, source, item, deleted | bitmap_of(named))
+    offsets = _inside(named, source, item)
+    if not len(offsets):
+        return None
+    reader = RowsReader(store, source.rows)
+    return reader, _named(reader, offsets)
 
 
 def read_offsets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield, per source, the offsets in its row sets, relative to the source's first offset, ascending. Shape (n,).
+    """Read the row sets of sources. Yield the offsets of each, relative to its first offset, ascending. Shape (n,).
 
     `row_sets_by_source`: the row sets of each source. Raises ObjectDamaged for a wrong checksum.
 
@@ -109,7 +128,12 @@ def read_offsets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> I
     """
     located = [item for row_sets in row_sets_by_source for item in row_sets]
     ranges = [ByteRange(name, row_set.start, row_set.count * 4) for name, row_set in located]
-    blocks = iter(read_ranges(store, ranges))
+    return _offsets_in(row_sets_by_source, iter(read_ranges(store, ranges)))
+
+
+def _offsets_in(
+    row_sets_by_source: Sequence[Located], blocks: Iterator[memoryview]
+) -> Iterator[npt.NDArray[np.uint32]]:
     for row_sets in row_sets_by_source:
         relative = [np.empty(0, dtype=np.uint32)]
         for name, row_set in row_sets:
@@ -134,7 +158,7 @@ def _named(reader: RowsReader, offsets: I64) -> Selection:
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
-    reader.announce_row_groups([number for number, _, _ in spans])
+    reader.announce_row_groups([number for number, _, _ in spans], ahead=True)
     for number, first, end in spans:
         yield number, _positions(reader, number, reader.groups[number], offsets[first:end])
 
@@ -164,7 +188,7 @@ def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -
         dead = deleted.range_cardinality(first - source.first_offset, last - source.first_offset + 1)
         if dead < group.rows:
             spans.append(number)
-    reader.announce_row_groups(spans)
+    reader.announce_row_groups(spans, ahead=True)
     for number in spans:
         present = reader.offsets(number)
         mask = live_mask(deleted, source.first_offset, present)

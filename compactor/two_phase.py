@@ -46,6 +46,7 @@ from compactor.run.plan import (
     row_sets_by_source,
 )
 from compactor.run.run_output import RunAfterPhaseOne, RunOutput
+from storage.ahead import run_ahead
 from storage.clock import Clock
 from storage.environment import Environment
 from storage.errors import CompactorError, Conflict, DataLoss, ErrorText, Fenced
@@ -400,12 +401,13 @@ class TwoPhaseCompactor:
 
     def _clean_up(self, ranges: Sequence[RangeTaskResult]) -> None:
         """Delete the row sets. Only this run, between its two phases, reads them."""
-        for result in ranges:
-            if result.row_sets:
-                try:
-                    self.environment.store.delete(result.name)
-                except CompactorError:
-                    return  # the run has published; garbage collection deletes the rest
+        store = self.environment.store
+        deletions = (partial(store.delete, result.name) for result in ranges if result.row_sets)
+        try:
+            for _ in run_ahead(deletions, store.concurrent_requests):
+                pass
+        except CompactorError:
+            return  # the run has published; garbage collection deletes the rest
         failpoint(Failpoint.RUN_ROW_SETS_CLEANED)
 
 

@@ -23,8 +23,9 @@ Reads check the CRC of every fence they return: a wrong one is ObjectDamaged, ne
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from storage.advice import damaged_object_advice
+from storage.ahead import run_ahead
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.model import IndexLocation
@@ -354,8 +356,18 @@ def read_records(
 def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
     """Return the records of only those fences that may hold one of `hi` (ascending high halves), in hash order.
 
-    Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
     Raises ObjectMissing, ObjectDamaged.
+    """
+    return concatenated(list(run_ahead(probes(store, location, hi, events=events), store.concurrent_requests)))
+
+
+def probes(
+    store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False
+) -> list[Callable[[], IndexRecords]]:
+    """Return the reads of the records that `probe_records` returns, in hash order.
+
+    Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
+    Raises ObjectDamaged; the reads raise ObjectMissing, ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory, location.name)
     own = hi[directory.hash_range.narrow(hi)]
@@ -365,13 +377,14 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
         np.unique((own >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(own))
     )
     gap = store.preferred_read_bytes // (RECORD_BYTES * FENCE_RECORDS)
-    runs: list[IndexRecords] = []
+    reads: list[Callable[[], IndexRecords]] = []
     start = 0
     for position in range(1, len(fences) + 1):
         if position == len(fences) or fences[position] - fences[position - 1] > gap:
-            runs.append(_records_of(store, location, directory, range(fences[start], fences[position - 1] + 1), events))
+            together = range(fences[start], fences[position - 1] + 1)
+            reads.append(partial(_records_of, store, location, directory, together, events))
             start = position
-    return concatenated(runs)
+    return reads
 
 
 def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitMap64:

@@ -7,8 +7,10 @@ that does not match is not noticed. Errors: ObjectMissing, ObjectDamaged, and th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from storage.advice import missing_object_advice, short_object_advice
+from storage.ahead import run_ahead
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest
@@ -61,7 +63,15 @@ def first_damaged_ledger(
 
 def _sizes(store: ObjectStore, prefixes: Iterable[str], needed: Collection[str]) -> dict[str, int]:
     """Return the sizes of the needed objects that are under the prefixes, by name."""
-    return {stored.name: stored.size for prefix in prefixes for stored in store.list(prefix) if stored.name in needed}
+    sizes: dict[str, int] = {}
+    listings = (partial(_sizes_under, store, prefix, needed) for prefix in prefixes)
+    for listed in run_ahead(listings, store.concurrent_requests):
+        sizes |= listed
+    return sizes
+
+
+def _sizes_under(store: ObjectStore, prefix: str, needed: Collection[str]) -> dict[str, int]:
+    return {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}
 
 
 def _check_size(store: ObjectStore, name: str, size: int, sizes: Mapping[str, int], owner: str) -> None:

@@ -13,9 +13,10 @@ Errors: ObjectMissing, ObjectDamaged from any read; any store error from a write
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.advice import damaged_object_advice
+from storage.ahead import run_ahead
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
@@ -33,6 +35,8 @@ from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"
 CHECKSUMS_KEY = b"compactor.row_group_crc32c"
+READS_AHEAD = 2
+"""Ranged reads of up to `ObjectStore.preferred_read_bytes` that run ahead of a reader that reads all it announces."""
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 
@@ -146,7 +150,8 @@ class RowsReader:
             raise self._damaged("its footer")
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         self._window = _Window(self._stored.size)
-        self._expected: set[int] = set()
+        self._announced: deque[range] = deque()
+        self._ahead: Iterator[memoryview] = iter(())
         self._scratch = bytearray()
         self._known_constants: dict[int, dict[str, Any]] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
@@ -216,9 +221,28 @@ class RowsReader:
         if pieces:
             yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 
-    def announce_row_groups(self, groups: list[int]) -> None:
-        """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read."""
-        self._expected = set(groups)
+    def announce_row_groups(self, groups: Sequence[int], *, ahead: bool = False) -> None:
+        """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read.
+
+        `ahead`: all of them will be read, so up to `READS_AHEAD` ranged reads run beside the use of the one before.
+        """
+        self._announced = deque(self._neighbours(groups))
+        most = min(READS_AHEAD, self._store.concurrent_requests) if ahead else 0
+        self._ahead = run_ahead((partial(self._read_checked, window) for window in tuple(self._announced)), most)
+
+    def _neighbours(self, groups: Sequence[int]) -> Iterator[range]:
+        """Yield the row groups as ranges of neighbours that are read together."""
+        first = last = -1
+        for number in groups:
+            size = self.groups[number].end - self.groups[first].start
+            if first >= 0 and number == last + 1 and size <= self._store.preferred_read_bytes:
+                last = number
+                continue
+            if first >= 0:
+                yield range(first, last + 1)
+            first = last = number
+        if first >= 0:
+            yield range(first, last + 1)
 
     def offsets(self, group: int) -> npt.NDArray[np.int64]:
         """Return the offsets of the rows of one row group, shape (rows,)."""
@@ -245,7 +269,7 @@ class RowsReader:
         return statistics if statistics is not None and statistics.has_min_max else None
 
     def __iter__(self) -> Iterator[pa.Table]:
-        self.announce_row_groups(list(range(len(self.groups))))
+        self.announce_row_groups(range(len(self.groups)))
         for number in range(len(self.groups)):
             yield self.read(number)
 
@@ -257,27 +281,36 @@ class RowsReader:
         return decoded if positions is None else decoded.take(pa.array(positions))
 
     def _load(self, number: int) -> None:
-        """Load the row group's bytes into the window, with the expected groups after it as far as one read goes."""
+        """Load the row group's bytes into the window, with its neighbours if they were announced."""
         group = self.groups[number]
         if self._window.holds(group.start, group.end):
             return
-        last = number
-        while (
-            last + 1 in self._expected and self.groups[last + 1].end - group.start <= self._store.preferred_read_bytes
-        ):
-            last += 1
-        size = self.groups[last].end - group.start
-        if size > len(self._scratch):
-            self._scratch = bytearray(size)
-        # The tables decoded from it do not refer to it: zstd pages are decompressed into memory of their own.
-        view = memoryview(self._scratch)[:size]
         self._window.clear()
-        self._store.read_into(self._stored.name, group.start, view)
-        for loaded in range(number, last + 1):
-            loaded_group = self.groups[loaded]
-            if crc32c(view[loaded_group.start - group.start : loaded_group.end - group.start]) != loaded_group.crc32c:
-                raise self._damaged(f"row group {loaded} (bytes {loaded_group.start} to {loaded_group.end})")
-        self._window.load(view, group.start)
+        if self._announced and number in self._announced[0]:
+            window = self._announced.popleft()
+            view = next(self._ahead)
+        else:
+            window = range(number, number + 1)
+            view = self._read_checked(window)
+        self._window.load(view, self.groups[window.start].start)
+
+    def _read_checked(self, window: range) -> memoryview:
+        """Return the bytes of neighbouring row groups. Raises ObjectMissing, ObjectDamaged."""
+        start = self.groups[window.start].start
+        size = self.groups[window.stop - 1].end - start
+        if self._store.concurrent_requests:
+            view = memoryview(self._store.get(self._stored.name, start, size))
+        else:
+            if size > len(self._scratch):
+                self._scratch = bytearray(size)
+            # The tables decoded from it do not refer to it: zstd pages are decompressed into memory of their own.
+            view = memoryview(self._scratch)[:size]
+            self._store.read_into(self._stored.name, start, view)
+        for number in window:
+            group = self.groups[number]
+            if crc32c(view[group.start - start : group.end - start]) != group.crc32c:
+                raise self._damaged(f"row group {number} (bytes {group.start} to {group.end})")
+        return view
 
     def _constants(self, number: int) -> dict[str, Any]:
         """Return the columns of a row group that statistics prove constant, with their value."""

@@ -17,13 +17,15 @@ a process share a budget for large entries (decode_budget.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 
 import pyarrow as pa
 
 from storage.advice import Advice, AdviceKind
+from storage.ahead import run_ahead
 from storage.entries.decode import StoredEntry, unpack, unpack_some
 from storage.errors import DataLoss
 from storage.ledger import rows
@@ -117,7 +119,11 @@ class SegmentTableReader:
 
         A thread reads and decodes the next table while the caller uses one.
         """
-        return _ahead(self._all_tables(topic, segment))
+        tables = self._all_tables(topic, segment)
+        for table in run_ahead(repeat(partial(next, tables, None)), ahead=1):
+            if table is None:
+                return
+            yield table
 
     def _all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
         reader = self._reader(topic, segment)
@@ -175,15 +181,6 @@ class SegmentEntryReader(SegmentTableReader):
         return pa.table(
             [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)], ENTRY_SCHEMA
         )
-
-
-def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield `tables`; a thread gets the next one meanwhile. Its errors are raised here."""
-    with ThreadPoolExecutor(1, "decoding") as thread:
-        following = thread.submit(next, tables, None)
-        while (table := following.result()) is not None:
-            following = thread.submit(next, tables, None)
-            yield table
 
 
 @contextmanager

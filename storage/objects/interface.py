@@ -175,6 +175,9 @@ class ObjectStore(ABC):
     preferred_read_bytes: int = 8 << 20
     """The size up to which neighbouring ranges are best read together: a request costs more than unneeded bytes."""
 
+    concurrent_requests: int = 0
+    """The requests that a reader or writer may send ahead of the one whose answer it uses. 0: answers come at once."""
+
     can_vanish: bool = False
     """True if other files may appear at the location without an error: the folder of a disk that is not mounted."""
 

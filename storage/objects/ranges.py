@@ -1,7 +1,8 @@
 """Many ranges of objects in few requests: neighbours in one object are read in one ranged read.
 
 This includes gaps that are cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So a run that
-reads thousands of small blocks makes a request for each object that they are in, not one for each block.
+reads thousands of small blocks makes a request for each object that they are in, not one for each block. The requests
+run side by side (`ObjectStore.concurrent_requests`).
 
 Errors: those of `ObjectStore.get`. The bytes are not checked here: the caller knows the checksums.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from storage.ahead import run_ahead
 from storage.objects.interface import ObjectStore
 
 
@@ -33,14 +36,17 @@ def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryv
     They are views of shared buffers. Raises as `ObjectStore.get`.
     """
     blocks = [memoryview(b"")] * len(ranges)
-    run: list[int] = []
+    runs: list[list[int]] = []
     for number in sorted(range(len(ranges)), key=lambda item: (ranges[item].name, ranges[item].start)):
-        if run and not _near(store, ranges[run[-1]], ranges[number]):
-            _read(store, ranges, run, blocks)
-            run = []
-        run.append(number)
-    if run:
-        _read(store, ranges, run, blocks)
+        if runs and _near(store, ranges[runs[-1][-1]], ranges[number]):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    reads = (partial(_read, store, [ranges[number] for number in run]) for run in runs)
+    for run, data in zip(runs, run_ahead(reads, store.concurrent_requests), strict=True):
+        for number in run:
+            start = ranges[number].start - ranges[run[0]].start
+            blocks[number] = data[start : start + ranges[number].length]
     return blocks
 
 
@@ -49,9 +55,6 @@ def _near(store: ObjectStore, before: ByteRange, following: ByteRange) -> bool:
     return same and 0 <= following.start - before.end <= store.preferred_read_bytes
 
 
-def _read(store: ObjectStore, ranges: Sequence[ByteRange], run: list[int], blocks: list[memoryview]) -> None:
-    first, last = ranges[run[0]], ranges[run[-1]]
-    data = memoryview(store.get(first.name, first.start, last.end - first.start))
-    for number in run:
-        start = ranges[number].start - first.start
-        blocks[number] = data[start : start + ranges[number].length]
+def _read(store: ObjectStore, run: Sequence[ByteRange]) -> memoryview:
+    """Return the bytes from the beginning of the first range of one object to the end of the last."""
+    return memoryview(store.get(run[0].name, run[0].start, run[-1].end - run[0].start))

@@ -77,6 +77,8 @@ class S3Requests:
 class S3Store(ObjectStore):
     """The objects at `s3://bucket/prefix`."""
 
+    concurrent_requests = 8
+
     def __init__(
         self, location: StoreLocation, requests: S3Requests = S3Requests(), clock: Clock | None = None
     ) -> None:

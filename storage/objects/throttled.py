@@ -43,7 +43,7 @@ class RateLimits:
 
 
 class RateLimiter:
-    """A limiter of one direction, for one thread. `bytes_per_second` None: no limit.
+    """A limiter of one direction. `bytes_per_second` None: no limit. Thread-safe.
 
     Once `stop` is set, no more bytes may be spent.
     """
@@ -53,6 +53,7 @@ class RateLimiter:
         self._rate = bytes_per_second
         self._stop = stop
         self._free_at = 0.0
+        self._lock = threading.Lock()
 
     def spend(self, size: int) -> None:
         """Wait until `size` more bytes are within the rate. Raises Fenced once `stop` is set."""
@@ -60,9 +61,10 @@ class RateLimiter:
             raise stopped_error()
         if self._rate is None:
             return
-        now = float(self._clock.now_ms())
-        self._free_at = max(self._free_at, now) + 1000.0 * size / self._rate
-        seconds = (self._free_at - now) / 1000
+        with self._lock:
+            now = float(self._clock.now_ms())
+            self._free_at = max(self._free_at, now) + 1000.0 * size / self._rate
+            seconds = (self._free_at - now) / 1000
         while self._stop is not None and seconds > _HEARS_SECONDS:
             self._clock.wait(_HEARS_SECONDS)
             seconds -= _HEARS_SECONDS
@@ -82,7 +84,7 @@ def throttled(store: ObjectStore, rates: RateLimits, clock: Clock, stop: threadi
 
 
 class ThrottledStore(ObjectStore):
-    """An object store that waits as its rates require, for one thread.
+    """An object store that waits as its rates require, for one task and the requests that it sends ahead.
 
     Reads and writes raise Fenced once `stop` is set, besides the errors of the wrapped store.
     """
@@ -94,6 +96,7 @@ class ThrottledStore(ObjectStore):
         self._reads = RateLimiter(clock, rates.read, stop)
         self._writes = RateLimiter(clock, rates.write, stop)
         self.preferred_read_bytes = store.preferred_read_bytes
+        self.concurrent_requests = store.concurrent_requests
         self.can_vanish = store.can_vanish
 
     @property

@@ -205,13 +205,33 @@ def test_a_flipped_byte_is_damage_of_its_group_or_of_the_footer(
 
 
 @pytest.mark.parametrize("read_bytes", [0, 1 << 20])
-def test_damage_is_found_however_the_groups_are_read(
+def test_row_groups_that_are_read_ahead_are_the_announced_ones(
     object_store: ObjectStore,
     three_groups: tuple[RowsObject, pa.Table],
     monkeypatch: pytest.MonkeyPatch,
     read_bytes: int,
 ) -> None:
     monkeypatch.setattr(object_store, "preferred_read_bytes", read_bytes)
+    monkeypatch.setattr(object_store, "concurrent_requests", 4)
+    written, table = three_groups
+    for numbers in ([0, 1, 2], [0, 2], [1], []):
+        reader = RowsReader(object_store, written)
+        reader.announce_row_groups(numbers, ahead=True)
+        for number in (*numbers, 1):
+            assert reader.read(number).to_pylist() == table.slice(10 * number, 10).to_pylist()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("read_bytes", [0, 1 << 20])
+def test_damage_is_found_however_the_groups_are_read(
+    object_store: ObjectStore,
+    three_groups: tuple[RowsObject, pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+    read_bytes: int,
+    ahead: bool,
+) -> None:
+    monkeypatch.setattr(object_store, "preferred_read_bytes", read_bytes)
+    monkeypatch.setattr(object_store, "concurrent_requests", 4 * ahead)
     written, table = three_groups
     last = RowsReader(object_store, written).groups[-1]
     name = damaged_copy(object_store, written.stored.name, last.start + 1)
@@ -219,7 +239,7 @@ def test_damage_is_found_however_the_groups_are_read(
     with pytest.raises(ObjectDamaged, match=name):
         list(RowsReader(object_store, damaged))
     reader = RowsReader(object_store, damaged)
-    reader.announce_row_groups([0, 1])
+    reader.announce_row_groups([0, 1], ahead=ahead)
     assert pa.concat_tables([reader.read(0), reader.read(1)]).to_pylist() == table.slice(0, 20).to_pylist()
     with pytest.raises(ObjectDamaged, match=name):
         reader.read(2)
