@@ -17,6 +17,7 @@ from benchmarks import results
 BENCHMARKS = {
     "compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet",
     "incremental": "a run on a compacted topic of which little is new, beside the full run",
+    "latency": "runs on an S3 server with time added to each request, beside a local directory",
     "growth": "ten times the messages and fifty times the keys: time and memory",
     "topics": "a thousand small topics in one job, and a small one by itself",
     "log": "appends, group commit and reading of unsealed segments, beside plain writes and flushes of the same bytes",
