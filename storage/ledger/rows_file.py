@@ -227,8 +227,8 @@ class RowsReader:
         `ahead`: all of them will be read, so up to `READS_AHEAD` ranged reads run beside the use of the one before.
         """
         self._announced = deque(self._neighbours(groups))
-        most = min(READS_AHEAD, self._store.concurrent_requests) if ahead else 0
-        self._ahead = run_ahead((partial(self._read_checked, window) for window in tuple(self._announced)), most)
+        reads = (partial(self._read_checked, window) for window in tuple(self._announced))
+        self._ahead = run_ahead(reads, min(READS_AHEAD, self._store.concurrent_requests) if ahead else 0)
 
     def _neighbours(self, groups: Sequence[int]) -> Iterator[range]:
         """Yield the row groups as ranges of neighbours that are read together."""
