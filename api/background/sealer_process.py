@@ -155,11 +155,12 @@ class Sealing:
     def repeat_until_stopped(self, stop: Connection, seal: Callable[[bool], HasMore], report: _Once) -> None:
         """Call `seal` repeatedly until the other end of `stop` is closed, and then until it has sealed everything.
 
-        `seal`: gets True after the end of `stop`. `report` gets the errors of `seal`.
+        `seal`: gets True after the end of `stop`. `report` gets the errors of `seal`. A wake does not shorten the wait
+        after an error.
         """
         wait, last = POLL_SECONDS, False
         while not last:
-            last = _is_closed(stop, wait)
+            last = self._is_closed(stop, wait, wakes=wait != RETRY_SECONDS)
             try:
                 more = seal(last)
                 while more and last:
@@ -168,6 +169,22 @@ class Sealing:
             except Exception as error:  # whatever it is: later it may go
                 report(error)
                 wait = RETRY_SECONDS
+
+    def _is_closed(self, writer: Connection, seconds: float, *, wakes: bool) -> bool:
+        """Wait until the other end of the pipe is closed, or with `wakes` sends something, at most `seconds`.
+
+        Return whether it is closed.
+        """
+        clock = self._environment.clock
+        end = clock.now_ms() + seconds * 1000
+        remaining = seconds
+        while writer.poll(remaining):
+            try:
+                writer.recv_bytes()
+            except EOFError:
+                return True
+            remaining = 0.0 if wakes else min(seconds, max(0.0, (end - clock.now_ms()) / 1000))
+        return False
 
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         """Seal all rolled segments of a topic, and remove its old files."""
@@ -215,18 +232,6 @@ class Sealing:
             return False
         self._turns[topic.id] = turn
         return True
-
-
-def _is_closed(writer: Connection, seconds: float) -> bool:
-    """Wait until the other end of the pipe sends something or is closed, at most `seconds`; return whether it is
-    closed."""
-    while writer.poll(seconds):
-        try:
-            writer.recv_bytes()
-        except EOFError:
-            return True
-        seconds = 0.0
-    return False
 
 
 class _Once:

@@ -252,6 +252,36 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
     assert waiting(environment) == 0
 
 
+def test_a_wake_does_not_shorten_the_wait_after_an_error(
+    environment: Environment, settings: Settings, looking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a damaged segment is read again at each roll. The end of the writer is noticed all the same."""
+    tries: list[int] = []
+
+    def failing(sealing: Sealing, topic: TopicRecord) -> None:
+        tries.append(topic.id)
+        raise Unavailable("the store is away", "try again")
+
+    class Woken(Stop):
+        """Woken twice in each wait but the first; the last answer is the end of the writer."""
+
+        def poll(self, seconds: float) -> bool:
+            self.waits.append(seconds)
+            return len(self.waits) % 3 != 1
+
+        def recv_bytes(self) -> bytes:
+            if len(self.waits) > self._looks:
+                raise EOFError
+            return b"w"
+
+    monkeypatch.setattr(Sealing, "seal_and_sweep", failing)
+    stop: Any = Woken(9)
+    seal_until_stopped(settings, "t", stop, say)
+    assert stop.waits[0] == POLL_SECONDS
+    assert all(RETRY_SECONDS / 2 < wait <= RETRY_SECONDS for wait in stop.waits[1:])
+    assert len(tries) == 1 + 3 + 1
+
+
 def test_a_sealer_that_cannot_begin_says_why(
     settings: Settings, looking: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
