@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGES = ("pyspark", "pyarrow", "numpy", "polars", "polars-hash", "duckdb", "google-crc32c", "sqlalchemy")
 
@@ -56,13 +57,29 @@ def peak_resident_bytes(process: int) -> int:
     return int(peak) * 1024 if peak else 0
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the CPU time of a process and of its ended children, 0 if it has ended itself."""
+class CpuSeconds(NamedTuple):
+    """CPU time of a process itself, and of its ended children for which it has waited."""
+
+    own: float
+    children: float
+
+
+def cpu_seconds(process: int) -> CpuSeconds:
+    """Return the CPU time of a process, 0 if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return CpuSeconds(0.0, 0.0)
+    ticks = os.sysconf("SC_CLK_TCK")
+    return CpuSeconds(sum(map(int, fields[11:13])) / ticks, sum(map(int, fields[13:15])) / ticks)
+
+
+def parent(process: int) -> int:
+    """Return the id of the parent of a process, 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _children(process: int) -> list[int]:

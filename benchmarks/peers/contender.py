@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.data import Shape
-from benchmarks.machine import cpu_seconds, descendants, peak_resident_bytes
+from benchmarks.machine import CpuSeconds, cpu_seconds, descendants, parent, peak_resident_bytes
 from benchmarks.peers.records import Survivors
 
 
@@ -99,6 +99,7 @@ class Meter:
     def __init__(self, process: int) -> None:
         self._process = process
         self._before = {item: _Counters.of(item) for item in self._processes()}
+        self._parents = {item: parent(item) for item in self._before}
         for item in self._before:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{item}/clear_refs").write_text("5")  # resets the peak to the present value
@@ -106,14 +107,28 @@ class Meter:
     def read(self) -> Usage:
         """Return the usage since the construction. A process that ended counts if its parent has waited for it."""
         now = {item: _Counters.of(item) for item in self._processes()}
-        # All of before is subtracted: what a process did that has ended since is in its parent's counters now.
-        after, before = _Counters.total(now.values()), _Counters.total(self._before.values())
+        after = _Counters.total(now.values())
+        before = _Counters.total(counters for item, counters in self._before.items() if self._is_counted(item, now))
         return Usage(
             max(0, after.written_bytes - before.written_bytes),
             sum(map(peak_resident_bytes, now)),
             max(0, after.read_bytes - before.read_bytes),
-            max(0.0, after.cpu_seconds - before.cpu_seconds),
+            max(0.0, after.cpu.own + after.cpu.children - before.cpu.own - before.cpu.children),
         )
+
+    def _is_counted(self, process: int, now: Mapping[int, _Counters]) -> bool:
+        """Return whether the past of a process is in the present counters: it lives, or a parent has waited for it.
+
+        Spark's driver does not wait for all of its Python workers.
+        """
+        item = process
+        while item not in now and item in self._parents:
+            item = self._parents[item]
+        if item == process or item not in now or item not in self._before:
+            return item in now
+        added = now[item].cpu.children - self._before[item].cpu.children
+        past = self._before[process].cpu
+        return added >= past.own + past.children
 
     def _processes(self) -> list[int]:
         return [self._process, *(below for below, _ in descendants(self._process))]
@@ -137,7 +152,7 @@ class _Counters:
 
     written_bytes: int
     read_bytes: int
-    cpu_seconds: float
+    cpu: CpuSeconds
 
     @classmethod
     def total(cls, counters: Iterable[_Counters]) -> _Counters:
@@ -145,7 +160,7 @@ class _Counters:
         return cls(
             sum(item.written_bytes for item in items),
             sum(item.read_bytes for item in items),
-            sum(item.cpu_seconds for item in items),
+            CpuSeconds(sum(item.cpu.own for item in items), sum(item.cpu.children for item in items)),
         )
 
     @classmethod
@@ -153,6 +168,6 @@ class _Counters:
         try:
             text = Path(f"/proc/{process}/io").read_text()
         except OSError:
-            return cls(0, 0, 0.0)
+            return cls(0, 0, CpuSeconds(0.0, 0.0))
         counts = dict(re.findall(r"^(\w+): (\d+)", text, re.MULTILINE))
         return cls(int(counts["write_bytes"]), int(counts["rchar"]), cpu_seconds(process))
