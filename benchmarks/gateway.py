@@ -28,7 +28,7 @@ from benchmarks import machine
 from benchmarks.peers.artifacts import Artifacts, get_artifacts
 from benchmarks.peers.contender import PeerFailed
 from benchmarks.peers.pulsar import Pulsar
-from tests.servers.compactor_service import compactor_service
+from tests.servers.compactor_service import SERVE, compactor_service
 
 SHAPES = {100: 1_000_000, 1024: 200_000}
 """Number of messages by payload bytes."""
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
 def _ours(running: ExitStack, parent: Path) -> Contender:
     folder = parent / "ours"
     folder.mkdir()
-    service = running.enter_context(compactor_service(folder))
+    service = running.enter_context(compactor_service(folder, command=SERVE))
     return Contender(OURS, service.broker_service_url, service.url)
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -147,7 +146,11 @@ class Bench:
             async def task() -> None:
                 for _ in range(appends // TASKS):
                     acknowledged: asyncio.Future[object] = loop.create_future()
-                    log.submit(entry, partial(loop.call_soon_threadsafe, acknowledged.set_result))
+
+                    def done(result: object, future: asyncio.Future[object] = acknowledged) -> None:
+                        loop.call_soon_threadsafe(future.set_result, result)
+
+                    log.submit(entry, done)
                     await acknowledged
 
             started = time.perf_counter()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
                                 kind, f"{call}, {connections} at a time, round {number + 1}", times, p99, P99_GOAL_MS
                             )
                     for title, path, page_goal in PAGES:
-                        times = request_times(url, lambda _, path=path: path, options.pages, 1)
+                        times = request_times(url, partial(_fixed, path), options.pages, 1)
                         report(kind, f"{title}, round {number + 1}", times, statistics.median(times), page_goal)
     return 0
 
@@ -221,6 +222,10 @@ def random_topic(call: str, topics: int) -> Callable[[random.Random], str]:
         return f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{name.topic}/{call}"
 
     return draw
+
+
+def _fixed(path: str, _: random.Random) -> str:
+    return path
 
 
 def request_times(url: str, draw: Callable[[random.Random], str], requests: int, connections: int) -> list[float]:

@@ -115,6 +115,10 @@ class _StrippingEngine:
     def is_waiting(self) -> bool:
         return self.engine.is_waiting
 
+    @property
+    def choice(self) -> str:
+        return self.engine.choice
+
     def run(
         self,
         count: int,

@@ -14,7 +14,7 @@ from benchmarks.peers.artifacts import Artifacts
 from benchmarks.peers.contender import Deadline, PeerFailed
 from benchmarks.peers.pulsar_topics import PulsarTopics, TopicsContender
 from benchmarks.peers.this_job import OURS
-from tests.servers.compactor_service import RunningService, compactor_service
+from tests.servers.compactor_service import SERVE, RunningService, compactor_service
 
 
 @dataclass
@@ -43,7 +43,7 @@ class ThisService(TopicsContender):
             "COMPACTOR_LIMITS_REQUESTS_PER_SECOND": "0",
         }
         try:
-            self._service = self._running.enter_context(compactor_service(self.folder, **environment))
+            self._service = self._running.enter_context(compactor_service(self.folder, command=SERVE, **environment))
         except AssertionError as error:
             raise PeerFailed(f"{self.name}: {error}") from error
 
@@ -59,7 +59,7 @@ class ThisService(TopicsContender):
 
         def check(deadline: Deadline) -> None:
             if service.process.poll() is not None:
-                raise PeerFailed(f"{self.name} ended with exit code {service.process.returncode}: see {service.log}")
+                raise PeerFailed(f"{self.name} ended with exit code {service.process.poll()}: see {service.log}")
             deadline.check()
 
         urls = service.broker_service_url, service.url
