@@ -1,8 +1,9 @@
-"""Loss of a topic's compacted ledger, as its pages know it without a run: from the manifest, which they read, and from
-the lost objects that reads of this process have met.
+"""Loss of a topic's ledgers, as its pages know it without a run: from the manifest of the compacted ledger, which they
+read, and from the lost objects that reads of this process have met.
 
-A loss that was met is checked at each page: it is over once the store has the object in full length, or the topic has
-another compacted ledger. Objects that are damaged are not kept, because only a read knows whether they were restored.
+A loss that was met is checked at each page of the topic: it is over once the store has the object in full length, or
+the topic does not need it any more: it has another compacted ledger, or the raw ledger is trimmed. Objects
+that are damaged are not kept, because only a read knows whether they were restored.
 """
 
 from __future__ import annotations
@@ -26,47 +27,81 @@ from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
 MOST_TOPICS = 1_000
-"""The topics of which a loss is kept; those whose loss was met last."""
+"""The topics of which a loss is kept, counted twice if both raw and compacted have one; those met last."""
+_RAW_KINDS = (ObjectKind.LEDGER_ROWS, ObjectKind.LEDGER_INDEX)
 
 
 class LossCache:
-    """Errors of reads that met a missing object of a compacted ledger, the last one of each topic. Thread-safe."""
+    """Errors of reads that met a missing object: of each topic the last one that met its compacted ledger, and the last
+    one that met a raw ledger. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._errors: OrderedDict[int, CompactorError] = OrderedDict()
+        self._errors: OrderedDict[tuple[int, bool], CompactorError] = OrderedDict()
+        """By topic id, and whether the object is of a raw ledger."""
 
     def note(self, topic_id: int, errors: Iterable[CompactorError]) -> None:
-        """Keep the error that names a missing object of the topic's compacted ledger, if there is one."""
+        """Keep the errors that name a missing object of the topic's compacted ledger, or of a raw ledger."""
         for error in errors:
             lost = lost_object(error)
-            if lost is None or not lost.is_missing or lost.ledger_id is None or lost.kind is ObjectKind.MANIFEST:
+            if lost is None or not lost.is_missing or lost.kind is ObjectKind.MANIFEST:
+                continue
+            key = (topic_id, lost.ledger_id is None)
+            if lost.ledger_id is None and lost.kind not in _RAW_KINDS:
                 continue
             with self._lock:
                 # The traceback of the error itself would keep the manifest and the rows of that read in memory.
-                self._errors[topic_id] = copy.copy(error)
-                self._errors.move_to_end(topic_id)
+                self._errors[key] = copy.copy(error)
+                self._errors.move_to_end(key)
                 while len(self._errors) > MOST_TOPICS:
                     self._errors.popitem(last=False)
 
     def current(self, store: ObjectStore, snapshot: TopicSnapshot, manifest: Manifest | None) -> CompactorError | None:
-        """Return the error that was met, if its object is still missing from the snapshot's compacted ledger.
+        """Return the error that met the compacted ledger, if its object is still missing from that of the snapshot.
 
         `manifest`: that of the compacted ledger; None: it cannot be read, or there is no compacted ledger.
         """
-        with self._lock:
-            error = self._errors.get(snapshot.topic.id)
-        lost = lost_object(error)
-        if lost is None or manifest is None:
+        error, lost = self._kept((snapshot.topic.id, False))
+        if error is None or lost is None or manifest is None:
             return None
         is_same = snapshot.compacted is not None and snapshot.compacted.ledger_id == lost.ledger_id
         size = stored_bytes(store, lost) if is_same else None
         if is_same and (size is None or size < needed_bytes(lost.name, snapshot, manifest)):
             return error
-        with self._lock:
-            if self._errors.get(snapshot.topic.id) is error:
-                del self._errors[snapshot.topic.id]
+        self._drop((snapshot.topic.id, False), error)
         return None
+
+    def current_raw(self, store: ObjectStore, snapshot: TopicSnapshot) -> CompactorError | None:
+        """Return the error that met a raw ledger, if its object is still missing from the snapshot's raw ledgers."""
+        error, lost = self._kept((snapshot.topic.id, True))
+        if error is None or lost is None:
+            return None
+        needed = needed_bytes(lost.name, snapshot, None)
+        size = stored_bytes(store, lost) if needed else None
+        if needed and (size is None or size < needed):
+            return error
+        self._drop((snapshot.topic.id, True), error)
+        return None
+
+    def has_raw(self, topic_id: int) -> bool:
+        """Return whether an error is kept that met a raw ledger of the topic; the store is not asked."""
+        return self._kept((topic_id, True))[0] is not None
+
+    def topic_ids(self) -> set[int]:
+        """Return the topics of which an error is kept; the store is not asked, so an object may be there again."""
+        with self._lock:
+            return {topic_id for topic_id, _ in self._errors}
+
+    def _kept(self, key: tuple[int, bool]) -> tuple[CompactorError | None, LostObject | None]:
+        with self._lock:
+            error = self._errors.get(key)
+        return error, lost_object(error)
+
+    def _drop(self, key: tuple[int, bool], error: CompactorError) -> None:
+        """Drop an error, unless another one has replaced it."""
+        with self._lock:
+            if self._errors.get(key) is error:
+                del self._errors[key]
 
 
 def present_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
@@ -84,17 +119,32 @@ def present_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> Compact
         return error
 
 
+def raw_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
+    """Return the error of a raw read of a topic that a page has met, if its object is still missing; None: there is
+    none. Waits for the store. Raises TopicNotFound."""
+    return losses.current_raw(store, topic.snapshot()) if losses.has_raw(topic.record.id) else None
+
+
+def breaks_raw_reads(error: CompactorError | None) -> bool:
+    """Return whether the error names a lost object with messages of a raw ledger."""
+    lost = lost_object(error)
+    return lost is not None and lost.ledger_id is None and lost.kind is ObjectKind.LEDGER_ROWS
+
+
 def breaks_compacted_reads(error: CompactorError | None) -> bool:
     """Return whether the error names a lost object that compacted reads need."""
     lost = lost_object(error)
     return lost is not None and lost.breaks_reads(lost.ledger_id)
 
 
-def is_unreadable(present: CompactorError | None, errors: Iterable[CompactorError] = ()) -> bool:
-    """Return whether the pages of a topic call it unreadable. `present`: the result of `present_loss`; `errors`: of the
-    reads of a page."""
+def is_unreadable(
+    present: CompactorError | None, raw: CompactorError | None, errors: Iterable[CompactorError] = ()
+) -> bool:
+    """Return whether the pages of a topic call it unreadable. `present`: the result of `present_loss`; `raw`: that of
+    `raw_loss`; `errors`: of the reads of a page."""
     is_manifest = present is not None and lost_object(present) is None  # it cannot be read for another reason
-    return is_manifest or any(map(breaks_compacted_reads, (present, *errors)))
+    known = (present, raw, *errors)
+    return is_manifest or any(breaks_compacted_reads(error) or breaks_raw_reads(error) for error in known)
 
 
 def stored_bytes(store: ObjectStore, lost: LostObject) -> int | None:

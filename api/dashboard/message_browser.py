@@ -20,7 +20,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import Failure, lost_object, read_failure
 from api.dashboard.fields import parse_time
-from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss
+from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss, raw_loss
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -101,7 +101,7 @@ class MessagePage:
     """A page. `messages`: with their states, in the order of the page. `older_before`, `newer_from`: the offsets of the
     neighbouring pages; None: there is none. `is_missing_key`: the key has no message; if there are errors, no sealed
     one. `errors`: of its reads. `problems`: their texts, but for the lost object that `failure` describes.
-    `failure`: the first lost object among them. `is_unreadable`: compacted reads of the topic fail. `horizon`: the last
+    `failure`: the first lost object among them. `is_unreadable`: reads of the topic fail. `horizon`: the last
     offset that a compaction has read; None: there is none. `raw_offsets`: the offsets that raw has, as a clause, of a
     page without messages. `is_cut_by_size`: it has fewer messages than others, because their values are large."""
 
@@ -160,7 +160,8 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: Loss
     page = _page_of_key(broker, topic, query, errors) if query.key else _page_of_place(broker, topic, query, errors)
     losses.note(topic.record.id, errors)
     present = present_loss(topic, broker.environment.store, losses)
-    page = replace(page, is_unreadable=is_unreadable(present, errors))
+    raw = raw_loss(topic, broker.environment.store, losses)
+    page = replace(page, is_unreadable=is_unreadable(present, raw, errors))
     if present is not None and True in query.view.read_compacted_flags and not _is_of_a_part(present):
         errors.append(present)  # the page may need no message of the compacted ledger
     return _with_errors(page, errors)

@@ -14,7 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss
+from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss, raw_loss
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
@@ -36,7 +36,7 @@ _SCHEMA_VERSION_BYTES = 8
 class MessageView:
     """A message and its views, the best one first. `schema`: the description of its payload, of its own version or the
     topic's newest; empty: there is none. `schema_problem`: the reason why the payload is not decoded by it. `errors`:
-    of its reads. `is_unreadable`: compacted reads of the topic fail."""
+    of its reads. `is_unreadable`: reads of the topic fail."""
 
     name: TopicName
     message: StoredMessage
@@ -84,7 +84,8 @@ def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache
     described, decoded, problem = _decoded(broker, name, message)
     payload = message.payload or b""
     undecoded = payload_views(payload, message.payload_size) if payload else []
-    unreadable = is_unreadable(present_loss(topic, broker.environment.store, losses), errors)
+    store = broker.environment.store
+    unreadable = is_unreadable(present_loss(topic, store, losses), raw_loss(topic, store, losses), errors)
     return MessageView(name, message, state, [*decoded, *undecoded], described, problem, errors, unreadable)
 
 

@@ -1,7 +1,8 @@
 """First page: totals, and the table of the topics that the caller may see.
 
 States are of the request's moment. The sizes of all topics are passed in, and those of many topics may be some seconds
-old (`TopicSizesCache`); the rows of the page get present ones. While a compaction runs that the caller may watch, the
+old (`TopicSizesCache`); the rows of the page get present ones. The object store is not asked whether the losses that
+pages have met are over: each topic's page does that. While a compaction runs that the caller may watch, the
 page names the run, so that a script follows it.
 """
 
@@ -15,6 +16,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api.dashboard.attention import EXAMPLES, REASONS, failing_topics, group_by_reason
+from api.dashboard.lost_objects import loss_cache_of
 from api.dashboard.rendering import ANY_ROLE, render_page, wording_for
 from api.dashboard.topic_sizes import TopicSizes, sizes_cache_of
 from api.dashboard.topics_table import (
@@ -56,11 +58,13 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     failing = failing_topics(rows, states.controls, may_watch, wording_for(request))
     unserved = {name for log in context.broker.ownership.unserved_logs() for name in log.topics}
     waiting = [row for row in rows if row.name in unserved] if unserved else []
+    lost = loss_cache_of(request).topic_ids() - failing.keys()
+    unreadable = [row for row in rows if row.summary.topic_id in lost] if lost else []
     return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
         failing=failing, reasons=group_by_reason(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
-        waiting=waiting, examples=EXAMPLES, run=run, is_busy=run is not None or is_requested, poll_ms=POLL_MS,
-        link=functools.partial(_link, view),
+        waiting=waiting, unreadable=unreadable, examples=EXAMPLES, run=run, is_busy=run is not None or is_requested,
+        poll_ms=POLL_MS, link=functools.partial(_link, view),
     )  # fmt: skip
 
 

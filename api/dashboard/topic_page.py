@@ -18,7 +18,7 @@ from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, LostObject, lost_object, read_failure, topic_failure
 from api.dashboard.formats import shortened
-from api.dashboard.lost_objects import LossCache, needed_bytes, stored_bytes
+from api.dashboard.lost_objects import LossCache, breaks_raw_reads, needed_bytes, stored_bytes
 from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
@@ -85,8 +85,9 @@ class TopicView:
     """The content of a topic's page.
 
     `garbage`: rows of the compacted ledger that no read returns. `failure`: that of the last run, or of the manifest.
-    `can_read_compacted`: the compacted ledger can be read as far as is known, or there is none. `unserved`: log
-    directories with unsealed messages of the topic that no live service has.
+    `can_read_compacted`: the compacted ledger can be read as far as is known, or there is none. `has_raw_loss`:
+    a read has met a lost object of a raw ledger. `unserved`: log directories with unsealed messages of the topic that
+    no live service has.
     """
 
     name: TopicName
@@ -105,6 +106,7 @@ class TopicView:
     garbage: int = 0
     failure: Failure | None = None
     can_read_compacted: bool = True
+    has_raw_loss: bool = False
     unserved: Sequence[UnservedLog] = ()
 
     @property
@@ -257,8 +259,9 @@ def topic_view(
         is_truncated=size is not None and size < needed,
     )
     met = None if lookup is None else read_failure(lookup.error)
+    raw_error = losses.current_raw(environment.store, snapshot)
     if met is None:
-        met = read_failure(losses.current(environment.store, snapshot, manifest))
+        met = read_failure(losses.current(environment.store, snapshot, manifest)) or read_failure(raw_error)
     if met is not None and met.lost is not None and met.lost.ledger_id in ledger_ids:
         if met.lost.breaks_reads(met.lost.ledger_id):
             lost, can_read = (met.lost if can_read else lost), False
@@ -275,6 +278,7 @@ def topic_view(
             None if compacted is None else compacted.messages,
             now,
             is_waiting=bool(unserved),
+            is_raw_lost=breaks_raw_reads(raw_error),
         ),
         stats,
         compacted,
@@ -290,6 +294,7 @@ def topic_view(
         0 if manifest is None else sum(part.dead for part in manifest.parts),
         failure,
         can_read,
+        raw_error is not None,
         unserved,
     )
 

@@ -33,7 +33,7 @@ from storage.options.resolution import CompactionTriggers
 
 UP_TO_DATE, NOT_DUE, UNREADABLE, WAITING = "up to date", "not due", "unreadable", "waiting for a service"
 """States of a topic that has none of the table's: without a backlog, with one that no policy asks to compact, with a
-compacted ledger that cannot be read, and with unsealed messages that no live service has."""
+lost object that reads need, and with unsealed messages that no live service has."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,15 @@ def topic_status(
     now: int,
     *,
     is_waiting: bool = False,
+    is_raw_lost: bool = False,
 ) -> TopicStatus:
     """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger;
-    `is_waiting`: no live service has some of its unsealed messages."""
+    `is_waiting`: no live service has some of its unsealed messages; `is_raw_lost`: an object with raw messages is
+    lost."""
     next_run, next_at = _next_run(row, backlog, control, now, is_waiting)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
     return TopicStatus(
-        _states(row, backlog, is_waiting),
+        _states(row, backlog, is_waiting, is_raw_lost),
         row.saved_share,
         row.messages,
         row.raw_bytes,
@@ -93,8 +95,8 @@ def current_states(broker: Broker, name: TopicName) -> Sequence[str]:
     return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog, is_waiting)]
 
 
-def _states(row: TopicRow, backlog: Backlog, is_waiting: bool) -> list[str]:
-    if row.is_unreadable and not row.states:
+def _states(row: TopicRow, backlog: Backlog, is_waiting: bool, is_raw_lost: bool = False) -> list[str]:
+    if (row.is_unreadable or is_raw_lost) and not row.states:
         return [UNREADABLE]
     if is_waiting and not row.states:
         return [WAITING]

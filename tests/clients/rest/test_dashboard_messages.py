@@ -252,6 +252,39 @@ def test_a_lost_raw_ledger_is_named_with_its_object(
     assert [name in record.getMessage() for record in caplog.records if record.name == "api.http.problems"] == [True]
 
 
+def test_the_pages_of_a_topic_keep_the_loss_of_a_raw_ledger(served: Served, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    opened, store = served.topic(rest_topic.name), served.broker.environment.store
+    opened.log_manager().roll_and_seal(opened.record)
+    rows, first = opened.snapshot().ledgers[0].rows, f"/?q={rest_topic.local}"
+    content = store.get(rows.name)
+    store.delete(rows.name)
+    places = ("", "/messages", "/messages?view=compacted&offset=7", "?key=c")
+    what = f"The raw ledger {opened.snapshot().ledgers[0].ledger_id} cannot be read: the object with its rows is not"
+    assert states_of(page(served.client, page_of(rest_topic))) == ["not due"], "no read has met it"
+    assert 'id="lost"' not in page(served.client, first)
+
+    messages(rest_topic)
+
+    assert [states_of(page(served.client, page_of(rest_topic) + place)) for place in places] == [["unreadable"]] * 4
+    text = page(served.client, page_of(rest_topic))
+    assert f"<h2>{what} in the object store.</h2>" in text
+    assert "<li>If it does, restore the object from a backup (docs/operations.md).</li>" in text
+    assert "<strong>Compacted reads fail</strong>" not in text
+    listed = page(served.client, first).partition('<li id="lost">')[2].partition("</li>")[0]
+    assert f'<a href="{page_of(rest_topic)}"' in listed
+    assert "the topic's page checks whether it still is lost, and says what to do" in listed
+
+    store.put(rows.name, content[:-1])
+    assert what in page(served.client, page_of(rest_topic)), "a truncated copy is no restored object"
+    store.delete(rows.name)
+    store.put(rows.name, content)
+    text = page(served.client, page_of(rest_topic))
+    assert states_of(text) == ["not due"]
+    assert what not in text
+    assert 'id="lost"' not in page(served.client, first)
+
+
 def test_only_operators_read_the_name_of_a_lost_raw_object(guarded: Served) -> None:
     root, topic = logged_in(guarded, "root"), RestTopic(guarded, "lost-raw")
     token = {"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}
