@@ -13,8 +13,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -39,6 +37,7 @@ from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.entries import single
 from tests.servers.postgres import PostgresServer
+from tests.servers.service_forks import service_forks
 from tests.workbench import compacted_only, ensure_topic, view
 
 SECONDS = float(os.environ.get("COMPACTOR_SOAK_SECONDS", "6"))
@@ -76,12 +75,7 @@ class OneService:
         self.url = ""
         self._from = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a") as written:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "api.cli.main", "serve", "--port", "0"],
-                env=self._environment,
-                stdout=written,
-                stderr=written,
-            )
+            self.process = service_forks().start(["serve", "--port", "0"], self._environment, written)
 
     def find_url(self) -> str:
         """Return the URL of the service; empty: it has none yet."""
