@@ -60,9 +60,13 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     waiting = [row for row in rows if row.name in unserved] if unserved else []
     lost = loss_cache_of(request).topic_ids() - failing.keys()
     unreadable = [row for row in rows if row.summary.topic_id in lost] if lost else []
+    table = topics_page(rows, view, read_again)
+    wholes = {name for group in table.groups for row in group.rows if (name := row.name.partitioned_topic) is not None}
+    wholes = {name for name in wholes if may_see(name)}
+    partitioned = context.broker.environment.metadata.partitions.by_names(wholes) if wholes else {}
     return render_page(
         request, "topics.html", view=view, columns=COLUMNS, states=STATES, totals=totals(rows), topics=len(visible),
-        failing=failing, reasons=group_by_reason(failing.values())[:REASONS], page=topics_page(rows, view, read_again),
+        failing=failing, reasons=group_by_reason(failing.values())[:REASONS], page=table, partitioned=partitioned,
         waiting=waiting, unreadable=unreadable, examples=EXAMPLES, run=run, is_busy=run is not None or is_requested,
         poll_ms=POLL_MS, link=functools.partial(_link, view),
     )  # fmt: skip

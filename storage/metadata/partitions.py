@@ -30,6 +30,12 @@ def find(connection: Connection, name: TopicName) -> PartitionedTopic | None:
     return queries.find(connection, _OF_NAME, row_mapping.partitioned_topic, {"partitioned": str(name)})
 
 
+def by_names(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, PartitionedTopic]:
+    """Return those of the partitioned topics that exist, by name. `names`: few enough for one statement."""
+    statement = select(partitioned_topics).where(partitioned_topics.c.name.in_([str(name) for name in names]))
+    return {topic.name: topic for topic in queries.fetch(connection, statement, row_mapping.partitioned_topic)}
+
+
 def in_namespace(connection: Connection, namespace: str) -> list[PartitionedTopic]:
     """Return the partitioned topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput."""
     topics.parse_namespace(namespace)

@@ -100,6 +100,7 @@ class PartitionStore(Store):
     """Partitioned topics."""
 
     find = reads(partitions.find)
+    by_names = reads(partitions.by_names)
     in_namespace = reads(partitions.in_namespace)
     create = writes(partitions.create)
     increase_partitions_to = writes(partitions.increase_partitions_to)

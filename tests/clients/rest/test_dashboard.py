@@ -385,6 +385,23 @@ def test_a_refused_path_or_query_is_a_page(served: Served, path: str, reason: st
     assert reason in answer.text
 
 
+def test_the_first_page_leads_to_partitioned_topics(served: Served, rest_topic: RestTopic) -> None:
+    local = f"{rest_topic.local}-parted"
+    whole = RestTopic(served, local)
+    assert whole.ask("PUT", "/partitions", "3").status_code == 204
+    alone = RestTopic(served, f"{local}-alone")
+    assert alone.ask("PUT").status_code == 204
+    link = re.compile(rf'<a id="whole-[0-9]+" href="{re.escape(page_of(whole))}"')
+    text = page(served.client, f"/?q={local}")
+    assert len(link.findall(text)) == 1
+    assert "<span>3 partitions</span>" in text
+    assert text.index(f'href="{page_of(alone)}"') < text.index('id="whole-') < text.index(f"{local}-partition-0")
+    by_size = page(served.client, f"/?q={local}&sort=-raw")
+    assert len(link.findall(by_size)) == 3, "partitions of one topic are not together"
+    assert "<span>3 partitions</span>" not in by_size
+    assert 'id="whole-' not in page(served.client, f"/?q={alone.local}")
+
+
 def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.ask("POST", "/compaction/pause")

@@ -201,6 +201,7 @@ def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: Manua
     assert names(store.topics.in_namespace(shop)) == ["pt-partition-0", "pt-partition-1"]
     assert store.partitions.in_namespace(shop) == [created]
     assert store.partitions.in_namespace("public/default") == []
+    assert store.partitions.by_names([created.name, TopicName.parse("pt")]) == {created.name: created}
     assert store.partitions.increase_partitions_to(PT, 3).partitions == 3
     with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
         store.partitions.increase_partitions_to(PT, 2)
