@@ -309,13 +309,17 @@ async def _invalid(request: Request, error: Exception) -> Response:
         received = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
             return error_response(415, f"a JSON body needs the header Content-Type: application/json, and {received}")
-    return error_response(400, f"the request cannot be taken: {validation_summary(error)}")
+    is_page = wording_of(request) is not HTTP_WORDING
+    return error_response(400, f"the request cannot be taken: {validation_summary(error, is_page=is_page)}")
 
 
-def validation_summary(error: RequestValidationError | ValidationError) -> str:
-    """Return the first errors of a body or query in one line, each with the place of its value."""
+def validation_summary(error: RequestValidationError | ValidationError, *, is_page: bool = False) -> str:
+    """Return the first errors of a body or query in one line, each with the place of its value. `is_page`: for the
+    reader of a page, who may have typed the query: "the offset" instead of "query.offset"."""
     reported = error.errors()[:_MAX_ERRORS]
     places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)
+    if is_page:
+        places = (re.sub(r"^query\.", "the ", place) for place in places)
     return "; ".join(sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))
 
 

@@ -370,8 +370,8 @@ def test_what_is_missing_is_a_page(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("/?page=two", "query.page must be a whole number"),
-        ("/dashboard/topics/public/default/t/messages?offset=1.5", "query.offset must be a whole number"),
+        ("/?page=two", ": the page must be a whole number"),
+        ("/dashboard/topics/public/default/t/messages?offset=1.5", ": the offset must be a whole number"),
         ("/dashboard/topics/pub%20lic/default/t", "of a topic name has other characters than letters"),
         ("/?name=%FF", "the query of the URL is not UTF-8"),
         ("/dashboard/topics/public/default/t/messages?key=%FF", "the query of the URL is not UTF-8"),
