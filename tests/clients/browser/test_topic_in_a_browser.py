@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
@@ -55,7 +56,7 @@ def test_the_numbers_of_the_runs_are_reached_by_keyboard_and_pointer(browser: Br
         expect(page.locator(".panel .chosen")).to_have_count(3)
         panels.nth(2).locator(".slice").nth(1).hover()
         expect(numbers).to_have_text(texts[1])
-        expect(page.locator("#slice-numbers")).to_contain_text("Offsets 0 to ")
+        expect(page.locator("#slice-numbers")).to_contain_text(re.compile(r"^Offsets? 0\b"))
 
 
 def test_sections_are_reached_from_the_top_and_a_schema_is_opened(browser: Browser, charted: RunningService) -> None:
@@ -81,7 +82,7 @@ def test_runs_and_schemas_are_read_without_scripts(browser: Browser, charted: Ru
     with watched(browser, charted, scripts=False) as watch:
         page = watch.open(PATH)
         expect(page.locator("#run-numbers")).to_contain_text("success")
-        expect(page.locator("#slice-numbers")).to_contain_text("Offsets 0 to ")
+        expect(page.locator("#slice-numbers")).to_contain_text(re.compile(r"^Offsets? 0\b"))
         expect(page.locator("#status")).to_contain_text("A compacted read returns 5 of 60 messages, ")
         expect(page.get_by_role("region", name="Table of compactions").locator("tbody tr")).to_have_count(3)
         expect(page.locator("input[type=range]").first).to_be_hidden()
