@@ -18,20 +18,24 @@ def run_ahead(calls: Iterable[Callable[[], Result]], ahead: int) -> Iterator[Res
 
     `ahead` 0: each call runs when its result is asked for, in the thread of the caller; 1: the calls follow each other
     in another thread. An error of a call is raised in its place, after those that run have ended; no other call begins.
+    If the caller stops before the end, calls that run may end later.
     """
     if ahead == 0:
         for call in calls:
             yield call()
         return
     running: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(ahead, "ahead") as pool:
-        try:
-            for call in calls:
-                running.append(pool.submit(call))
-                if len(running) > ahead:
-                    yield running.popleft().result()
-            while running:
+    pool = ThreadPoolExecutor(ahead, "ahead")
+    waits = True
+    try:
+        for call in calls:
+            running.append(pool.submit(call))
+            if len(running) > ahead:
                 yield running.popleft().result()
-        finally:
-            for future in running:
-                future.cancel()
+        while running:
+            yield running.popleft().result()
+    except GeneratorExit:
+        waits = False  # the garbage collector may be the caller, in a thread that holds a lock of the interpreter
+        raise
+    finally:
+        pool.shutdown(waits, cancel_futures=True)

@@ -52,9 +52,20 @@ def test_an_error_comes_in_its_place_and_ends_the_calls(ahead: int) -> None:
     assert list(results) == []
 
 
-def test_a_caller_that_stops_begins_no_more_calls() -> None:
-    begun: list[int] = []
-    results = run_ahead(calls(begun, 9), 2)
+def test_a_caller_that_stops_begins_no_more_calls_and_waits_for_none() -> None:
+    """The garbage collector may be the one that stops, while its thread starts: a join would wait forever."""
+    begun, end = threading.Event(), threading.Event()
+    calls_begun: list[int] = []
+
+    def waiting() -> Iterator[Callable[[], object]]:
+        yield from calls(calls_begun, 1)
+        yield lambda: (begun.set(), end.wait(60))
+        yield from calls(calls_begun, 9)
+
+    results = run_ahead(waiting(), 1)
     assert next(results) == 0
+    assert begun.wait(60)
     results.close()  # type: ignore[attr-defined]
-    assert begun == [0, 1, 2]
+    assert not end.is_set()
+    end.set()
+    assert calls_begun == [0]
