@@ -418,8 +418,9 @@ def _is_small(segment: SegmentRecord) -> bool:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the seconds between two checks of other processes' work: short ones first, since most work is short."""
-    pause = _FIRST_POLL_SECONDS
+    """Yield the seconds between two checks of other processes' work: an eighth of the time until then, or less."""
+    waited = 0.0
     while True:
+        pause = min(max(_FIRST_POLL_SECONDS, waited / 8), _POLL_SECONDS)
         yield pause
-        pause = min(2 * pause, _POLL_SECONDS)
+        waited += pause
