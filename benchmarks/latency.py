@@ -28,13 +28,11 @@ from benchmarks import machine
 from benchmarks.bench_session import Session, say
 from benchmarks.contenders import THREADS
 from benchmarks.data import STANDARD, Shape
+from benchmarks.this_job import forget_compacted
 from compactor.engines.auto import AutoEngine
 from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 from compactor.two_phase import TwoPhaseCompactor
 from storage.environment import Environment
-from storage.ledger import names
-from storage.ledger.names import ObjectKind
-from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import TopicName
 from storage.topic import Topic
 from tests.servers.versitygw import Versitygw
@@ -157,22 +155,11 @@ def main(arguments: list[str]) -> int:
 def _round(ways: list[Way], full: str, later: str, new: Shape, *, counted: bool) -> None:
     """Let each way compact from raw, then once more with new messages. The first round warms up."""
     for way in ways:
-        _forget(way)
+        if way.topic.snapshot().compacted is not None:
+            forget_compacted(way.session.environment, way.topic)
         way.compact(full if counted else "warm-up")
         way.session.append(way.topic, new)
         way.compact(later if counted else "warm-up")
-
-
-def _forget(way: Way) -> None:
-    """Delete the compacted ledger, its cursor and its objects. Raw ledgers stay."""
-    environment, record = way.session.environment, way.topic.record
-    if way.topic.snapshot().compacted is None:
-        return
-    environment.metadata.cursors.delete(record.id, COMPACTION_CURSOR)
-    for stored in list(environment.store.list(names.topic_prefix(record.uid))):
-        parsed = names.parse(stored.name)
-        if parsed is None or parsed.kind not in (ObjectKind.LEDGER_ROWS, ObjectKind.LEDGER_INDEX):
-            environment.store.delete(stored.name)
 
 
 @contextmanager

@@ -169,11 +169,16 @@ class ThisJob:
 
     def forget(self) -> None:
         """Delete the compacted ledger, its cursor and its objects. Raw ledgers stay."""
-        self.environment.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
-        for stored in list(self.store.list(names.topic_prefix(self.topic.record.uid))):
-            parsed = names.parse(stored.name)
-            if parsed is None or parsed.kind not in (names.ObjectKind.LEDGER_ROWS, names.ObjectKind.LEDGER_INDEX):
-                self.store.delete(stored.name)
+        forget_compacted(self.environment, self.topic)
+
+
+def forget_compacted(environment: Environment, topic: Topic) -> None:
+    """Delete the compacted ledger of a topic, which must exist, its cursor and its objects. Raw ledgers stay."""
+    environment.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
+    for stored in list(environment.store.list(names.topic_prefix(topic.record.uid))):
+        parsed = names.parse(stored.name)
+        if parsed is None or parsed.kind not in (names.ObjectKind.LEDGER_ROWS, names.ObjectKind.LEDGER_INDEX):
+            environment.store.delete(stored.name)
 
 
 def peak_memory() -> dict[str, int]:
