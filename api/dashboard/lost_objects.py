@@ -38,7 +38,7 @@ class LossCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors: OrderedDict[tuple[int, bool], CompactorError] = OrderedDict()
-        """By topic id, and whether the object is of a raw ledger."""
+        """The errors, by topic id and by whether the object is of a raw ledger."""
 
     def note(self, topic_id: int, errors: Iterable[CompactorError]) -> None:
         """Keep the errors that name a missing object of the topic's compacted ledger, or of a raw ledger."""
