@@ -51,6 +51,11 @@ TINY = Sizing(parallelism=3, range_records=4, part_bytes=400, small_range_record
 """Sizes at which a handful of messages has several hash ranges and parts."""
 
 
+def all_ids(bench: Workbench) -> list[int]:
+    """Return the ids of all topics."""
+    return [topic.id for topic in bench.metadata.topics.all()]
+
+
 def content(
     *messages: tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, int | None],
     time: str = "publish_time",

@@ -112,10 +112,18 @@ METRICS: Mapping[str, MetricDefinition] = {
         ),
         MetricDefinition("compactor_leader", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
-            "compactor_last_check_seconds", "Since the leader's last check of all topics; only in the leader."
+            "compactor_last_check_seconds", "Since the leader's last check of the queued topics; only in the leader."
         ),
         MetricDefinition("compactor_due_topics", "Topics that were due then; only in the leader."),
-        MetricDefinition("compactor_dirty_bytes", "Bytes that no run has read; only in the leader."),
+        MetricDefinition(
+            "compactor_missed_topics_total",
+            "Topics that were due and not queued, found by the walk over all topics: 0, or a bug (operations.md).",
+            kind="counter",
+        ),
+        MetricDefinition(
+            "compactor_dirty_bytes",
+            "Bytes that no run has read, by the last walk over all topics, as the next lines; only in the leader.",
+        ),
         MetricDefinition(
             "compactor_max_dirty_ratio",
             "The dirtiest topic's share of dirty bytes, 0 to 1; only in the leader (Kafka: max-dirty-percent).",
@@ -269,6 +277,7 @@ class Metrics(Collector):
         leads = control.leads
         yield _plain("compactor_leader", int(leads))
         check = control.last_check if leads else None
+        yield _plain("compactor_missed_topics_total", control.missed)
         for name, value in _CHECKED.items():
             yield _plain(name, value(check, now) if check else None)
 

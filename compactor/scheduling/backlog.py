@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
-from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.open_segments import OpenSegmentCounter, open_segment_content
 from storage.metadata.policy_store import PolicyResolver
@@ -95,6 +93,7 @@ class BacklogReader:
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
         self._open = OpenSegmentCounter(log)
+        self._measured_segments: set[int] = set()
 
     def read(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
@@ -109,17 +108,23 @@ class BacklogReader:
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
         return measured
 
-    def read_triggered(self, clock: Clock, throttle: Throttle = lambda _: None) -> list[Backlog]:
-        """Return the backlogs of all topics with a trigger. `throttle` waits between pages (scan_throttle.py)."""
-        measured: list[Backlog] = []
-        opened: set[int] = set()
-        resolver = self._metadata.policies.resolver()
-        for topics in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), clock, throttle):
-            page = self._metadata.backlogs.of([topic.id for topic in topics])
-            opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
-            measured += self._measured(page, resolver, all_open=False)
-        self._open.keep_only(opened)
-        return measured
+    def read_triggered(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Return the backlogs of those of the topics that have a trigger; deleted topics are left out."""
+        page = self._metadata.backlogs.of(topic_ids)
+        self._measured_segments |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
+        resolver = self._metadata.policies.resolver_of([record.topic for record in page])
+        return list(self._measured(page, resolver, all_open=False))
+
+    def read_closed(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Return the backlogs of those of the topics that have a trigger, without their open segments."""
+        page = [replace(record, open_segment=None) for record in self._metadata.backlogs.of(topic_ids)]
+        resolver = self._metadata.policies.resolver_of([record.topic for record in page])
+        return list(self._measured(page, resolver, all_open=False))
+
+    def drop_other_counts(self) -> None:
+        """Drop the counts of open segments that `read_triggered` has not met since the last call."""
+        self._open.keep_only(self._measured_segments)
+        self._measured_segments = set()
 
     def _measured(
         self, records: list[CompactionBacklogRecord], resolver: PolicyResolver, *, all_open: bool

@@ -1,9 +1,10 @@
 """Control loop of a service: heartbeat, leadership, and, as leader, the start of requested and due compactions.
 
 Two threads: one sends the heartbeats of service and leadership, so that these never wait; the other polls. It polls
-requests once a second, and at once after `wake`. It checks all topics every monitor interval, and at once when this
-service becomes leader. A due topic is requested only when a worker slot is free, so the order by dirty ratio stays
-current. The list of due topics lives until the next check; a new leader checks again.
+requests once a second, and at once after `wake`. It checks the queued topics (due_queue.py) every monitor interval, and
+at once when this service becomes leader. A due topic is requested only when a worker slot is free, so the order by
+dirty ratio stays current. The list of due topics lives until the next check; a new leader checks again. Between the
+checks the reconciler walks over all topics.
 
 Each poll requests again the runs whose heartbeat has stopped. Tests call `heartbeat` and `poll` with their own clock,
 and start no thread.
@@ -15,14 +16,16 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from compactor.engines.auto import IN_PROCESS_BYTES
 from compactor.engines.engine import EngineProvider
 from compactor.scheduling.backlog import BacklogReader
-from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, due_topics, jobs_to_begin, without
+from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, jobs_to_begin, without
+from compactor.scheduling.due_queue import DueQueue
 from compactor.scheduling.leadership import RENEWALS, Leadership
+from compactor.scheduling.reconciler import Reconciler, with_totals
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.clock import is_due
 from storage.environment import Environment
@@ -84,14 +87,19 @@ class ControlLoop:
         self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
         self._leadership = Leadership(self._services, environment.clock, self.name, settings.lease_ttl_ms)
         self._backlogs = BacklogReader(environment.metadata, environment.log)
+        clock = environment.clock
+        self._queue = DueQueue(environment.metadata, self._backlogs, clock, self._rest)
+        self._reconciler = Reconciler(environment.metadata, self._backlogs, clock, settings.monitor_interval_ms)
         jitter = random or Random()  # noqa: S311  no secret
         self.worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
         self._due: list[DueTopic] = []
         self._check_token: int | None = None
         """The token of the leadership of the last check."""
         self._checked_at = 0
+        self._unreadable = 0
+        """The number of stored policies that this version cannot read."""
         self.last_check: TopicsCheckResult | None = None
-        """Result of the last check of all topics, for metrics."""
+        """Result of the last check, with the sums of the reconciler, for metrics."""
         self._lost_services: frozenset[str] = frozenset()
         """Names of the lost services that were logged."""
         self._logged_policies: list[UnreadablePolicy] = []
@@ -201,16 +209,38 @@ class ControlLoop:
         for topic in self._control.topics_to_retry(self._settings.worker.retry_max_ms):
             self._request(topic, "retry")
         now = self._environment.clock.now_ms()
-        if token != self._check_token or is_due(self._checked_at, self._settings.monitor_interval_ms, now):
-            self._check_token, self._checked_at = token, now
+        is_new = self._settings.automatic and token != self._check_token
+        if is_new or is_due(self._checked_at, self._settings.monitor_interval_ms, now):
+            self._checked_at = now
             self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
-            unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs = self._backlogs.read_triggered(self._environment.clock, self._rest)
-                controls = self._control.all()
-                self._due = due_topics(backlogs, controls, now)
-                self.last_check = TopicsCheckResult.of(backlogs, controls, len(self._due), now, unreadable)
+                self._guarded(lambda: self._check(token, now))
         self._begin()
+        if self._settings.automatic:
+            self._guarded(lambda: self._walk(token))
+
+    @property
+    def missed(self) -> int:
+        """The number of topics that were due and not queued."""
+        return self._reconciler.missed
+
+    def _check(self, token: int, now: int) -> None:
+        """Check the queued topics."""
+        if token != self._check_token:
+            self._due = []
+            self._environment.metadata.topic_work.begin_leading(token, self._environment.log.known_uid)
+        self._due = self._queue.check(now, token)
+        self._check_token = token
+        checked = TopicsCheckResult.of([item.backlog for item in self._due], {}, len(self._due), now)
+        self.last_check = with_totals(checked, self._reconciler.totals)
+
+    def _walk(self, token: int) -> None:
+        """Let the reconciler take a step, and add its sums to the result of the last check."""
+        if self._reconciler.step(token):
+            self._unreadable = self._unreadable_policies()
+        if self.last_check is not None:
+            totals = replace(self._reconciler.totals, unreadable_policies=self._unreadable)
+            self.last_check = with_totals(self.last_check, totals)
 
     def _unreadable_policies(self) -> int:
         """Return the number of stored policies that this version cannot read. Log each value once."""

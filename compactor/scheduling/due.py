@@ -99,6 +99,20 @@ class TopicsCheckResult:
             unreadable_policies,
         )
 
+    def plus(self, other: TopicsCheckResult) -> TopicsCheckResult:
+        """Return the result for the topics of both, which differ. The time is the other one's."""
+        return TopicsCheckResult(
+            other.at,
+            self.topics + other.topics,
+            self.due + other.due,
+            self.dirty_bytes + other.dirty_bytes,
+            max(self.max_dirty_ratio, other.max_dirty_ratio),
+            max(self.max_delay_ms, other.max_delay_ms),
+            self.uncleanable + other.uncleanable,
+            self.uncleanable_bytes + other.uncleanable_bytes,
+            self.unreadable_policies + other.unreadable_policies,
+        )
+
 
 def cause_of(backlog: Backlog, now: int) -> str | None:
     """Return the cause for which the topic is due at `now` (ms since the Unix epoch); None: it is not due."""
@@ -120,6 +134,23 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     return None
 
 
+def next_due_at(backlog: Backlog, now: int) -> int | None:
+    """Return the first time from `now` on (ms) at which the topic is due if its backlog stays as it is; None: never.
+
+    At `now` itself: it is due now.
+    """
+    if cause_of(backlog, now) is not None:
+        return now
+    triggers = backlog.triggers
+    times = [now]
+    if triggers.min_lag_ms and backlog.first_extent_newest_time is not None:
+        times.append(backlog.first_extent_newest_time + triggers.min_lag_ms)
+    old_enough = max(times)
+    if triggers.max_lag_ms and backlog.oldest is not None:
+        times.append(backlog.oldest + triggers.max_lag_ms + 1)
+    return next((time for time in (old_enough, max(times)) if cause_of(backlog, time) is not None), None)
+
+
 def due_topics(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionControl], now: int) -> list[DueTopic]:
     """Return the topics that are due at `now`: by dirty ratio with the open segment and backlog, largest first, and
     name.
@@ -131,7 +162,12 @@ def due_topics(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionCon
         cause = cause_of(backlog, now)
         if cause is not None and may_be_requested(controls.get(backlog.topic.id, CompactionControl()), now):
             topics.append(DueTopic(backlog, cause))
-    return sorted(topics, key=lambda item: (-item.backlog.ratio_with_open, -item.backlog.bytes, str(item.topic.name)))
+    return sorted(topics, key=priority)
+
+
+def priority(item: DueTopic) -> tuple[float, int, str]:
+    """Return the place of a due topic among others: the smallest is first."""
+    return -item.backlog.ratio_with_open, -item.backlog.bytes, str(item.topic.name)
 
 
 def may_be_requested(control: CompactionControl, now: int) -> bool:

@@ -60,6 +60,11 @@ class _OpenLog(_Watched):
     topic_id: int
     is_old: Callable[[], bool]
     roll: Callable[[], object]
+    appended: Callable[[], int]
+    noted: int = field(default=0, init=False)
+    """The number of entries at the last note that their topic has new ones."""
+    queued: int = field(default=0, init=False)
+    """The number of entries that the topic's last mark includes."""
     failing: bool = field(default=False, init=False)
 
 
@@ -122,14 +127,18 @@ class LeaseRenewer:
         is_old: Callable[[], bool],
         roll: Callable[[], object],
         on_fenced: Callable[[], object],
+        appended: Callable[[], int] = lambda: 0,
     ) -> AbstractContextManager[None]:
         """Call `roll` inside the context if the log is old, or a roll was requested; `is_old` must not wait.
+
+        `appended`: returns the number of entries that were appended so far; while it grows, the topic is queued for the
+        leader's check, since only this process knows (storage/metadata/topic_work.py).
 
         `on_fenced` is called, once, if the topic is deleted, or if `roll` discovers that the topic or the lease is
         lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable if
         this renewer is ending.
         """
-        return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll))
+        return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll, appended))
 
     def wake(self) -> None:
         """Let the thread poll all logs at once: a roll was requested. Callable from any thread."""
@@ -160,7 +169,27 @@ class LeaseRenewer:
             self._renewed_at = now
             due = self._watched_of(_HeldLease)
         begun, self._locked = self._renew(due)
+        if self._tick == 0:
+            self._queue_appended()
         return begun
+
+    def _queue_appended(self) -> None:
+        """Queue the topics of logs with new entries for the leader's check.
+
+        An entry that was not flushed yet at one call is visible at the next, so a topic is queued once more after its
+        last entry. Its log's end queues it as well.
+        """
+        counted = [(log, log.appended()) for log in self._watched_of(_OpenLog)]
+        grown = [(log, count) for log, count in counted if count != log.queued]
+        for first in range(0, len(grown), AT_ONCE):
+            batch = grown[first : first + AT_ONCE]
+            try:
+                self._metadata.topic_work.mark_appended([log.topic_id for log, _ in batch])
+            except Exception as error:  # the next call tries again
+                _log.warning("%d topics with new messages cannot be queued now: %s", len(batch), error)
+                continue
+            for log, count in batch:
+                log.queued, log.noted = log.noted, count
 
     def _watched_of(self, kind: type[AnyWatched]) -> list[AnyWatched]:
         with self._lock:

@@ -69,6 +69,7 @@ class TopicLog:
         self._segments: SegmentLifecycle | None = None
         self._writer: SegmentWriter | None = None
         self._fenced: CompactorError | None = None
+        self._appended = 0
 
     def __enter__(self) -> TopicLog:
         with ExitStack() as opening:
@@ -96,6 +97,7 @@ class TopicLog:
         """
         with self._lock:
             pending = self._current(entry).submit(entry)
+            self._appended += 1
         return pending.result()
 
     def submit(self, entry: bytes, on_done: Done, check: Callable[[], object] = lambda: None) -> None:
@@ -110,6 +112,7 @@ class TopicLog:
             writer = self._current(entry)
             check()  # any failure from here on fails the writer, and with it this entry
             writer.submit(entry, on_done)
+            self._appended += 1
 
     @property
     def is_fenced(self) -> bool:
@@ -145,7 +148,9 @@ class TopicLog:
     def _polling(self) -> AbstractContextManager[object]:
         if self._renewer is None:
             return Heartbeat(self.roll_if_due, POLL_SECONDS, self._on_fenced)
-        return self._renewer.rolling_when_due(self._topic.id, self._idle_and_old, self.roll, self._on_fenced)
+        return self._renewer.rolling_when_due(
+            self._topic.id, self._idle_and_old, self.roll, self._on_fenced, lambda: self._appended
+        )
 
     def _is_old(self) -> bool:
         return self._writer is not None and self._open_segments.is_old(self._writer)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict, ErrorText
-from storage.metadata import compaction_control_rows, cursors, runs, services, topics
+from storage.metadata import compaction_control_rows, cursors, runs, services, topic_work, topics
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
@@ -48,6 +48,11 @@ def get(connection: Connection, context: Context, topic_id: int) -> CompactionCo
 def all_topics(connection: Connection, context: Context) -> Mapping[int, CompactionControl]:
     """Return the compaction controls of the topics that have a row, by topic id."""
     return compaction_control_rows.of_all(connection, context.now, context.run_dead_ms)
+
+
+def of_topics(connection: Connection, context: Context, topic_ids: Collection[int]) -> Mapping[int, CompactionControl]:
+    """Return the compaction controls of those of the topics that have a row, by topic id."""
+    return compaction_control_rows.of_topics(connection, topic_ids, context.now, context.run_dead_ms)
 
 
 def activity(connection: Connection, context: Context, topic_id: int) -> CompactionActivity:
@@ -228,6 +233,7 @@ def resume(connection: Connection, context: Context, topic_ids: Sequence[int]) -
         if control.aborting:
             raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
         compaction_control_rows.put(connection, topic.id, paused=control.paused - 1)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic, _ in paused])
     return _controls(connection, context, topic_ids)
 
 

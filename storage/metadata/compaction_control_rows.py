@@ -7,6 +7,7 @@ was never requested has no row; that is the same as a row of zeros. compaction_c
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, bindparam, select
@@ -38,6 +39,17 @@ def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> Compa
 def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
     """Return the controls of the topics that have a row, by topic id."""
     return {row["topic_id"]: _record(row, now, dead_ms) for row in connection.execute(_ROWS).mappings()}
+
+
+def of_topics(
+    connection: Connection, topic_ids: Collection[int], now: int, dead_ms: int
+) -> dict[int, CompactionControl]:
+    """Return the controls of those of the topics that have a row, by topic id."""
+    return {
+        row["topic_id"]: _record(row, now, dead_ms)
+        for ids in queries.batches(topic_ids)
+        for row in connection.execute(_ROWS.where(controls.c.topic_id.in_(ids))).mappings()
+    }
 
 
 def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:

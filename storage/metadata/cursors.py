@@ -24,7 +24,7 @@ from storage.errors import (
     InvalidInput,
     NotFound,
 )
-from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topics
+from storage.metadata import cursor_ranges, ledgers, queries, row_mapping, topic_work, topics
 from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult, RangesSummary
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
@@ -253,6 +253,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     if name == COMPACTION_CURSOR:
         queries.change(connection, topics_table, topic_id, epoch=topics_table.c.epoch + 1)
         retire_compacted(connection, topic_id, now)
+        topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic_id])
 
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, LeaseHeld
-from storage.metadata import queries, row_mapping, services, topics
+from storage.metadata import queries, row_mapping, services, topic_work, topics
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import Lease, TopicRecord
 from storage.metadata.tables import leases
@@ -50,10 +50,14 @@ def acquire(connection: Connection, context: Context, topic_id: int, owner: str,
 
 
 def renew(connection: Connection, context: Context, lease: Lease, ttl_ms: int) -> Lease:
-    """Start a new TTL now, also after the old one if no other owner took the lease. Raises Fenced."""
+    """Start a new TTL now, also after the old one if no other owner took the lease. Raises Fenced.
+
+    The owner may have appended to the open segment, so the topic is queued (topic_work.py).
+    """
     check(connection, lease)
     renewed = replace(lease, expires_at=context.now + ttl_ms)
     queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [lease.topic_id])
     return renewed
 
 
@@ -80,9 +84,13 @@ def renew_many(connection: Connection, context: Context, owned: Sequence[Lease],
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """End the lease, so that it is free. A lease that was lost is not touched. Idempotent."""
+    """End the lease, so that it is free. A lease that was lost is not touched. Idempotent.
+
+    The owner may have appended to the open segment, so the topic is queued (topic_work.py).
+    """
     same = (leases.c.topic_id == lease.topic_id) & (leases.c.token == lease.token)
-    queries.change_where(connection, leases, same, holder=None, expires_at=0)
+    if queries.change_where(connection, leases, same, holder=None, expires_at=0):
+        topic_work.mark(connection, topic_work.WorkKind.COMPACT, [lease.topic_id])
 
 
 def current(connection: Connection, context: Context, topic_id: int) -> Lease | None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import attempts, leases, queries, row_mapping, topics
+from storage.metadata import attempts, leases, queries, row_mapping, topic_work, topics
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences, topics as topics_table
@@ -59,6 +59,7 @@ def append(connection: Connection, context: Context, lease: Lease, new: Sequence
     connection.execute(insert(ledgers), [row_mapping.ledger_values(topic.id, ledger) for ledger in new])
     queries.change(connection, topics_table, topic.id, next_offset=new[-1].last_offset + 1)
     attempts.finish_all(connection, attempt_ids, context.now)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id])
     failpoint(Failpoint.IMPORT_INSIDE_COMMIT)
 
 

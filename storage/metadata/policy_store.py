@@ -22,15 +22,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, true
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import TopicNotFound
-from storage.metadata import cursors, queries, topics
+from storage.metadata import cursors, queries, topic_work, topics
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table, topics as topics_table
 from storage.metadata.transactions import Context
-from storage.model import TopicName
+from storage.model import DOMAIN, TopicName
 from storage.options import policies
 from storage.options.policies import TopicPolicies, UnreadableStoredValue
 from storage.options.resolution import PolicyResolution, resolve
@@ -85,6 +85,7 @@ def change(
         if scope.startswith(_TOPIC) and scope not in topics_by_scope:
             uid = scope.removeprefix(_TOPIC)
             raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
+    _mark_topics(connection, scopes, topics_by_scope.values())
     _remove(connection, scopes, removed)
     put(connection, context, scopes, values)
     ensure_compaction_cursors(connection, context, topics_by_scope.values())
@@ -146,6 +147,12 @@ def smallest_value(connection: Connection, context: Context, name: str) -> int:
 def resolver(connection: Connection, context: Context) -> PolicyResolver:
     """Return a resolver of the policies of all topics, of one moment. It executes no further statement."""
     return PolicyResolver(_stored_values(connection), context.broker_defaults)
+
+
+def resolver_of(connection: Connection, context: Context, records: Collection[TopicRecord]) -> PolicyResolver:
+    """Return a resolver of the policies of these topics, of one moment. It executes no further statement."""
+    scopes = {scope for topic in records for scope in (enclosing_scope(topic.name), topic_scope(topic))}
+    return PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
 
 
 def unreadable(connection: Connection) -> list[UnreadablePolicy]:
@@ -220,8 +227,7 @@ def values_of(stored: Mapping[str, object]) -> dict[str, object]:
 
 def ensure_compaction_cursors(connection: Connection, context: Context, records: Collection[TopicRecord]) -> None:
     """Create the cursors `__compaction` of those of the topics for which compaction is enabled (S9). Idempotent."""
-    scopes = {scope for topic in records for scope in (enclosing_scope(topic.name), topic_scope(topic))}
-    resolver = PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
+    resolver = resolver_of(connection, context, records)
     enabled = [topic.id for topic in records if resolver.resolve(topic).compaction_enabled]
     cursors.ensure_all(connection, enabled, COMPACTION_CURSOR)
 
@@ -245,6 +251,20 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
     ]
     # By id and before all else, in the order of locks of topics.py: `ensure_compaction_cursors` locks them, too.
     return {topic_scope(topic): topic for topic in topics.lock_all(connection, ids)}
+
+
+def _mark_topics(connection: Connection, scopes: Collection[str], records: Collection[TopicRecord]) -> None:
+    """Queue the topics of scopes, whose compaction may be due by other policies. `records`: the scopes' own topics."""
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic in records])
+    if BROKER in scopes:
+        topic_work.mark_where(connection, topic_work.WorkKind.COMPACT, true())
+        return
+    for scope in sorted(scopes):
+        if scope.startswith(_NAMESPACE):
+            inside = topics_table.c.name.startswith(
+                f"{DOMAIN}://{scope.removeprefix(_NAMESPACE)}/", autoescape=True
+            )  # SQLite's LIKE folds case: a mark too many does no harm
+            topic_work.mark_where(connection, topic_work.WorkKind.COMPACT, inside)
 
 
 def _stored_values(connection: Connection, scopes: Collection[str] | None = None) -> dict[str, dict[str, object]]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, update
 
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import attempts, compaction_control_rows, cursors, row_mapping, runs, topics
+from storage.metadata import attempts, compaction_control_rows, cursors, row_mapping, runs, topic_work, topics
 from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, CompactionRetry, RunRecord, RunState
 from storage.metadata.tables import compacted_ledgers, topics as topics_table
@@ -50,6 +50,7 @@ def publish(
     runs.succeed(connection, record, compacted.ledger_id, statistics, now)
     if retry is not None:
         compaction_control_rows.store_failures(connection, topic.id, 1, retry.at, retry.error)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id])
     failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

@@ -27,7 +27,8 @@ from sqlalchemy.exc import IntegrityError
 Id = TypeVar("Id", int, str)
 Record = TypeVar("Record")
 
-_INSERTS: Mapping[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
+OnConflictInsert = sqlite.Insert | postgresql.Insert
+_INSERTS: Mapping[str, Callable[[Table], OnConflictInsert]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
 }
@@ -98,6 +99,11 @@ def put(connection: Connection, table: Table, *rows: Mapping[str, object]) -> No
     statement = _INSERTS[connection.dialect.name](table)
     changed = {name: statement.excluded[name] for name in rows[0] if not table.c[name].primary_key}
     connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=changed), list(rows))
+
+
+def insert_or_change(dialect: str, table: Table) -> OnConflictInsert:
+    """Return an insert into the table that may have an ON CONFLICT clause."""
+    return _INSERTS[dialect](table)
 
 
 def total(values: ColumnElement[int]) -> ColumnElement[int]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, select
 
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import leases, ledgers, queries, row_mapping, topics
+from storage.metadata import leases, ledgers, queries, row_mapping, topic_work, topics
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, live_expiry_bounds
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
@@ -83,6 +83,7 @@ def roll(
         values = {"state": SegmentState.ROLLED.value, "rolled_at": context.now, **row_mapping.content_values(content)}
         queries.change(connection, segments, ledger_id, **values)
         queries.change(connection, topics_table, topic.id, next_offset=content.last_offset + 1, roll_requested_at=None)
+        topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id])
         segment = find(connection, topic.id, ledger_id)
         assert segment is not None
     failpoint(Failpoint.ROLL_INSIDE_COMMIT)

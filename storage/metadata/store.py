@@ -55,6 +55,7 @@ class MetadataStore:
         self.pins = stores.PinStore(*parts)
         self.compaction_control = stores.CompactionControlStore(*parts)
         self.backlogs = stores.CompactionBacklogStore(*parts)
+        self.topic_work = stores.TopicWorkStore(*parts)
         self.policies = stores.PolicyStore(*parts)
         self.tenancy = stores.TenancyStore(*parts)
         self.partitions = stores.PartitionStore(*parts)

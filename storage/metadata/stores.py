@@ -33,6 +33,7 @@ from storage.metadata import (
     store_binding,
     tenancy,
     topic_deletion,
+    topic_work,
     topics,
     trimming,
 )
@@ -120,6 +121,7 @@ class PolicyStore(Store):
     inherited_policies = reads(policy_store.inherited_policies)
     smallest_value = reads(policy_store.smallest_value)
     resolver = reads(policy_store.resolver)
+    resolver_of = reads(policy_store.resolver_of)
     unreadable = snapshots(policy_store.unreadable)
 
     def change(
@@ -295,6 +297,7 @@ class CompactionControlStore(Store):
 
     get = reads(compaction_control.get)
     all = reads(compaction_control.all_topics)
+    of_topics = reads(compaction_control.of_topics)
     activity = snapshots(compaction_control.activity)
     requests = snapshots(compaction_control.requests)
     topics_to_retry = snapshots(compaction_control.topics_to_retry)
@@ -329,6 +332,18 @@ class CompactionBacklogStore(Store):
 
     of = snapshots(compaction_backlogs.of)
     of_all = snapshots(compaction_backlogs.of_all)
+
+
+class TopicWorkStore(Store):
+    """Queues of topics with work. Only the leader settles them."""
+
+    begin_leading = writes(topic_work.begin_leading)
+    mark_appended = writes(topic_work.mark_appended)
+    note = reads(topic_work.note)
+    set_note = writes(topic_work.set_note)
+    due = reads(topic_work.due)
+    of_topics = reads(topic_work.of_topics)
+    settle = writes(topic_work.settle)
 
 
 class ServiceStore(Store):

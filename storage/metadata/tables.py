@@ -317,6 +317,25 @@ controls = Table(
 """Requests, pauses and failures of a topic's compaction; a topic without a row has none. `aborting_run_id`: a run that
 a pause or an abort has ended, and whose worker has not stopped yet."""
 
+topic_work = Table(
+    "topic_work",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    *_integers("due_at", "changes"),
+    Index(None, "kind", "due_at"),
+)
+"""Queues of topics with work, one for each kind (topic_work.py). `due_at`: when the topic is to be checked; `changes`:
+counts the events that queued it, so that a check that has not seen the last one does not remove it."""
+
+leader_notes = Table(
+    "leader_notes",
+    METADATA,
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Notes of a leader for its successors, by name (topic_work.py)."""
+
 store_bindings = Table(
     "store_bindings",
     METADATA,

@@ -30,6 +30,7 @@ from storage.metadata.tables import (
     permissions,
     policies as policies_table,
     runs,
+    topic_work,
     topics as topics_table,
 )
 from storage.metadata.transactions import Context
@@ -71,8 +72,8 @@ def delete_topics(
 def delete_unused_topic(connection: Connection, context: Context, topic_id: int) -> bool:
     """Delete the topic if it is as it was created: never written to, read by a subscription or configured.
 
-    A topic with a writer, rows of its own (but the cursor `__compaction` and attempts), properties, policies,
-    permissions or a schema is kept. Schemas are never deleted: they may be older than the topic.
+    A topic with a writer, rows of its own (but the cursor `__compaction`, attempts and queued work), properties,
+    policies, permissions or a schema is kept. Schemas are never deleted: they may be older than the topic.
     Return whether the topic does not exist afterwards.
     """
     connection.execute(_leases_of([topic_id]).with_for_update()).all()
@@ -94,7 +95,7 @@ def _is_used(connection: Connection, topic: TopicRecord) -> bool:
     conditions = [
         table.c.topic_id == topic.id
         for table in METADATA.sorted_tables
-        if _refers_to_topics(table) and table not in (leases, attempts, cursors)
+        if _refers_to_topics(table) and table not in (leases, attempts, cursors, topic_work)
     ]
     conditions.append((cursors.c.topic_id == topic.id) & (cursors.c.name != COMPACTION_CURSOR))
     conditions.append(policies_table.c.scope == topic_scope(topic))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, delete
 
 from storage.errors import Conflict
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import cursors, ledgers, queries, topics
+from storage.metadata import cursors, ledgers, queries, topic_work, topics
 from storage.metadata.invariants import check_trim
 from storage.metadata.policy_store import ensure_compaction_cursors
 from storage.metadata.producer_sequences import check_stored
@@ -60,6 +60,7 @@ def trim(
     if not keep_start:
         start = max(topic.start_offset, start_offset)
         queries.change(connection, topics_table, topic_id, start_offset=start)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic_id])
     failpoint(Failpoint.TRIM_INSIDE_COMMIT)
 
 
@@ -129,6 +130,7 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
         cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
         cursors.set_properties(connection, topic_id, COMPACTION_CURSOR, kept)
     queries.change(connection, topics_table, topic_id, start_offset=topic.next_offset, epoch=topics_table.c.epoch + 1)
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic_id])
     return topics.by_id(connection, topic_id)
 
 

@@ -41,7 +41,7 @@ from storage.positions import StartOffset
 from storage.reading.page_reader import PageReader, ReadLimits
 from storage.topic import Topic
 from tests.entries import produce, single
-from tests.workbench import Workbench, compacted_only, raw, view
+from tests.workbench import Workbench, all_ids, compacted_only, raw, view
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 GB = 1 << 30
@@ -325,7 +325,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return backlog.dirty_ratio
 
     def names_of_due_topics() -> list[str]:
-        backlogs = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
+        backlogs = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
         return [backlog.topic.name.topic for backlog in due_topics(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}

@@ -50,7 +50,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             settings=Settings(metrics_max_topics=1),
             environment=replace(environment, clock=ManualClock()),
             clients=ConnectedClientsView(),
-            control=SimpleNamespace(leads=True, last_check=check, engine_error=""),
+            control=SimpleNamespace(leads=True, last_check=check, missed=0, engine_error=""),
             logs=SimpleNamespace(appended_entries=0, appended_bytes=0, topics=()),
         )
         metrics = Metrics(cast(Broker, broker))

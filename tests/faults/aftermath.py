@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import delete
 
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
@@ -22,6 +23,8 @@ from storage.ledger.manifest import read_manifest
 from storage.log.log_manager import SEALER_DEAD_MS
 from storage.log.segment import SegmentPaths
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState, SegmentState, TopicSnapshot
+from storage.metadata.tables import topic_work
+from storage.metadata.topic_work import WorkKind
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
 from tests.faults.stages import TOPIC, TRIMMED, Pairs, append, compact, import_table
@@ -95,6 +98,7 @@ def check_state(
         assert after.snapshot.compacted == before.snapshot.compacted
     check_reads(after, trimmed=trimmed)
     check_pieces(bench, after)
+    check_queue(bench, before.snapshot, after.snapshot)
     old, new = before.snapshot.horizon, after.snapshot.horizon
     assert old is None or (new is not None and new >= old)
     if published:
@@ -102,6 +106,24 @@ def check_state(
         assert new.offset == before.raw[-1].offset
     assert referenced(bench) <= listed(bench)
     check_leftovers(bench)
+
+
+def empty_queue(bench: Workbench) -> None:
+    """As after a check that has found nothing due."""
+    with bench.metadata.database.write() as connection:
+        connection.execute(delete(topic_work))
+
+
+def check_queue(bench: Workbench, before: TopicSnapshot, after: TopicSnapshot) -> None:
+    """What may make a topic due has queued it in the same transaction; `before`, its queue was empty."""
+    queued = bench.metadata.topic_work.of_topics(WorkKind.COMPACT, [after.topic.id])
+    assert queued or _closed(before) == _closed(after)
+
+
+def _closed(snapshot: TopicSnapshot) -> object:
+    """Return what the database knows of a topic's backlog."""
+    serving = snapshot.compacted.ledger_id if snapshot.compacted else None
+    return serving, [extent.ledger_id for extent in snapshot.extents if extent.content is not None]
 
 
 def check_pieces(bench: Workbench, seen: Seen) -> None:

@@ -29,6 +29,7 @@ from tests.faults.aftermath import (
     check_garbage_collection,
     check_recovery,
     check_state,
+    empty_queue,
     look,
 )
 from tests.faults.child import Ended, Nursery
@@ -188,6 +189,8 @@ def test_a_process_killed_at_a_step(
     clock = ManualClock(began_ms)
     world = worlds.copy(scenario.stage, clock)
     before = histories.look(worlds.scheme, scenario.stage, world, clock)
+    with world.opened(clock) as bench:
+        empty_queue(bench)
     ended = nursery.run(world, crash.scenario, crash.step, crash.nth, began_ms)
     assert ended.error == ""
     assert ended.signal == signal.SIGKILL
@@ -229,6 +232,8 @@ def test_a_scenario_that_nobody_kills(
     clock = ManualClock(began_ms)
     world = worlds.copy(scenario.stage, clock)
     before = histories.look(worlds.scheme, scenario.stage, world, clock)
+    with world.opened(clock) as bench:
+        empty_queue(bench)
     ended = nursery.run(world, name, None, 1, began_ms)
     assert (ended.error, ended.signal) == ("", 0)
     with world.opened(clock) as bench:

@@ -15,7 +15,7 @@ from storage.model import Message
 from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 from tests.entries import NOW, produce, single
-from tests.workbench import Workbench, compacted_only, content, raw
+from tests.workbench import Workbench, all_ids, compacted_only, content, raw
 
 HOUR = 3_600_000
 CENTURY = 100 * 365 * 24 * HOUR
@@ -60,7 +60,7 @@ def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: li
     bench.set_policies(topic, **{"min.compaction.lag.ms": HOUR, "max.compaction.lag.ms": 2 * HOUR})
 
     def cause() -> str | None:
-        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
         return cause_of(backlog, bench.clock.now_ms())
 
     assert cause() is None

@@ -16,7 +16,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
 from tests.entries import produce, single
 from tests.segments import write_version_2
-from tests.workbench import Workbench
+from tests.workbench import Workbench, all_ids
 
 TOMBSTONES = [single(b"key %d" % number, None) for number in range(10)]
 BYTES = 10 * len(b"key 0")
@@ -38,7 +38,7 @@ def test_tombstones_count_alike_whether_they_are_open_or_rolled_or_sealed(bench:
         for entry in TOMBSTONES:
             log.append(entry)
         assert counts(bench, topic) == (BYTES, BYTES, BYTES)
-        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
         assert cause_of(backlog, bench.clock.now_ms()) == "threshold.bytes"
         log.roll()
     assert counts(bench, topic) == (BYTES, BYTES, BYTES)

@@ -73,6 +73,7 @@ class Control:
     leads: bool = False
     last_check: TopicsCheckResult | None = None
     engine_error: str | None = None
+    missed: int = 0
 
 
 def metrics(

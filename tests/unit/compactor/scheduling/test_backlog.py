@@ -19,14 +19,14 @@ from storage.log.segment_reader import SegmentReader
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.topic import Topic
 from tests.entries import batch, produce, single
-from tests.workbench import Workbench, content
+from tests.workbench import Workbench, all_ids, content
 
 BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Return why a service that has just been started takes the topic for due."""
-    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)}
+    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))}
     backlog = backlogs.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
@@ -212,11 +212,10 @@ def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
 def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
     for name in ("a", "b"):
         in_ledgers(bench, bench.topic(name))
-    assert BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock) == []
+    assert BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench)) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    assert [item.topic.name.topic for item in BacklogReader(bench.metadata, bench.log).read_triggered(bench.clock)] == [
-        "b"
-    ]
+    (measured,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
+    assert measured.topic.name.topic == "b"
 
 
 def test_every_topic_is_measured_with_its_open_segment(bench: Workbench) -> None:
