@@ -109,13 +109,13 @@ def check_state(
 
 
 def empty_queue(bench: Workbench) -> None:
-    """As after a check that has found nothing due."""
+    """Remove all topics from the queue, as a check that finds nothing due."""
     with bench.metadata.database.write() as connection:
         connection.execute(delete(topic_work))
 
 
 def check_queue(bench: Workbench, before: TopicSnapshot, after: TopicSnapshot) -> None:
-    """What may make a topic due has queued it in the same transaction; `before`, its queue was empty."""
+    """Check that whatever may make a topic due has queued it; `before`, the queue was empty."""
     queued = bench.metadata.topic_work.of_topics(WorkKind.COMPACT, [after.topic.id])
     assert queued or _closed(before) == _closed(after)
 
