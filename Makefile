@@ -27,15 +27,12 @@ test: check ## check, then the tests: the fast tier, or everything with CI=true 
 		*) tier='not slow and not soak'; processes=3; slowest= ;; \
 	esac; exec $(BIN)/python -m pytest -m "$$tier" -n $$processes --dist loadfile $$slowest $(ARGS)
 
+# Types take as long as all else together, so they are checked beside the rest.
 check: dev-environment ## lint, format, types, the rules between packages and for tests, and the English
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
-	@$(BIN)/mypy
-	@$(BIN)/mypy --follow-imports=silent --ignore-missing-imports tools/*.py
-	@$(BIN)/lint-imports
-	@$(BIN)/python tools/prose.py
-	@$(BIN)/python tools/private_members.py
-	@$(BIN)/python tools/commit_subjects.py
+	@$(BIN)/mypy api benchmarks compactor migrations storage tools & types=$$!; trap 'kill $$types' INT TERM; \
+		$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports && $(BIN)/python tools/prose.py && \
+		$(BIN)/python tools/private_members.py && $(BIN)/python tools/commit_subjects.py; status=$$?; \
+		wait $$types && exit $$status
 
 docs: dev-environment ## make the documentation's site, in .cache/site, without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site

@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 
 import httpx
-import pulsar
+import pulsar  # type: ignore[import-untyped]
 import pyarrow as pa
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 from sqlalchemy import Table, insert, select
