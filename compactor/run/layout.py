@@ -4,11 +4,13 @@ The bytes that a run writes must be proportional to its changes. So an old part 
 rows, unless
 - it has no live row: then it is dropped;
 - its share of deleted rows exceeds `Sizing.max_garbage_ratio`: then it is rewritten;
-- it is small beside a newer neighbour that is written: then both are merged, like levels of an LSM tree. So a part that
-  is not full has at least twice the bytes of the next part when that is written. With small regular runs, the number of
-  parts, and of copies per row, grows with the logarithm of the number of runs.
+- it belongs to a full *tier*: the parts before the dirty ledgers, each smaller than twice their survivors, are merged
+  with them when together they have four times those bytes. What is written then has a tier of its own. So the number
+  of parts, and of copies per row, grows with the logarithm of the number of small regular runs;
+- it is smaller than twice its newer neighbour, which is rewritten because of its garbage.
 Neighbouring rewritten sources form one *extent*, which becomes one or more parts of equal cost. The dirty ledgers are
-the last extent.
+the last extent. The ratios are chosen by a model (benchmarks/merging.py): merging earlier writes twice the bytes,
+merging later keeps more garbage and more parts for readers.
 
 Pure functions over a few numbers per part.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from compactor.run.plan import DeletedRowsTask, Located, PartTask, RunPlan, Sizing, Slice, Source, SourceTotals
 from storage.ledger import rows
@@ -25,7 +28,9 @@ from storage.ledger import rows
 READ_COST = 0.3
 """Cost of a byte that phase two only reads, relative to a written byte (measured: benchmarks/compaction.py)."""
 MERGE_RATIO = 2
-"""A part is merged with its newer neighbour if it has fewer than this many times the neighbour's live bytes."""
+"""A part may be merged with what is written after it if it has fewer than this many times the live bytes of that."""
+TIER_RATIO = 4
+"""A tier is merged with the dirty ledgers when it has at least this many times the live bytes of their survivors."""
 BITMAP_ROWS = 16_000_000
 """Maximum number of rows that one task marks as deleted, unless one part has more: 4 bytes of memory per row."""
 
@@ -76,44 +81,81 @@ def lay_out(
 ) -> Layout:
     """Return the layout of the survivors. `row_sets`: by source (plan.row_sets_by_source). `expected`:
     plan.expected_totals."""
-    merged: list[_Extent] = []
-    for extent in _extents(plan, expected, sizing):
-        merged.append(extent)
-        while len(merged) > 1 and _belong_together(merged[-2], merged[-1], sizing):
-            newer = merged.pop()
-            merged.append(merged.pop() + newer)
+    extents = _merged_by_garbage(_old_extents(plan, expected, sizing), sizing)
+    dirty = tuple(number for number in sorted(expected) if number >= plan.old_parts and expected[number].count)
+    if dirty:
+        size = sum(_written(plan, number, expected[number]) for number in dirty)
+        extents = _merged_by_tier(extents, _Extent(dirty, size, True), sizing)
     parts: list[PartTask] = []
-    for extent in merged:
+    for extent in extents:
         if extent.rewritten:
             cut = cut_parts(plan, extent.sources, row_sets, expected, sizing)
             parts += [replace(part, number=len(parts) + number) for number, part in enumerate(cut)]
-    kept = tuple(extent.sources[0] for extent in merged if not extent.rewritten)
-    last = kept[-1] if kept and not merged[-1].rewritten else None
+    kept = tuple(extent.sources[0] for extent in extents if not extent.rewritten)
+    last = kept[-1] if kept and not extents[-1].rewritten else None
     return Layout(kept, tuple(parts), tuple(_bitmaps(plan, kept, row_sets, last, len(parts))))
 
 
-def _extents(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Sizing) -> list[_Extent]:
+def _old_extents(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Sizing) -> list[_Extent]:
+    """Return an extent of each old part with live rows; those with much garbage are rewritten."""
     extents = []
     for number in range(plan.old_parts):
         source = plan.sources[number]
         if expected[number].count:
             share = expected[number].count / _rows_held(source)
             extents.append(_Extent((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio))
-    dirty = tuple(number for number in sorted(expected) if number >= plan.old_parts and expected[number].count)
-    if dirty:
-        size = sum(_written(plan, number, expected[number]) for number in dirty)
-        extents.append(_Extent(dirty, size, True))
     return extents
+
+
+def _merged_by_garbage(extents: list[_Extent], sizing: Sizing) -> list[_Extent]:
+    """Return the extents; those that are rewritten are merged with rewritten and with smaller neighbours."""
+    merged: list[_Extent] = []
+    for extent in extents:
+        merged.append(extent)
+        while len(merged) > 1 and _belong_together(merged[-2], merged[-1], sizing):
+            newer = merged.pop()
+            merged.append(merged.pop() + newer)
+    return merged
 
 
 def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
     """Return whether to write two neighbours as one extent. Two kept neighbours always stay."""
     if older.rewritten and newer.rewritten:
         return True
-    if not (older.rewritten or newer.rewritten) or older.size >= MERGE_RATIO * newer.size:
+    if not (older.rewritten or newer.rewritten):
         return False
-    kept = newer if older.rewritten else older
-    return kept.size < sizing.part_bytes / 2
+    return _is_smaller(older, newer) and not _is_full(newer if older.rewritten else older, sizing)
+
+
+def _merged_by_tier(extents: list[_Extent], dirty: _Extent, sizing: Sizing) -> list[_Extent]:
+    """Return the extents and that of the dirty ledgers, which is merged with a rewritten neighbour and full tiers."""
+    while tier := _tier(extents, dirty, sizing):
+        if sum(extent.size for extent in tier) < TIER_RATIO * dirty.size:
+            if not tier[0].rewritten:
+                break
+            tier = tier[:1]
+        for older in tier:
+            dirty = older + dirty
+        extents = extents[: -len(tier)]
+    return [*extents, dirty]
+
+
+def _tier(extents: list[_Extent], dirty: _Extent, sizing: Sizing) -> list[_Extent]:
+    """Return the extents before the dirty one, newest first, that are smaller than it, or rewritten anyway."""
+    return list(
+        takewhile(
+            lambda older: older.rewritten or (_is_smaller(older, dirty) and not _is_full(older, sizing)),
+            reversed(extents),
+        )
+    )
+
+
+def _is_smaller(older: _Extent, newer: _Extent) -> bool:
+    return older.size < MERGE_RATIO * newer.size
+
+
+def _is_full(extent: _Extent, sizing: Sizing) -> bool:
+    return extent.size >= sizing.part_bytes / 2
 
 
 def _bitmaps(

@@ -189,7 +189,7 @@ def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
     assert (result.kept_parts, written(result)) == ((3,), [[0, 2]])
 
 
-def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alone() -> None:
+def test_a_tier_is_merged_when_it_is_full_and_large_parts_are_left_alone() -> None:
     def merged(*sizes: int, dirty: int) -> list[int]:
         """Old parts that are written together with a dirty ledger of that size."""
         sources = [source(100 * number, 100, size) for number, size in enumerate([*sizes, dirty])]
@@ -197,12 +197,27 @@ def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alo
         return [number for number in range(len(sizes)) if number not in result.kept_parts]
 
     assert merged(400, 200, dirty=100) == []
-    assert merged(400, 199, dirty=100) == [0, 1]
-    assert merged(598, 199, dirty=100) == [1]
-    assert merged(30, 20, dirty=80) == [0, 1]
-    assert merged(500, dirty=10_000) == []  # half full is large enough
-    assert merged(499, dirty=10_000) == [0]
-    assert merged(10, 1000, dirty=100) == []
+    assert merged(400, 100, 100, 100, 99, dirty=100) == []
+    assert merged(400, 100, 100, 100, 100, dirty=100) == [1, 2, 3, 4]
+    assert merged(400, 199, 199, 2, dirty=100) == [1, 2, 3]
+    assert merged(400, 200, 199, 199, dirty=100) == []  # 200 ends the tier, which holds too little
+    assert merged(499, 499, 499, 499, 100, 100, 100, 100, dirty=100) == [4, 5, 6, 7]
+    assert merged(499, 499, 499, 499, 110, 110, 110, 110, dirty=100) == [4, 5, 6, 7]
+    assert merged(499, 499, 499, 499, 499, 110, 110, 110, 110, dirty=100) == list(range(9))  # two full tiers
+    assert merged(90, 90, 90, 90, 90, 90, 18, 18, 18, 18, dirty=18) == list(range(10))
+    assert merged(30, 20, dirty=80) == []
+    assert merged(500, 500, 500, 500, dirty=250) == []  # half full is large enough
+    assert merged(499, 499, 499, 499, dirty=400) == [0, 1, 2, 3]
+    assert merged(10, 1000, dirty=2) == []
+
+
+def test_a_part_that_is_written_anew_joins_the_dirty_ledgers_and_its_tier_stays() -> None:
+    sources = [source(0, 100, 100), source(100, 100, 250), source(200, 100, 100)]
+    result, _ = laid_out(sources, 2, [0, 60, 100], BIG)
+    assert (result.kept_parts, written(result)) == ((), [[0, 1, 2]])  # smaller than what its neighbour leaves
+    sources = [source(0, 100, 300), source(100, 100, 250), source(200, 100, 100)]
+    result, _ = laid_out(sources, 2, [0, 60, 100], BIG)
+    assert (result.kept_parts, written(result)) == ((0,), [[1, 2]])
 
 
 def test_two_parts_that_could_stay_are_never_written() -> None:
@@ -311,6 +326,7 @@ class Trickle:
     def __init__(self, sizing: Sizing) -> None:
         self.sizing = sizing
         self.parts: list[Source] = []
+        self.new_parts: list[Source] = []
         self.end = 0
         self.brought = 0
         self.written = 0
@@ -325,6 +341,7 @@ class Trickle:
             dead = sources[number].rows.stored.size - remaining[number].count
             deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
             after.append(replace(sources[number], messages=remaining[number].count, deleted=deleted))
+        new = []
         for part in result.parts:
             share = 0.0
             for item in part.slices:
@@ -332,12 +349,18 @@ class Trickle:
                 share += remaining[item.source].count * (item.last_offset - item.first_offset + 1) / whole
             count = round(share)
             rows_object = RowsObject(StoredObject("rows", count, 0), 1)
-            after.append(Source(rows_object, part.slices[0].first_offset, part.slices[-1].last_offset, count))
+            new.append(Source(rows_object, part.slices[0].first_offset, part.slices[-1].last_offset, count))
             self.written += count
-        self.parts = sorted(after, key=lambda part: part.first_offset)
+        self.new_parts = new
+        self.parts = sorted([*after, *new], key=lambda part: part.first_offset)
         assert all(before.last_offset < part.first_offset for before, part in pairwise(self.parts))
         self.end += size
         self.brought += size
+
+
+def most_parts(runs: float) -> float:
+    """The most parts of equal small runs: a tier holds four at most, and each is five times as large as the next."""
+    return layout.TIER_RATIO * (math.log(runs, layout.TIER_RATIO + 1) + 1)
 
 
 @pytest.mark.parametrize("runs", [100, 1000])
@@ -345,9 +368,9 @@ def test_a_steady_trickle_leaves_a_logarithm_of_parts_and_copies_a_row_a_logarit
     trickle = Trickle(Sizing(1, part_bytes=2**60, part_rows=2**60))
     for number in range(1, runs + 1):
         trickle.run(100)
-        assert len(trickle.parts) <= math.log2(number) + 1
+        assert len(trickle.parts) <= most_parts(number)
     assert sum(part.messages for part in trickle.parts) == trickle.brought
-    assert trickle.written <= trickle.brought * (math.log2(runs) / 2 + 2)
+    assert trickle.written <= trickle.brought * (math.log(runs, layout.TIER_RATIO + 1) + 1)
 
 
 def test_a_trickle_into_full_parts_leaves_no_more_parts_than_the_data_needs() -> None:
@@ -355,17 +378,22 @@ def test_a_trickle_into_full_parts_leaves_no_more_parts_than_the_data_needs() ->
     for _ in range(600):
         trickle.run(100)
     needed = trickle.brought / 10_000
-    assert len(trickle.parts) <= 2 * needed + math.log2(100) + 1
-    assert trickle.written <= trickle.brought * (math.log2(100) + 1)
+    assert len(trickle.parts) <= 2 * needed + most_parts(100)
+    assert trickle.written <= trickle.brought * (math.log(100, layout.TIER_RATIO + 1) + 1)
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=30))
-def test_a_part_that_is_not_full_has_twice_the_bytes_of_the_next(sizes: list[int]) -> None:
+def test_no_run_leaves_a_full_tier_before_what_it_wrote(sizes: list[int]) -> None:
     trickle = Trickle(Sizing(1, part_bytes=10_000))
     for size in sizes:
         trickle.run(size)
-        for older, newer in pairwise(part.messages for part in trickle.parts):
-            assert older >= 2 * newer or max(older, newer) >= 5000 or older + newer > 10_000
+        written_rows, tier = sum(part.messages for part in trickle.new_parts), 0
+        older = [part.messages for part in trickle.parts if part not in trickle.new_parts]
+        for messages in reversed(older):
+            if messages >= min(layout.MERGE_RATIO * written_rows, 5000):
+                break
+            tier += messages
+        assert tier < layout.TIER_RATIO * written_rows
 
 
 def test_what_is_superseded_is_written_anew_a_bounded_number_of_times() -> None:
@@ -380,5 +408,5 @@ def test_what_is_superseded_is_written_anew_a_bounded_number_of_times() -> None:
     live = sum(part.messages for part in trickle.parts)
     assert live <= 1.1 * 100_000
     assert stored <= 2 * live
-    assert len(trickle.parts) <= 3 * live / 10_000 + math.log2(100) + 1
+    assert len(trickle.parts) <= 3 * live / 10_000 + most_parts(100)
     assert (trickle.written - base) / 200_000 <= math.log2(100) + 2
