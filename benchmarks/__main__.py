@@ -16,6 +16,7 @@ from benchmarks import results
 
 BENCHMARKS = {
     "compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet",
+    "merging": "how often rows are written again, and how much garbage stays, by the policy of merging parts",
     "incremental": "a run on a compacted topic of which little is new, beside the full run",
     "latency": "runs on an S3 server with time added to each request, beside a local directory",
     "growth": "ten times the messages and fifty times the keys: time and memory",
