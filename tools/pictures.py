@@ -45,7 +45,7 @@ from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata import tables
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic
-from tests.servers.chromium import chromium
+from tests.servers.chromium import OPTIONS, chromium
 from tests.servers.compactor_service import RunningService, compactor_service
 from tests.workbench import HookedEngine, Workbench, compacted_ledger, hashing_alike
 
@@ -153,7 +153,7 @@ def main() -> int:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with data_folder() as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
         for served, pages in ((served_teams, PAGES), (served_many, {"topics-10000": "/?sort=state"})):
             with served(folder) as service:
                 for (name, path), (suffix, width), dark in product(pages.items(), WIDTHS.items(), (False, True)):

@@ -14,6 +14,14 @@ from pathlib import Path
 
 import pytest
 
+_PLAYWRIGHT = (
+    "AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose,HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,"
+    "LensOverlay,MediaRouter,PaintHolding,ThirdPartyStoragePartitioning,AvoidCorsURLLoaderRestartOnRedirect,"
+    "OptimizationHints,NetworkTimeServiceQuerying,AimEnabled,PreconnectToSearch"
+)
+"""The features that Playwright disables: of two switches with features, Chromium takes the last one alone."""
+OPTIONS = ("--no-sandbox", f"--disable-features={_PLAYWRIGHT},WebUIOmniboxPopup,WebUIOmniboxAimPopup")
+"""For the launch. Without the last two features a window has no pages for its address bar: 1 s of CPU each."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _INSTALL_SECONDS = 300
 _LOCK = Path(__file__).resolve().parents[2] / ".cache" / "chromium.lock"

@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from api.http.tokens import create_token
-from tests.servers.chromium import chromium
+from tests.servers.chromium import OPTIONS, chromium
 from tests.servers.compactor_service import RunningService, compactor_service
 
 SECRET = bytes(range(32))
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
     """For these tests alone: Playwright runs an event loop in this thread, in which no other test could run its own."""
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
         yield launched
         launched.close()
 
