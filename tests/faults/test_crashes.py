@@ -189,7 +189,7 @@ def test_a_process_killed_at_a_step(
     clock = ManualClock(began_ms)
     world = worlds.copy(scenario.stage, clock)
     before = histories.look(worlds.scheme, scenario.stage, world, clock)
-    with world.opened(clock) as bench:
+    with world.opened(clock, alone=True) as bench:
         empty_queue(bench)
     ended = nursery.run(world, crash.scenario, crash.step, crash.nth, began_ms)
     assert ended.error == ""
@@ -200,7 +200,7 @@ def test_a_process_killed_at_a_step(
     result = crash.step in scenario.done_from
     trimmed = scenario.stage == "trimmed" or (scenario.trims and result)
     entries = written_entries(scenario, ended)
-    with world.opened(clock) as bench:
+    with world.opened(clock, alone=True) as bench:
         if scenario.empties and result:
             check_emptied(bench, before)
             return
@@ -232,11 +232,11 @@ def test_a_scenario_that_nobody_kills(
     clock = ManualClock(began_ms)
     world = worlds.copy(scenario.stage, clock)
     before = histories.look(worlds.scheme, scenario.stage, world, clock)
-    with world.opened(clock) as bench:
+    with world.opened(clock, alone=True) as bench:
         empty_queue(bench)
     ended = nursery.run(world, name, None, 1, began_ms)
     assert (ended.error, ended.signal) == ("", 0)
-    with world.opened(clock) as bench:
+    with world.opened(clock, alone=True) as bench:
         if scenario.empties:
             check_emptied(bench, before)
             return

@@ -15,9 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import make_url
@@ -27,7 +27,7 @@ from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.objects import registry
-from storage.objects.interface import ObjectStore, StoreLocation
+from storage.objects.interface import StoreLocation
 from storage.objects.s3 import S3Requests, S3Store
 from tests.faults.stages import STAGES
 from tests.servers.fixtures_s3 import S3Server, use_credentials
@@ -36,6 +36,8 @@ from tests.workbench import TINY, Workbench
 
 PART_BYTES = 5 << 20
 """The smallest part of a multipart upload that S3 servers take."""
+_Memory: TypeAlias = dict[str, dict[tuple[int, int | None], bytes]]
+"""What was fetched of each object, by start and length."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,14 @@ class World:
         return cls(fields["database"], StoreLocation(**fields["store"]), fields["log"], fields["environment"])
 
     @contextmanager
-    def opened(self, clock: Clock) -> Iterator[Workbench]:
-        """Everything wired, with connections of this process's own. The environment must have been set."""
+    def opened(self, clock: Clock, *, alone: bool = False) -> Iterator[Workbench]:
+        """Everything wired, with connections of this process's own. The environment must have been set.
+
+        `alone`: nothing else changes this world meanwhile, so no range of an object of S3 is fetched twice.
+        """
+        memory: _Memory | None = {} if alone else None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(registry, "OPENERS", {**registry.OPENERS, "s3": _open_s3})
+            patch.setattr(registry, "OPENERS", {**registry.OPENERS, "s3": partial(_OfWorlds, memory=memory)})
             metadata = MetadataStore(self.database, clock)
             try:
                 log = LogDirectory(Path(self.log))
@@ -68,14 +74,30 @@ class World:
                 metadata.close()
 
 
-class _SharesItsClient(S3Store):
+class _OfWorlds(S3Store):
     """All stores of a process on one server have one client: each task opens a store, and a client takes long to make.
 
-    Writers take a multipart upload as early as they may.
+    Writers take a multipart upload as early as they may. `memory` is that of all stores of one world in a process that
+    alone changes it; each object goes from it before it is deleted.
     """
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: StoreLocation, memory: _Memory | None = None) -> None:
         super().__init__(location, S3Requests(PART_BYTES + 1, PART_BYTES))
+        self._memory = memory
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Fetch, or return what was fetched before: an object never changes."""
+        if self._memory is None:
+            return super().get(name, start, length)
+        ranges = self._memory.setdefault(name, {})
+        if (start, length) not in ranges:
+            ranges[start, length] = super().get(name, start, length)
+        return ranges[start, length]
+
+    def delete(self, name: str) -> None:
+        if self._memory is not None:
+            self._memory.pop(name, None)
+        super().delete(name)
 
     def _connect(self) -> Any:
         return _client_of(os.getpid(), os.environ["AWS_ACCESS_KEY_ID"], self.location.s3_endpoint)
@@ -87,10 +109,6 @@ class _SharesItsClient(S3Store):
 @cache
 def _client_of(process: int, access_key: str, endpoint: str | None) -> Any:
     return S3Store(StoreLocation("s3://unused", endpoint, "us-east-1")).client
-
-
-def _open_s3(location: StoreLocation) -> ObjectStore:
-    return _SharesItsClient(location)
 
 
 class Worlds(ABC):
@@ -180,7 +198,7 @@ class S3Worlds(Worlds):
         database = make_url(template.database).database
         assert database is not None
         created = self._world(self._databases.new_database(template=database).render_as_string(hide_password=False))
-        source, target = _SharesItsClient(template.store), _SharesItsClient(created.store)
+        source, target = _OfWorlds(template.store), _OfWorlds(created.store)
         for info in source.list():
             where = {"Bucket": self._bucket, "Key": source.key(info.name)}
             source.client.copy_object(Bucket=self._bucket, Key=target.key(info.name), CopySource=where)
