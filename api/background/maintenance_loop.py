@@ -69,6 +69,7 @@ class MaintenanceLoop:
                 MaintenanceTask.BACKLOG: min(interval, QUOTA_CHECK_MS),
                 MaintenanceTask.RETENTION: interval,
                 MaintenanceTask.GARBAGE: settings.gc_interval_ms,
+                MaintenanceTask.SCRUB: settings.gc_scrub_interval_ms,
             },
             settings.gc_grace_ms,
             leads,

@@ -192,7 +192,14 @@ class Settings:
         "it is longer.",
         ExternalName("log.retention.check.interval.ms", unit_ms=1),
     )
-    gc_interval_ms: int = duration(3_600_000, "gc.interval", "How often garbage is collected.")
+    gc_interval_ms: int = duration(
+        3_600_000, "gc.interval", "How often garbage is collected, of the topics that may have some."
+    )
+    gc_scrub_interval_ms: int = duration(
+        86_400_000,
+        "gc.scrub-interval",
+        "How often all objects of the store are listed, for garbage to which no row leads.",
+    )
     gc_grace_ms: int = duration(
         GRACE_MS,
         "gc.grace",

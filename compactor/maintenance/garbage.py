@@ -12,20 +12,32 @@ The steps per topic; their order makes them safe beside imports, runs, readers a
               grace time ago; without a row of their attempt, unless they are younger than a grace time and `skew_ms`
     purge     delete the rows of attempts that finished a grace time ago and have no object
 
+    settle    state when the topic needs the next collection, by the snapshot of `refer`; None: when it is queued again
+
 If one snapshot shows that no step has work, as for most topics at most times, the collection ends with it.
+
+Garbage begins only with rows: an attempt ends, a compacted ledger retires, a ledger is trimmed, a topic is deleted. The
+transactions that make such rows queue the topic (storage/metadata/topic_work.py), and an attempt does so when it
+begins. `collect_due` collects the topics whose time has come, each with one listing of its own objects. A topic stays
+queued until a whole collection has settled it, so a collection that was interrupted is repeated, also if the rows that
+led to its garbage are deleted already; a mark that comes after the read of the queue, before `list`, is not removed.
+`collect_all` lists the whole store, and so also finds what no row leads to: objects of writers that outlived their
+attempt, or that are younger than a database that was restored. It queues a topic that needs a later collection and is
+not queued.
 
 A new row or manifest references objects of its own attempt, which has a row before its first object, and objects of
 the previous generation, which stays current until then. So a deleted object is never referenced again.
 
 A deleted topic (S8) has no rows, so no row references its objects. All of them are deleted `file.delete.delay` after
-the topic, so that readers may finish. The next collection deletes an object that a late writer adds.
+the topic, so that readers may finish. It is collected again until a grace time has passed, for late writers; after that
+`collect_all` finds theirs.
 
 Each step may be interrupted and repeated. An unreadable manifest raises an error that names it, and no object of its
-topic is deleted, because its references are unknown. The collection of a topic ends at an object that the store refuses
-to delete; other topics are collected. Foreign names are counted and left alone. Times decide only how
-long garbage stays and when a reader loses its pin; no wrong clock deletes a current object.
+topic is deleted, because its references are unknown; the topic stays queued. The collection of a topic ends at an
+object that the store refuses to delete; other topics are collected. Foreign names are counted and left alone. Times
+decide only how long garbage stays and when a reader loses its pin; no wrong clock deletes a current object.
 
-Memory: the names of one topic's objects and references. This module must not know Spark.
+Memory: the names of one topic's objects and references, and a page of topics. This module must not know Spark.
 """
 
 from __future__ import annotations
@@ -36,6 +48,7 @@ from functools import partial
 from itertools import groupby
 
 from compactor.maintenance.grace import GRACE_MS
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE
 from storage.environment import Environment
 from storage.errors import DataLoss, Misconfigured, NotFound
 from storage.failpoints import Failpoint, failpoint
@@ -45,6 +58,7 @@ from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
+from storage.metadata.topic_work import TopicWork, WorkKind
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo
 from storage.reading.compacted_loss import lost_compacted_advice
@@ -106,47 +120,91 @@ class GarbageCollector:
         """Collect the garbage of one topic. `dry_run`: delete nothing. Raises DataLoss (then no object was deleted),
         TopicNotFound, and Misconfigured for the store of another database."""
         self._refuse_other_store(dry_run)
-        return self._collect(topic, list(self.environment.store.list(names.topic_prefix(topic.uid))), dry_run)
+        return self._list_and_collect(topic, dry_run)
 
-    def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[CollectionResult]:
+    def collect_due(self) -> Iterator[CollectionResult]:
+        """Collect the garbage of the queued topics whose time has come, and of deleted topics that may have objects.
+
+        Yield a result per topic; `error` has its failure. Raises Misconfigured for the store of another database.
+        """
+        self._refuse_other_store(dry_run=False)
+        metadata = self.environment.metadata
+        queued = metadata.topic_work.due(WorkKind.COLLECT, self.environment.clock.now_ms())
+        for first in range(0, len(queued), TOPICS_AT_ONCE):
+            page = metadata.topics.by_ids([work.topic_id for work in queued[first : first + TOPICS_AT_ONCE]])
+            for topic in page.values():
+                yield _alone(topic.name, topic.uid, partial(self._list_and_collect, topic, False))
+        for deleted in metadata.tenancy.uncollected_topics():
+            if self._is_due(deleted):
+                yield _alone(deleted.name, deleted.uid, partial(self._list_and_collect_deleted, deleted))
+
+    def collect_all(
+        self, dry_run: bool = False, unknown_topics: bool = False, after_uid: str = ""
+    ) -> Iterator[CollectionResult]:
         """Collect the garbage of every topic, in one listing. Yield a result per topic; `error` has its failure.
 
-        With `unknown_topics`, the objects of topics that the database does not know are deleted after the grace time;
-        otherwise they are only counted, because they may belong to another database. Raises Misconfigured for the store
-        of another database.
+        The topics are in the order of their uids; `after_uid`: go on after that one. With `unknown_topics`, the objects
+        of topics that the database does not know are deleted after the grace time; otherwise they are only counted,
+        because they may belong to another database. Raises Misconfigured for the store of another database.
         """
         self._refuse_other_store(dry_run)
-        known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
-        uids = set()
-        # The listing is in the order of names, so one topic's objects at a time are in memory.
+        metadata, began = self.environment.metadata, self.environment.clock.now_ms()
+        topics = self._topics_by_uid(after_uid)
+        following = next(topics, None)
+        # Both are in the order of uids, so one topic's objects and a page of topics are in memory.
         for uid, objects in groupby(self.environment.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
+            if uid <= after_uid:
+                continue
             listed = list(objects)
-            if uid not in known:  # a new topic, or a deleted row: rows are created and deleted before objects
-                known = {topic.uid: topic for topic in self.environment.metadata.topics.all()}
-            uids.add(uid)
-            if topic := known.get(uid):
-                yield _alone(topic.name, uid, partial(self._collect, topic, listed, dry_run))
-            elif deleted := self.environment.metadata.tenancy.deleted_topic(uid):
+            while following is not None and following.uid < uid:
+                yield _alone(following.name, following.uid, partial(self._collect, following, [], began, dry_run))
+                following = next(topics, None)
+            topic = None
+            if following is not None and following.uid == uid:
+                topic, following = following, next(topics, None)
+            # Not on its page: a new topic, or a deleted row; rows are created and deleted before objects.
+            if topic := topic or metadata.topics.by_uid(uid):
+                yield _alone(topic.name, uid, partial(self._collect, topic, listed, began, dry_run))
+            elif deleted := metadata.tenancy.deleted_topic(uid):
                 yield _alone(deleted.name, uid, partial(self._collect_deleted, deleted, listed, dry_run))
             else:
                 yield _alone(None, uid, partial(self._unknown, uid, listed, dry_run, unknown_topics))
-        for uid, topic in known.items():
-            if uid not in uids:
-                yield _alone(topic.name, uid, partial(self._collect, topic, [], dry_run))
+        while following is not None:
+            yield _alone(following.name, following.uid, partial(self._collect, following, [], began, dry_run))
+            following = next(topics, None)
+
+    def _topics_by_uid(self, after_uid: str) -> Iterator[TopicRecord]:
+        """Yield the topics after a uid, in the order of uids."""
+        while page := self.environment.metadata.topics.page_by_uid(after_uid, TOPICS_AT_ONCE):
+            yield from page
+            after_uid = page[-1].uid
+
+    def _list_and_collect(self, topic: TopicRecord, dry_run: bool) -> CollectionResult:
+        began = self.environment.clock.now_ms()
+        listed = list(self.environment.store.list(names.topic_prefix(topic.uid)))
+        return self._collect(topic, listed, began, dry_run)
 
     def _refuse_other_store(self, dry_run: bool) -> None:
         identity = StoreIdentity(self.environment.metadata, self.environment.store)
         identity.check() if dry_run else identity.check_or_bind()
 
-    def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
+    def _collect(
+        self, topic: TopicRecord, listed: list[ObjectInfo], listed_since: int, dry_run: bool
+    ) -> CollectionResult:
+        """Collect the garbage of a topic. `listed`: its objects, listed at `listed_since` (ms) or later."""
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
-        if self._is_clean(self.environment.metadata.pins.gc_snapshot(topic.id), listed, now):
+        queued = self.environment.metadata.topic_work.of_topics(WorkKind.COLLECT, [topic.id]).get(topic.id)
+        snapshot = self.environment.metadata.pins.gc_snapshot(topic.id)
+        if self._is_clean(snapshot, listed, now):
+            if not dry_run:
+                self._settle(snapshot, listed, listed_since, queued, now, 0)
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
-        marked_before = now - self.environment.metadata.policies.effective(topic).file_delete_delay_ms
+        delay_ms = self.environment.metadata.policies.effective(topic).file_delete_delay_ms
+        marked_before = now - delay_ms
         marked = self.environment.metadata.trimming.trimmed(topic.id)
         due = [item for item in marked if item.deleted_at is not None and item.deleted_at <= marked_before]
         trimmed = len(due) if dry_run else self.environment.metadata.trimming.purge(topic.id, marked_before)
@@ -169,9 +227,49 @@ class GarbageCollector:
         if not dry_run:
             remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
+            self._settle(snapshot, listed, listed_since, queued, now, delay_ms)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
+
+    def _settle(
+        self,
+        snapshot: GcSnapshot,
+        listed: list[ObjectInfo],
+        listed_since: int,
+        queued: TopicWork | None,
+        now: int,
+        delay_ms: int,
+    ) -> None:
+        """State when the topic needs the next collection. `queued`: as it was read before the snapshot."""
+        times = [self._next_time(snapshot, listed_since, now, delay_ms)]
+        attempts = {attempt.attempt_id for attempt in snapshot.attempts}
+        for info in listed:  # of an attempt without a row, or a row that began after the snapshot
+            parsed = names.parse(info.name)
+            if parsed is not None and parsed.attempt_id not in attempts and not self._old(info, now):
+                times.append(info.modified_ms + self.grace_ms + self.skew_ms + 1)
+        due_at = min((time for time in times if time is not None), default=None)
+        work = self.environment.metadata.topic_work
+        if queued is not None:
+            work.settle([(queued, due_at)])
+        elif due_at is not None:
+            work.queue(WorkKind.COLLECT, [snapshot.topic.id])
+
+    def _next_time(self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int) -> int | None:
+        """Return the first time (ms) at which rows of the snapshot lead to work; None: none do.
+
+        A clock that was set back, and another grace time or delay than now, may make a time too late: so none is more
+        than an hour from now.
+        """
+        times = [attempt.heartbeat_at + self.grace_ms for attempt in snapshot.attempts if attempt.finished_at is None]
+        times += [
+            attempt.finished_at + self.grace_ms + 1  # then its row is purged as well
+            for attempt in snapshot.attempts
+            if attempt.finished_at is not None and attempt.finished_at >= listed_since - self.grace_ms
+        ]
+        times += [item.retired_at + self.grace_ms for item in snapshot.compacted if item.retired_at is not None]
+        times += [ledger.deleted_at + delay_ms for ledger in snapshot.ledgers if ledger.deleted_at is not None]
+        return min(max(min(times), now), now + GRACE_MS) if times else None
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
         """Return whether no step has work, and no attempt is unfinished."""
@@ -246,11 +344,24 @@ class GarbageCollector:
     def _old(self, info: ObjectInfo, now: int) -> bool:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
 
+    def _is_due(self, deleted: DeletedTopic) -> bool:
+        """Return whether the objects of a deleted topic may be deleted."""
+        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
+        return deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
+
+    def _list_and_collect_deleted(self, deleted: DeletedTopic) -> CollectionResult:
+        """Delete the objects of a deleted topic. After a grace time, in which late writers may end, it is collected."""
+        is_last = deleted.deleted_at < self.environment.clock.now_ms() - self.grace_ms
+        listed = list(self.environment.store.list(names.topic_prefix(deleted.uid)))
+        result = self._collect_deleted(deleted, listed, dry_run=False)
+        if is_last:
+            self.environment.metadata.tenancy.set_collected(deleted.uid)
+        return result
+
     def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> CollectionResult:
         """Delete the objects of a deleted topic after its delay."""
         failpoint(Failpoint.GC_LISTED)
-        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
-        due = deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
+        due = self._is_due(deleted)
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, name) for info, name in parsed if name is not None]
         objects = self._delete(garbage, dry_run, self.on_object)

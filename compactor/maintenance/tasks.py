@@ -5,18 +5,20 @@
     backlog     message time to live and backlog quotas (backlog_limits.py): the service whose log directory has the
                 end of the topic; for a sealed topic the one that serves it, else the leader
     retention   trim topics by their cleanup policies (retention.py): the leader
-    garbage     delete objects without references (garbage.py): the leader
+    garbage     delete the objects of topics without references, where rows lead to some (garbage.py): the leader
+    scrub       the same for all objects of the store, rarely and in slices: the leader
 
 `due_tasks` decides by the clock and the last start of each task, so nothing waits here;
 api/background/maintenance_loop.py calls `run_due` once a second. The failure of a topic is logged, and retried at the
 next start; other topics continue. All tasks are safe beside any other work, even beside an old leader that has not
 noticed its replacement. Leadership only saves work.
 
-Memory: the records of all topics, and that of garbage.py. This module must not know settings and threads.
+Memory: that of garbage.py, and a page of topics. This module must not know settings and threads.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +28,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from compactor.maintenance.backlog_limits import BacklogLimits, ExceededQuota, ServedCursor, has_limits
-from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
 from storage.clock import is_due
@@ -47,9 +49,16 @@ class MaintenanceTask(StrEnum):
     BACKLOG = "backlog"
     RETENTION = "retention"
     GARBAGE = "garbage"
+    SCRUB = "scrub"
 
 
-LEADER_TASKS = frozenset({MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE})
+LEADER_TASKS = frozenset({MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE, MaintenanceTask.SCRUB})
+SCRUB_NOTE = "scrub"
+"""The name of the note with the place of a scrub."""
+SLICE_MS = 500
+"""Time after which a scrub lets other tasks run."""
+NOTED_MS = 60_000
+"""Time between two notes of a scrub's place."""
 Intervals = Mapping[MaintenanceTask, int]
 """Time between two starts of each task, in ms."""
 Starts = Mapping[MaintenanceTask, int | None]
@@ -63,6 +72,15 @@ def due_tasks(starts: Starts, intervals: Intervals, leads: bool, now: int) -> li
     """
     candidates = (task for task in MaintenanceTask if leads or task not in LEADER_TASKS)
     return [task for task in candidates if is_due(starts.get(task), intervals[task], now)]
+
+
+@dataclass
+class _Scrub:
+    """A scrub in progress. `began_at`, `noted_at`: its begin and the last note of its place, in ms."""
+
+    began_at: int
+    results: Iterator[CollectionResult]
+    noted_at: int
 
 
 @dataclass(eq=False)
@@ -86,6 +104,7 @@ class Maintenance:
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _process: str = field(init=False, default_factory=lambda: str(Owner.current()))
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _scrub: _Scrub | int | None = field(init=False, default=None)
     _starts: dict[MaintenanceTask, int | None] = field(init=False, default_factory=dict)
 
     def make_due(self, task: MaintenanceTask) -> None:
@@ -99,6 +118,7 @@ class Maintenance:
             MaintenanceTask.BACKLOG: self._limit_backlogs,
             MaintenanceTask.RETENTION: self._retain,
             MaintenanceTask.GARBAGE: self._collect,
+            MaintenanceTask.SCRUB: self._scrub_slice,
         }
         with self._running:
             try:
@@ -172,13 +192,58 @@ class Maintenance:
 
     def _collect(self) -> None:
         collector = GarbageCollector(self.environment, self.grace_ms)
-        for collected in paced(collector.collect_all(), self.environment.clock, self.throttle):
-            if collected.error is not None and not isinstance(collected.error, TopicNotFound):
-                _log.warning(
-                    "%s: %s: %s", MaintenanceTask.GARBAGE, collected.topic or collected.topic_uid, collected.error
-                )
+        for collected in paced(collector.collect_due(), self.environment.clock, self.throttle):
+            _log_collected(MaintenanceTask.GARBAGE, collected)
             if self.stopping():
                 return
+
+    def _scrub_slice(self) -> None:
+        """Go on with a scrub of the store for `SLICE_MS`, or begin one if the last began long enough ago."""
+        clock = self.environment.clock
+        began = clock.now_ms()
+        # After an error it goes on in a minute.
+        self._starts[MaintenanceTask.SCRUB] = began + NOTED_MS - self.intervals[MaintenanceTask.SCRUB]
+        if self._scrub is None:
+            self._scrub = self._scrub_to_continue()
+        scrub, self._scrub = self._scrub, None  # an error ends it; the next slice begins where the note is
+        if isinstance(scrub, int):
+            self._starts[MaintenanceTask.SCRUB] = scrub
+            return
+        for collected in paced(scrub.results, clock, self.throttle):
+            _log_collected(MaintenanceTask.SCRUB, collected)
+            now = clock.now_ms()
+            if is_due(scrub.noted_at, NOTED_MS, now):
+                scrub.noted_at = now
+                self._note_scrub(scrub.began_at, collected.topic_uid)
+            if self.stopping() or not self.leads():
+                return
+            if now - began >= SLICE_MS:
+                self._scrub, self._starts[MaintenanceTask.SCRUB] = scrub, None
+                return
+        self._note_scrub(scrub.began_at, None)
+        self._starts[MaintenanceTask.SCRUB] = scrub.began_at
+
+    def _scrub_to_continue(self) -> _Scrub | int:
+        """Return the scrub that is due or was interrupted; or the time (ms) of the last one's begin if none is."""
+        now = self.environment.clock.now_ms()
+        noted = self.environment.metadata.topic_work.note(SCRUB_NOTE)
+        began_at, after_uid = json.loads(noted) if noted else (0, None)
+        if after_uid is None:
+            if noted and not is_due(began_at, self.intervals[MaintenanceTask.SCRUB], now):
+                return int(began_at)
+            began_at, after_uid = now, ""
+        collector = GarbageCollector(self.environment, self.grace_ms)
+        return _Scrub(began_at, collector.collect_all(after_uid=after_uid), now)
+
+    def _note_scrub(self, began_at: int, after_uid: str | None) -> None:
+        """Store the place of a scrub for this process or another one. `after_uid` None: it is finished."""
+        self.environment.metadata.topic_work.set_note(SCRUB_NOTE, json.dumps([began_at, after_uid]))
+
+
+def _log_collected(task: MaintenanceTask, collected: CollectionResult) -> None:
+    """Log the error of a collection. A deleted topic is no error."""
+    if collected.error is not None and not isinstance(collected.error, TopicNotFound):
+        _log.warning("%s: %s: %s", task, collected.topic or collected.topic_uid, collected.error)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class Reconciler:
                     backlog.topic.name,
                 )
             self.missed += len(due_at_once)
-            self._metadata.topic_work.mark_appended(unqueued)
+            self._metadata.topic_work.queue(WorkKind.COMPACT, unqueued)
         return TopicsCheckResult.of(list(backlogs.values()), controls, 0, now)
 
 

@@ -25,6 +25,7 @@ from storage.errors import CompactorError, Fenced, TopicNotFound, Unavailable
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
+from storage.metadata.topic_work import WorkKind
 
 POLL_SECONDS = 0.2
 """The interval at which a writer checks the age of its segment, and requests to roll."""
@@ -184,7 +185,7 @@ class LeaseRenewer:
         for first in range(0, len(grown), AT_ONCE):
             batch = grown[first : first + AT_ONCE]
             try:
-                self._metadata.topic_work.mark_appended([log.topic_id for log, _ in batch])
+                self._metadata.topic_work.queue(WorkKind.COMPACT, [log.topic_id for log, _ in batch])
             except Exception as error:  # the next call tries again
                 _log.warning("%d topics with new messages cannot be queued now: %s", len(batch), error)
                 continue

@@ -15,7 +15,7 @@ from collections.abc import Collection, Set
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select
 
 from storage.errors import Fenced
-from storage.metadata import queries, row_mapping, topics
+from storage.metadata import queries, row_mapping, topic_work, topics
 from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.records import Attempt, AttemptKind, RunRecord
 from storage.metadata.tables import attempts
@@ -33,6 +33,7 @@ def begin(connection: Connection, context: Context, topic_id: int, kind: Attempt
     topics.lock_against_deletion(connection, topic_id)
     attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=context.now, heartbeat_at=context.now)
     connection.execute(insert(attempts).values(**row_mapping.attempt_values(attempt)))
+    topic_work.mark(connection, topic_work.WorkKind.COLLECT, [topic_id])
     return attempt
 
 

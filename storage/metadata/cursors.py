@@ -264,7 +264,8 @@ def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerR
 def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
     """Take the compacted ledger that serves, if any, out of service; its objects stay for a grace time (A3)."""
     serving = (compacted_ledgers.c.topic_id == topic_id) & compacted_ledgers.c.retired_at.is_(None)
-    queries.change_where(connection, compacted_ledgers, serving, retired_at=now)
+    if queries.change_where(connection, compacted_ledgers, serving, retired_at=now):
+        topic_work.mark(connection, topic_work.WorkKind.COLLECT, [topic_id])
 
 
 def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, compacted_ledger_id: int) -> None:

@@ -49,7 +49,10 @@ class TopicStore(Store):
     get = reads(topics.by_name)
     by_names = reads(topics.by_names)
     all = reads(topics.all_topics)
+    by_ids = reads(topics.by_ids)
+    by_uid = reads(topics.by_uid)
     page = reads(topics.page_of)
+    page_by_uid = reads(topics.page_by_uid)
     in_namespace = reads(topics.in_namespace)
     summaries = reads(topics.summaries)
     producer_epoch = reads(topics.producer_epoch)
@@ -87,6 +90,8 @@ class TenancyStore(Store):
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find_deleted)
+    uncollected_topics = reads(topic_deletion.uncollected)
+    set_collected = writes(topic_deletion.set_collected)
     check_no_writer = reads(topic_deletion.check_no_writer)
     delete_unused_topic = writes(topic_deletion.delete_unused_topic)
     delete_topic = writes_once(
@@ -335,10 +340,10 @@ class CompactionBacklogStore(Store):
 
 
 class TopicWorkStore(Store):
-    """Queues of topics with work. Only the leader settles them."""
+    """Queues of topics with work, and notes."""
 
     begin_leading = writes(topic_work.begin_leading)
-    mark_appended = writes(topic_work.mark_appended)
+    queue = writes(topic_work.queue)
     note = reads(topic_work.note)
     set_note = writes(topic_work.set_note)
     due = reads(topic_work.due)

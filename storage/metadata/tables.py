@@ -100,9 +100,17 @@ deleted_topics = Table(
     Column("topic_id", BIG_KEY, nullable=False, unique=True),
     Column("name", String, nullable=False),
     Column("deleted_at", BigInteger, nullable=False),
+    Column("collected_at", BigInteger),
+)
+Index(
+    "ix_deleted_topics_uncollected",
+    deleted_topics.c.deleted_at,
+    sqlite_where=text("collected_at IS NULL"),
+    postgresql_where=text("collected_at IS NULL"),
 )
 """Incarnations of topics that were deleted (S8): their objects, and their segments' files in every log directory, are
-garbage. A row is never deleted: a log directory, or a process, may return after years."""
+garbage. A row is never deleted: a log directory, or a process, may return after years. `collected_at`: when all objects
+were deleted; null: not yet."""
 
 tenants = Table(
     "tenants",

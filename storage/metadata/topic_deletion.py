@@ -144,5 +144,16 @@ def find_deleted(connection: Connection, uid: str) -> DeletedTopic | None:
     return queries.find(connection, statement, row_mapping.deleted_topic)
 
 
+def uncollected(connection: Connection) -> list[DeletedTopic]:
+    """Return the deleted topics whose objects were not all collected yet, in the order of deletion."""
+    statement = select(deleted_topics).where(deleted_topics.c.collected_at.is_(None))
+    return queries.fetch(connection, statement.order_by(deleted_topics.c.deleted_at), row_mapping.deleted_topic)
+
+
+def set_collected(connection: Connection, context: Context, uid: str) -> None:
+    """Store that all objects of a deleted topic were collected. Idempotent."""
+    queries.change(connection, deleted_topics, uid, collected_at=context.now)
+
+
 def _leases_of(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
     return select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id)

@@ -8,10 +8,14 @@ the next event marks it. Conditions that come with time alone, such as a maximum
     COMPACT   the topic's compaction may be due. Marked by: bulk append, roll, publishing, trim, truncation, removal of
               `__compaction`, resumption, a change of policies in any scope, and appends to the open segment, by the
               owner of the log (storage/log/lease_renewer.py), and when it renews or ends a lease of its own
+    COLLECT   the topic may have garbage, now or when a grace time is over. Marked by: the begin of an attempt, trim,
+              truncation, the retirement of a compacted ledger. A topic stays queued while an attempt is unfinished, so
+              the end of one marks nothing (compactor/maintenance/garbage.py)
 
-Invariants: `settle` removes no mark that came after the read which the check is based on (`changes`), and only the
-leader settles, fenced by its token. Marks of several topics lock their rows in the order of ids; `settle` waits for no
-row. A topic that is deleted takes its marks with it.
+Invariants: `settle` removes no mark that came after the read which the check is based on: each mark raises `changes`,
+which begins at a random number, so that a row that was removed and queued again differs. Due compactions are settled by
+the leader alone, fenced by its token, since what another process can read of open segments differs. Marks of several
+topics lock their rows in the order of ids; `settle` waits for no row. A topic that is deleted takes its marks with it.
 
 Policies that are not in SQL (a settings file, another version's defaults) mark nothing: a leader whose policies differ
 from those of the leader before it marks all topics (`begin_leading`).
@@ -22,6 +26,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import secrets
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -36,6 +41,7 @@ from storage.options.policies import POLICIES
 
 AT_ONCE = 0
 """The time of a mark: the next check includes the topic."""
+_MAX_FIRST = 1 << 62
 _POLICIES = "policies"
 """The note with the digest of the policies that are not in SQL, for which the queue was settled last."""
 
@@ -44,6 +50,7 @@ class WorkKind(StrEnum):
     """Kind of work: each has its own queue."""
 
     COMPACT = "compact"
+    COLLECT = "collect"
 
 
 class TopicWork(NamedTuple):
@@ -61,8 +68,9 @@ class TopicWork(NamedTuple):
 def mark(connection: Connection, kind: WorkKind, topic_ids: Collection[int]) -> None:
     """Queue topics to be checked at once. They must be locked, at least against deletion."""
     if topic_ids:
+        first = secrets.randbelow(_MAX_FIRST)
         rows = [
-            {"topic_id": topic_id, "kind": kind.value, "due_at": AT_ONCE, "changes": 0}
+            {"topic_id": topic_id, "kind": kind.value, "due_at": AT_ONCE, "changes": first}
             for topic_id in sorted(topic_ids)
         ]
         connection.execute(_marking(connection.dialect.name), rows)
@@ -74,7 +82,7 @@ def mark_where(connection: Connection, kind: WorkKind, condition: ColumnElement[
     Call it before other rows are locked.
     """
     chosen = (
-        select(topics.c.id, literal(kind.value), literal(AT_ONCE), literal(0))
+        select(topics.c.id, literal(kind.value), literal(AT_ONCE), literal(secrets.randbelow(_MAX_FIRST)))
         .where(condition)
         .order_by(topics.c.id)
         .with_for_update(read=True, key_share=True)
@@ -97,13 +105,13 @@ def _raised(insert: queries.OnConflictInsert) -> Executable:
     )
 
 
-# The leader
+# Checks
 
 
-def mark_appended(connection: Connection, topic_ids: Collection[int]) -> None:
-    """Queue topics whose open segments have new entries; deleted ones are left out."""
+def queue(connection: Connection, kind: WorkKind, topic_ids: Collection[int]) -> None:
+    """Queue topics to be checked at once, without another change; deleted ones are left out."""
     for ids in queries.batches(sorted(topic_ids)):
-        mark_where(connection, WorkKind.COMPACT, topics.c.id.in_(ids))
+        mark_where(connection, kind, topics.c.id.in_(ids))
 
 
 def begin_leading(connection: Connection, context: Context, leader_token: int, log_uid: str | None) -> None:
@@ -127,10 +135,11 @@ def note(connection: Connection, name: str) -> str | None:
     return connection.execute(select(leader_notes.c.value).where(leader_notes.c.name == name)).scalar_one_or_none()
 
 
-def set_note(connection: Connection, name: str, value: str, leader_token: int) -> None:
-    """Replace a note. Raises Fenced if the leadership was lost."""
+def set_note(connection: Connection, name: str, value: str, leader_token: int | None = None) -> None:
+    """Replace a note. `leader_token`: raise Fenced if that leadership was lost."""
     queries.put(connection, leader_notes, {"name": name, "value": value})
-    services.check_leader(connection, leader_token)
+    if leader_token is not None:
+        services.check_leader(connection, leader_token)
 
 
 def due(connection: Connection, kind: WorkKind, now: int) -> list[TopicWork]:
@@ -148,11 +157,13 @@ def of_topics(connection: Connection, kind: WorkKind, topic_ids: Collection[int]
     }
 
 
-def settle(connection: Connection, checked: Sequence[tuple[TopicWork, int | None]], leader_token: int) -> None:
+def settle(
+    connection: Connection, checked: Sequence[tuple[TopicWork, int | None]], leader_token: int | None = None
+) -> None:
     """Let topics be due again at a time (ms), or remove them (None), unless they were marked since they were read.
 
-    `checked`: of one kind. A row that another transaction has locked is being marked, and is left alone. Raises Fenced
-    if the leadership was lost.
+    `checked`: of one kind. A row that another transaction has locked is being marked, and is left alone.
+    `leader_token`: raise Fenced if that leadership was lost.
     """
     later: list[dict[str, object]] = []
     removed: list[dict[str, object]] = []
@@ -173,7 +184,8 @@ def settle(connection: Connection, checked: Sequence[tuple[TopicWork, int | None
         connection.execute(_POSTPONE, later)
     if removed:
         connection.execute(_REMOVE, removed)
-    services.check_leader(connection, leader_token)
+    if leader_token is not None:
+        services.check_leader(connection, leader_token)
 
 
 _KEY = (topic_work.c.topic_id == bindparam("topic")) & (topic_work.c.kind == bindparam("of_kind"))

@@ -53,6 +53,17 @@ def page_of(connection: Connection, after_id: int, count: int) -> list[TopicReco
     return queries.fetch(connection, statement, row_mapping.topic)
 
 
+def page_by_uid(connection: Connection, after_uid: str, count: int) -> list[TopicRecord]:
+    """Return the next `count` topics whose uids are greater than `after_uid`, by uid."""
+    statement = select(topics).where(topics.c.uid > after_uid).order_by(topics.c.uid).limit(count)
+    return queries.fetch(connection, statement, row_mapping.topic)
+
+
+def by_uid(connection: Connection, uid: str) -> TopicRecord | None:
+    """Return the topic of that uid; None: there is none."""
+    return queries.find(connection, select(topics).where(topics.c.uid == uid), row_mapping.topic)
+
+
 def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     """Return the topics of `tenant/namespace`, by name; empty: there are none. Raises InvalidInput for another form."""
     tenant, local = parse_namespace(namespace)

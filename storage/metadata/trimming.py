@@ -56,7 +56,7 @@ def trim(
     if not force:
         ensure_compaction_cursors(connection, context, [topic])
         _check_cursors(connection, topic, end if keep_start else start_offset)
-    _mark(connection, trimmed_now, context.now)
+    _mark(connection, topic_id, trimmed_now, context.now)
     if not keep_start:
         start = max(topic.start_offset, start_offset)
         queries.change(connection, topics_table, topic_id, start_offset=start)
@@ -119,7 +119,7 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     """Clear one topic, as `truncate_all` does, and return it as it is afterwards. Raises TopicNotFound, Conflict."""
     topic = topics.lock(connection, topic_id)
     check_stored(connection, topic, topic.next_offset)
-    _mark(connection, ledgers.of_topic(connection, topic_id), now)
+    _mark(connection, topic_id, ledgers.of_topic(connection, topic_id), now)
     rolled = (segments.c.topic_id == topic_id) & (segments.c.state == SegmentState.ROLLED.value)
     sealed = {"state": SegmentState.SEALED.value, "sealed_at": now, "sealing_attempt_id": None}
     queries.change_where(connection, segments, rolled, **sealed)
@@ -164,6 +164,8 @@ def _check_cursors(connection: Connection, topic: TopicRecord, end: int) -> None
     raise Conflict(f"{topic.name} cannot be trimmed up to offset {end}: its cursor {slowest.name!r} is {at}", remedy)
 
 
-def _mark(connection: Connection, records: Sequence[LedgerRecord], now: int) -> None:
+def _mark(connection: Connection, topic_id: int, records: Sequence[LedgerRecord], now: int) -> None:
     for ids in queries.batches([ledger.ledger_id for ledger in records]):
         queries.change_where(connection, ledgers_table, ledgers_table.c.ledger_id.in_(ids), deleted_at=now)
+    if records:
+        topic_work.mark(connection, topic_work.WorkKind.COLLECT, [topic_id])

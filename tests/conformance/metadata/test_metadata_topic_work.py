@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, strategies as st
 from sqlalchemy import URL, delete, update
 
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due_topics, next_due_at
 from compactor.scheduling.due_queue import DueQueue
 from compactor.scheduling.reconciler import PARTS, Reconciler
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE
 from storage.errors import CompactionPaused, ErrorText, Fenced
+from storage.failpoints import Failpoint
 from storage.log.directory import LogDirectory
 from storage.log.lease_renewer import TICKS, LeaseRenewer
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
@@ -33,6 +36,7 @@ from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.conformance.metadata.conftest import OpenStore
 from tests.entries import produce, single
+from tests.failpoint_listeners import observed
 from tests.workbench import TINY, Workbench, all_ids, content
 
 NOW = 1_700_000_000_000
@@ -241,7 +245,43 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_queue_gives_what_a_scan_gives_whatever_happened(bench: Workbench, seed: int) -> None:
+def test_the_queue_leads_to_all_garbage_whatever_happened(bench: Workbench, seed: int) -> None:
+    """Collections that are cut off anywhere among them; at the end a listing of the whole store has nothing to do."""
+    world = World(bench, Random(seed))
+    collector = GarbageCollector(bench)
+    for _ in range(40):
+        if world.random.random() < 0.7:
+            world.step()
+        elif world.random.random() < 0.5:
+            bench.advance(GRACE_MS // 3)
+        else:
+            collect_until(collector, world.random.randrange(40))
+    for _ in range(4):  # attempts expire, then their objects go, then their rows
+        bench.advance(GRACE_MS + 1)
+        assert [item.error for item in collector.collect_due() if item.error] == []
+    reports = list(collector.collect_all())
+    assert [item for item in reports if item.total.count or item.compacted_ledgers or item.trimmed_ledgers] == []
+    assert bench.metadata.tenancy.uncollected_topics() == []
+
+
+class Cut(Exception):
+    """The end of a collection at a failpoint."""
+
+
+def collect_until(collector: GarbageCollector, step: int) -> None:
+    """Collect what is due; end at the failpoint after `step` others, if there are so many."""
+    remaining = iter(range(step))
+
+    def cut(_: Failpoint) -> None:
+        if next(remaining, None) is None:
+            raise Cut
+
+    with suppress(Cut), observed(cut):
+        list(collector.collect_due())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_queue_of_due_gives_what_a_scan_gives_whatever_happened(bench: Workbench, seed: int) -> None:
     world = World(bench, Random(seed))
     done = []
     due = 0
@@ -419,7 +459,7 @@ def test_entries_of_an_open_log_queue_its_topic_and_an_idle_log_does_not(bench: 
 def test_a_deleted_topic_takes_its_marks_along_and_a_mark_makes_no_topic_used(bench: Workbench) -> None:
     leader, (used, unused) = Leader(bench), (bench.topic(name) for name in ("used", "unused"))
     bench.append(used, [content((b"a", b"v"))])
-    bench.metadata.topic_work.mark_appended([used.record.id, unused.record.id, 99])
+    bench.metadata.topic_work.queue(WorkKind.COMPACT, [used.record.id, unused.record.id, 99])
     assert leader.queued() == [used.record.id, unused.record.id]
     assert bench.metadata.tenancy.delete_unused_topic(unused.record.id)
     bench.metadata.tenancy.delete_topic(used.record.id, force=True)

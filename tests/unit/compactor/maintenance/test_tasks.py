@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
+from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.maintenance.tasks import Maintenance, MaintenanceTask, due_tasks
+from compactor.maintenance.tasks import NOTED_MS, SCRUB_NOTE, SLICE_MS, Maintenance, MaintenanceTask, due_tasks
 from compactor.scheduling.scan_throttle import RESTS
 from storage.entries.encode import encode_message
 from storage.environment import Environment
@@ -30,9 +33,11 @@ INTERVALS = {
     MaintenanceTask.BACKLOG: 20,
     MaintenanceTask.RETENTION: 20,
     MaintenanceTask.GARBAGE: 50,
+    MaintenanceTask.SCRUB: 1000,
 }
 EACH_SERVICES = [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG]
 MINUTE, HOUR = 60_000, 3_600_000
+SCRUB = 1000 * HOUR
 
 
 def starts(**began: int | None) -> dict[MaintenanceTask, int | None]:
@@ -48,11 +53,11 @@ def starts(**began: int | None) -> dict[MaintenanceTask, int | None]:
         (119, [MaintenanceTask.SWEEP]),
         (120, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION]),
         (150, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]),
-        (99, [MaintenanceTask.SWEEP, MaintenanceTask.BACKLOG, MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]),
+        (99, list(MaintenanceTask)),
     ],
 )
 def test_what_is_due(now: int, expected: list[MaintenanceTask]) -> None:
-    began = starts(sweep=100, backlog=100, retention=100, garbage=100)
+    began = starts(sweep=100, backlog=100, retention=100, garbage=100, scrub=100)
     assert due_tasks(began, INTERVALS, True, now) == expected
     assert due_tasks(began, INTERVALS, False, now) == [task for task in expected if task in EACH_SERVICES]
 
@@ -65,14 +70,15 @@ def test_at_first_all_is_due() -> None:
 class Bench:
     """A workbench with a Maintenance, of a leader unless `leads` is False."""
 
-    def __init__(self, folder: Path) -> None:
-        self.workbench = Workbench.embedded(folder)
+    def __init__(self, workbench: Workbench) -> None:
+        self.workbench = workbench
         self.clock = self.workbench.clock
         self.leads = True
         self.stopping = False
         self.maintenance = Maintenance(
             Environment(self.workbench.metadata, self.workbench.store, self.clock, self.workbench.log),
-            dict.fromkeys(MaintenanceTask, MINUTE) | {MaintenanceTask.GARBAGE: 10 * MINUTE},
+            dict.fromkeys(MaintenanceTask, MINUTE)
+            | {MaintenanceTask.GARBAGE: 10 * MINUTE, MaintenanceTask.SCRUB: SCRUB},
             GRACE_MS,
             lambda: self.leads,
             lambda: self.stopping,
@@ -98,7 +104,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+    return Bench(Workbench.embedded(tmp_path))
 
 
 def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
@@ -120,7 +126,7 @@ def test_retention_and_garbage_by_the_clock(bench: Bench, caplog: pytest.LogCapt
     assert bench.maintenance.run_due() == []
     assert bench.ledgers(expiring) == 1
     bench.clock.advance(HOUR + 1)
-    assert bench.maintenance.run_due() == list(MaintenanceTask)
+    assert bench.maintenance.run_due() == [*EACH_SERVICES, MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]
     assert (bench.ledgers(expiring), bench.ledgers(kept)) == (0, 1)
     assert bench.objects(expiring) == 2, "the delay of its rows and index is not over"
     bench.clock.advance(GRACE_MS)
@@ -136,7 +142,7 @@ def test_only_the_leader(bench: Bench) -> None:
     assert bench.maintenance.run_due() == EACH_SERVICES
     assert bench.ledgers(topic) == 1
     bench.leads = True
-    assert bench.maintenance.run_due() == [MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE]
+    assert bench.maintenance.run_due() == [MaintenanceTask.RETENTION, MaintenanceTask.GARBAGE, MaintenanceTask.SCRUB]
     assert bench.ledgers(topic) == 0
 
 
@@ -369,5 +375,62 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench, caplog: py
     workbench.store.put(late, b"of a writer that had not heard")
     bench.clock.advance(HOUR)
     bench.maintenance.run_due()
+    assert bench.objects(topic.record) == 1, "no row leads to it"
+    bench.clock.advance(SCRUB)
+    bench.maintenance.run_due()
     assert bench.objects(topic.record) == 0
     assert caplog.messages == []
+
+
+def test_a_scrub_lets_other_tasks_run_and_continues_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = [bench.imported(name) for name in "abcdef"]
+    seen: list[str] = []
+    collect = GarbageCollector._collect
+
+    def slow(self: GarbageCollector, topic: TopicRecord, *arguments: Any) -> CollectionResult:
+        seen.append(topic.uid)
+        bench.clock.advance(SLICE_MS // 2)
+        return collect(self, topic, *arguments)
+
+    bench.maintenance.run_due()
+    bench.clock.advance(SCRUB)
+    bench.maintenance.make_due(MaintenanceTask.GARBAGE)
+    bench.maintenance.run_due()
+    monkeypatch.setattr(GarbageCollector, "_collect", slow)
+    note = bench.workbench.metadata.topic_work.note
+    uids = sorted(topic.uid for topic in topics)
+
+    bench.clock.advance(SCRUB)
+    assert MaintenanceTask.SCRUB in bench.maintenance.run_due()
+    assert seen == uids[:2]
+    bench.clock.advance(NOTED_MS)
+    assert MaintenanceTask.SCRUB in bench.maintenance.run_due()
+    assert seen == uids[:4]
+    assert json.loads(note(SCRUB_NOTE) or "")[1] == uids[2]
+
+    other = Bench(bench.workbench)
+    assert MaintenanceTask.SCRUB in other.maintenance.run_due()
+    assert seen == [*uids[:4], *uids[3:5]], "it continues after the last note"
+    assert MaintenanceTask.SCRUB in other.maintenance.run_due()
+    assert seen[-1] == uids[5]
+    assert json.loads(note(SCRUB_NOTE) or "")[1] is None
+    assert MaintenanceTask.SCRUB not in other.maintenance.run_due()
+    third = Bench(bench.workbench)
+    third.maintenance.run_due()
+    assert len(seen) == 7, "its time has not come"
+
+
+def test_a_scrub_that_fails_goes_on_in_a_minute(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.imported("t")
+
+    def fail(*_: object, **__: object) -> Iterator[CollectionResult]:
+        raise Unavailable("the store is away", "wait")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GarbageCollector, "collect_all", fail)
+        assert MaintenanceTask.SCRUB in bench.maintenance.run_due()
+        bench.clock.advance(NOTED_MS - 1)
+        assert MaintenanceTask.SCRUB not in bench.maintenance.run_due()
+    bench.clock.advance(1)
+    assert MaintenanceTask.SCRUB in bench.maintenance.run_due()
+    assert bench.workbench.metadata.topic_work.note(SCRUB_NOTE) is not None
