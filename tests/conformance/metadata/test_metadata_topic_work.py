@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -21,10 +23,12 @@ from compactor.scheduling.reconciler import PARTS, Reconciler
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE
 from storage.errors import CompactionPaused, ErrorText, Fenced
 from storage.failpoints import Failpoint
+from storage.ledger import names
 from storage.log.directory import LogDirectory
 from storage.log.lease_renewer import TICKS, LeaseRenewer
+from storage.metadata import leases
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import AttemptKind, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import topic_work as table
 from storage.metadata.topic_work import WorkKind
@@ -60,12 +64,12 @@ class Leader:
         self.reconciler = Reconciler(bench.metadata, self.backlogs, bench.clock, 0)
 
     def check(self) -> list[tuple[str, str]]:
-        return names(self.queue.check(self.bench.clock.now_ms(), self.token))
+        return causes(self.queue.check(self.bench.clock.now_ms(), self.token))
 
     def scan(self) -> list[tuple[str, str]]:
         """Return what is due, from the rows of all topics; of paused ones only an unpaused one is."""
         backlogs = BacklogReader(self.bench.metadata, self.bench.log).read_triggered(all_ids(self.bench))
-        return names(due_topics(backlogs, self.bench.metadata.compaction_control.all(), self.bench.clock.now_ms()))
+        return causes(due_topics(backlogs, self.bench.metadata.compaction_control.all(), self.bench.clock.now_ms()))
 
     def walk(self) -> int:
         """Let the reconciler walk over all topics once; return how many it missed."""
@@ -78,7 +82,7 @@ class Leader:
         return [work.topic_id for work in self.bench.metadata.topic_work.due(WorkKind.COMPACT, 1 << 60)]
 
 
-def names(due: list) -> list[tuple[str, str]]:
+def causes(due: list) -> list[tuple[str, str]]:
     return [(item.topic.name.topic, item.cause) for item in due]
 
 
@@ -135,8 +139,8 @@ class World:
             self.do_create()
 
     def step(self) -> str:
-        names_ = sorted(name for name in dir(self) if name.startswith("do_"))
-        name = self.random.choice([*names_, *["do_produce", "do_append", "do_wait"] * 3])
+        operations = sorted(name for name in dir(self) if name.startswith("do_"))
+        name = self.random.choice([*operations, *["do_produce", "do_append", "do_wait"] * 3])
         with suppress(CompactionPaused):
             getattr(self, name)()
         return name
@@ -206,6 +210,12 @@ class World:
         if any(cursor.name == "__compaction" for cursor in self.metadata.cursors.of_topic(topic.record.id)):
             self.metadata.cursors.delete(topic.record.id, "__compaction", force=True)
 
+    def do_die(self) -> None:
+        """An import or run writes an object, and its process ends."""
+        topic = self.some()
+        attempt = self.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, "dead")
+        self.bench.store.put(names.part(topic.record.uid, attempt.attempt_id, 0), b"of a dead attempt")
+
     def do_broker_policy(self) -> None:
         self.set_at(BROKER)
 
@@ -249,13 +259,15 @@ def test_the_queue_leads_to_all_garbage_whatever_happened(bench: Workbench, seed
     """Collections that are cut off anywhere among them; at the end a listing of the whole store has nothing to do."""
     world = World(bench, Random(seed))
     collector = GarbageCollector(bench)
-    for _ in range(40):
-        if world.random.random() < 0.7:
-            world.step()
-        elif world.random.random() < 0.5:
-            bench.advance(GRACE_MS // 3)
-        else:
+    for _ in range(30):
+        world.step()
+        if world.random.random() < 0.5:
+            bench.advance(world.random.choice([GRACE_MS // 3, GRACE_MS + 1]))
             collect_until(collector, world.random.randrange(40))
+        if world.random.random() < 0.3:
+            for _ in range(3):
+                bench.advance(GRACE_MS + 1)
+                list(collector.collect_due())
     for _ in range(4):  # attempts expire, then their objects go, then their rows
         bench.advance(GRACE_MS + 1)
         assert [item.error for item in collector.collect_due() if item.error] == []
@@ -294,6 +306,62 @@ def test_the_queue_of_due_gives_what_a_scan_gives_whatever_happened(bench: Workb
         if seed % 2 and world.random.random() < 0.5:  # a walk may queue what an event did not
             assert world.leader.walk() == 0, done
     assert due
+
+
+Event = Callable[[Workbench, Topic], object]
+COMPACT, COLLECT = {WorkKind.COMPACT}, {WorkKind.COLLECT}
+EVENTS: dict[str, tuple[set[WorkKind], Event]] = {
+    "bulk append": (COMPACT | COLLECT, lambda bench, topic: bench.append(topic, [content((b"a", b"v"))])),
+    "roll": (COMPACT, lambda bench, topic: topic.log_manager().roll(topic.record)),
+    "seal": (COLLECT, lambda bench, topic: [*topic.log_manager().seal(topic.record)]),
+    "run": (COMPACT | COLLECT, lambda bench, topic: bench.compact(topic)),
+    "attempt": (
+        COLLECT,
+        lambda bench, topic: bench.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, "x"),
+    ),
+    "trim": (
+        COMPACT | COLLECT,
+        lambda bench, topic: bench.metadata.trimming.trim(
+            topic.record.id, 2, [bench.metadata.ledgers.of_topic(topic.record.id)[0].ledger_id], force=True
+        ),
+    ),
+    "later start": (COMPACT, lambda bench, topic: bench.metadata.trimming.trim(topic.record.id, 1, [], force=True)),
+    "truncation": (COMPACT | COLLECT, lambda bench, topic: bench.metadata.trimming.truncate([topic.record.id])),
+    "removal of the cursor": (
+        COMPACT | COLLECT,
+        lambda bench, topic: bench.metadata.cursors.delete(topic.record.id, "__compaction", force=True),
+    ),
+    "resumption": (COMPACT, lambda bench, topic: bench.metadata.compaction_control.resume([topic.record.id])),
+    "topic's policy": (COMPACT, lambda bench, topic: bench.set_policies(topic, **{MESSAGES: 1})),
+    "namespace's policy": (
+        COMPACT,
+        lambda bench, topic: bench.metadata.policies.change([namespace_scope("public/default")], {MESSAGES: 1}),
+    ),
+    "broker's policy": (COMPACT, lambda bench, topic: bench.metadata.policies.change([BROKER], {MESSAGES: 1})),
+    "removal of policies": (COMPACT, lambda bench, topic: bench.metadata.policies.change([BROKER], {}, None)),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_queues_the_topic(bench: Workbench, event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself: what the release of a lease queues does not count here."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"v"), (b"b", b"v"))])
+    bench.compact(topic)
+    produce(topic, [single(b"c", b"v")])
+    if event == "seal":
+        topic.log_manager().roll(topic.record)
+    if event == "resumption":
+        bench.metadata.compaction_control.pause([topic.record.id])
+    with bench.metadata.database.write() as connection:
+        connection.execute(delete(table))
+    monkeypatch.setattr(leases, "topic_work", SimpleNamespace(mark=lambda *_: None, WorkKind=WorkKind))
+    kinds, act = EVENTS[event]
+    act(bench, topic)
+    of_topics = bench.metadata.topic_work.of_topics
+    queued = {kind: of_topics(kind, [topic.record.id]) for kind in WorkKind}
+    assert {kind for kind, works in queued.items() if works} == kinds
+    assert {work.due_at for works in queued.values() for work in works.values()} == {0}
 
 
 def test_a_due_topic_stays_and_another_is_removed_or_waits(bench: Workbench) -> None:
