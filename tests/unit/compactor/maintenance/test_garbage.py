@@ -13,7 +13,8 @@ import pytest
 
 from compactor.maintenance.garbage import SKEW_MS, CollectionResult, GarbageCollector, ObjectTotals
 from compactor.maintenance.grace import GRACE_MS
-from storage.errors import DataLoss, Misconfigured, ObjectMissing, TopicNotFound
+from storage.errors import DataLoss, Misconfigured, ObjectMissing, TopicNotFound, Unavailable
+from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind
@@ -24,6 +25,7 @@ from storage.objects.interface import ObjectInfo
 from storage.objects.local import LocalStore
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.failpoint_listeners import observed
 from tests.sealed import new_id
 from tests.workbench import Workbench, compacted_ledger, content, raw, view
 
@@ -500,3 +502,28 @@ def test_a_listing_of_all_continues_after_a_uid(bench: Workbench) -> None:
     assert [item.topic_uid for item in collector(bench).collect_all()] == uids
     assert [item.topic_uid for item in collector(bench).collect_all(after_uid=uids[1])] == uids[2:]
     assert list(collector(bench).collect_all(after_uid=uids[-1])) == []
+
+
+@pytest.mark.parametrize(
+    "step", [step for step in Failpoint if step.name.startswith("GC_") and step is not Failpoint.GC_DONE]
+)
+def test_a_collection_that_is_cut_off_is_repeated_and_then_complete(
+    bench: Workbench, topic: Topic, step: Failpoint
+) -> None:
+    """Also if the rows that led to the garbage are deleted already."""
+    leave(bench, topic)
+    bench.advance(GRACE_MS)
+    list(collector(bench).collect_due())  # it fences the dead attempt
+    bench.append(topic, [content((KEYS[2], b"third"))])
+    bench.compact(topic)
+    bench.advance(GRACE_MS)
+
+    def cut(at: Failpoint) -> None:
+        if at is step:
+            raise Unavailable("the process ends here", "start it again")
+
+    with pytest.raises(Unavailable), observed(cut):
+        list(collector(bench).collect_due())
+    list(collector(bench).collect_due())
+    assert listed(bench, topic) == referenced(bench, topic)
+    assert sum(item.total.count for item in collector(bench).collect_all()) == 0
