@@ -22,7 +22,7 @@ from storage.errors import TopicNotFound, Unavailable
 from storage.log.log_manager import LogManager
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import BROKER
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import GcSnapshot, TopicRecord
 from storage.metadata.tables import segments
 from storage.owner import Owner
 from tests.entries import produce, single
@@ -385,18 +385,20 @@ def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench, caplog: py
 def test_a_scrub_lets_other_tasks_run_and_continues_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     topics = [bench.imported(name) for name in "abcdef"]
     seen: list[str] = []
-    collect = GarbageCollector._collect
+    pins = bench.workbench.metadata.pins
+    gc_snapshot = pins.gc_snapshot
 
-    def slow(self: GarbageCollector, topic: TopicRecord, *arguments: Any) -> CollectionResult:
-        seen.append(topic.uid)
+    def slow(topic_id: int) -> GcSnapshot:
+        snapshot = gc_snapshot(topic_id)
+        seen.append(snapshot.topic.uid)
         bench.clock.advance(SLICE_MS // 2)
-        return collect(self, topic, *arguments)
+        return snapshot
 
     bench.maintenance.run_due()
     bench.clock.advance(SCRUB)
     bench.maintenance.make_due(MaintenanceTask.GARBAGE)
     bench.maintenance.run_due()
-    monkeypatch.setattr(GarbageCollector, "_collect", slow)
+    monkeypatch.setattr(pins, "gc_snapshot", slow)
     note = bench.workbench.metadata.topic_work.note
     uids = sorted(topic.uid for topic in topics)
 
