@@ -1,11 +1,11 @@
-"""A process that forks services, each of which starts in a fraction of the CPU: imports and routes are made once.
+"""A process that forks services and commands, which start in a fraction of the CPU: imports and routes are made once.
 
 `python -m tests.servers.service_forks FD` imports what `compactor serve` imports and opens nothing: no file, connection
 or lock crosses the fork, and what threads the libraries have started (jemalloc's) know of forks. It forks a keeper for
 each order, and the keeper forks the service, tells its pid, waits for its end and tells its exit code; a service is
 then no zombie, and ends as any Python ends. It ends itself when the tests close its socket.
 Arguments, environment, signals and output are those of a command line; how a command line becomes a service is proven
-by the services that are not forked (`compactor_service.py`).
+by the services and commands that are not forked (`compactor_service.py`, tests/clients/cli/processes.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 _MOST_BYTES = 1 << 20
 
 
-class ForkedService:
-    """A forked service, with the methods of `subprocess.Popen` that tests use."""
+class ForkedProcess:
+    """A forked process, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers
@@ -47,7 +48,7 @@ class ForkedService:
             try:
                 line = self._answers.recv(_MOST_BYTES)
             except (TimeoutError, BlockingIOError) as error:
-                raise subprocess.TimeoutExpired("serve", timeout or 0) from error
+                raise subprocess.TimeoutExpired("compactor", timeout or 0) from error
             self.returncode = int(line)
             self._lines.close()
             self._answers.close()
@@ -65,6 +66,30 @@ class ForkedService:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedCommand(ForkedProcess):
+    """A forked command with pipes. Used in a `with` statement, which closes them and waits for its end."""
+
+    def __init__(self, answers: socket.socket, stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> None:
+        super().__init__(answers)
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return the rest of its output when it has ended. Of little output: one stream is read after the other."""
+        self.stdin.close()
+        written = self.stdout.read(), self.stderr.read()
+        self.wait(timeout)
+        return written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for stream in (self.stdout, self.stderr, self.stdin):
+            with suppress(BrokenPipeError):
+                stream.close()
+        self.wait()
+
+
 class ServiceForks:
     """The forking process, seen from the tests."""
 
@@ -78,18 +103,41 @@ class ServiceForks:
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> ForkedService:
-        """Start `compactor` with these arguments; what it says goes to `log`."""
-        order = {"arguments": [*arguments], "environment": dict(environment)}
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> ForkedProcess:
+        """Start `compactor` with these arguments and no input; what it says goes to `log`."""
+        with open(os.devnull) as nothing:
+            return ForkedProcess(self._order(arguments, environment, nothing, log, log))
+
+    def open(self, *arguments: str) -> ForkedCommand:
+        """Start `compactor` with these arguments and pipes, in the environment and the folder of this process."""
+        pipes = [os.pipe() for _ in range(3)]
+        stdin, stdout, stderr = (os.fdopen(end, mode) for end, mode in zip(_ours(pipes), "wrr", strict=True))
+        with ExitStack() as theirs:
+            ends = [theirs.enter_context(os.fdopen(end, mode)) for end, mode in zip(_theirs(pipes), "rww", strict=True)]
+            return ForkedCommand(self._order(arguments, os.environ, *ends), stdin, stdout, stderr)
+
+    def _order(self, arguments: Sequence[str], environment: Mapping[str, str], *streams: IO[str]) -> socket.socket:
+        order = {"arguments": [*arguments], "environment": dict(environment), "folder": os.getcwd()}
         answers, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._orders, [json.dumps(order).encode() + b"\n"], [theirs.fileno(), log.fileno()])
-        return ForkedService(answers)
+            descriptors = [theirs.fileno(), *(stream.fileno() for stream in streams)]
+            socket.send_fds(self._orders, [json.dumps(order).encode() + b"\n"], descriptors)
+        return answers
 
     def close(self) -> None:
         """End the forking process; the services are ended by then."""
         self._orders.close()
         self._process.wait()
+
+
+def _ours(pipes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return this process's ends of the pipes of stdin, stdout and stderr."""
+    return [pipes[0][1], pipes[1][0], pipes[2][0]]
+
+
+def _theirs(pipes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the other ends."""
+    return [pipes[0][0], pipes[1][1], pipes[2][1]]
 
 
 @cache
@@ -103,7 +151,7 @@ def service_forks() -> ServiceForks:
 def _serve_orders(orders: socket.socket) -> None:
     """Fork a keeper for each order, until there are no more. Return in a service."""
     while True:
-        text, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 2)
+        text, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 4)
         while text and not text.endswith(b"\n"):
             text += orders.recv(_MOST_BYTES)
         if not text:
@@ -115,14 +163,15 @@ def _serve_orders(orders: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _keep(order: Mapping[str, Any], answers: int, log: int) -> None:
-    """Fork the service, and tell its pid and its exit code. Return in the service."""
+def _keep(order: Mapping[str, Any], answers: int, *streams: int) -> None:
+    """Fork the process, and tell its pid and its exit code. Return in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(answers)
-        return _become_service(order, log)
-    os.close(log)
+        return _become_compactor(order, streams)
+    for stream in streams:
+        os.close(stream)
     with suppress(OSError):  # the tests are over
         os.write(answers, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)
@@ -130,12 +179,17 @@ def _keep(order: Mapping[str, Any], answers: int, log: int) -> None:
     os._exit(0)
 
 
-def _become_service(order: Mapping[str, Any], log: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.close(nothing)
-    os.close(log)
+def _become_compactor(order: Mapping[str, Any], streams: Sequence[int]) -> None:
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+    for stream in streams:
+        os.close(stream)
+    # The objects of the forking process know what its own streams can do.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.argv = ["compactor", *order["arguments"]]

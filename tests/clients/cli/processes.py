@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
+
+from tests.servers.service_forks import ForkedCommand, service_forks
 
 COMMAND = [sys.executable, "-m", "api.cli.main"]
+Command: TypeAlias = subprocess.Popen[str] | ForkedCommand
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -20,14 +21,9 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process with pipes; it is killed at the end if it still runs."""
-    pipe = subprocess.PIPE
-    # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
-    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear
-    ) as process:
+def started(*arguments: str) -> Iterator[ForkedCommand]:
+    """A forked command with pipes; it is killed at the end if it still runs."""
+    with service_forks().open(*arguments) as process:
         try:
             yield process
         finally:
@@ -40,24 +36,24 @@ def piped(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def send(producer: subprocess.Popen[str], *values: object) -> None:
+def send(producer: Command, *values: object) -> None:
     """Give a producer lines of seven keys with these values."""
     lines = ({"key": f"k{int(str(value)) % 7}", "value": str(value)} for value in values)
     piped(producer.stdin).write("".join(json.dumps(line) + "\n" for line in lines))
     piped(producer.stdin).flush()
 
 
-def acknowledged(producer: subprocess.Popen[str], count: int) -> list[str]:
+def acknowledged(producer: Command, count: int) -> list[str]:
     """The next ids that it prints; waits for them."""
     return [piped(producer.stdout).readline().strip() for _ in range(count)]
 
 
-def received(reader: subprocess.Popen[str]) -> Any:
+def received(reader: Command) -> Any:
     """The next message that it prints; waits for it."""
     return json.loads(piped(reader.stdout).readline())
 
 
-def ended(process: subprocess.Popen[str]) -> int:
+def ended(process: Command) -> int:
     """The exit code of a process whose input is over."""
     piped(process.stdin).close()
     return process.wait()

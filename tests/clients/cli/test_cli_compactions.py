@@ -23,7 +23,7 @@ from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from tests.clients.cli.conftest import InsteadOfSpark, claim, write_lines
-from tests.clients.cli.processes import started
+from tests.clients.cli.processes import Command, started
 from tests.clocks import ManualClock
 from tests.program import Program
 
@@ -151,13 +151,13 @@ def test_cancel(program: Program, history: str, in_process_engine: None) -> None
 # --- workers that are cancelled, or die ----------------------------------------------------------------------------
 
 
-def worker(topic: str, read_rate: int) -> AbstractContextManager[subprocess.Popen[str]]:
+def worker(topic: str, read_rate: int) -> AbstractContextManager[Command]:
     """A `compact-topic` on Spark that would take hours, at that many bytes a second."""
     options = ("--spark-master", "local[1]", "--engine", "spark", "--max-read-rate", str(read_rate))
     return started("compact-topic", "--topic", topic, *options)
 
 
-def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
+def run_in_phase(process: Command, phase: str) -> RunRecord:
     """The run of the worker as soon as it is in that phase, with what it says of its progress."""
     deadline = time.monotonic() + 200
     with open_environment(Settings.load()) as environment:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.clients.cli.conftest import write_lines
-from tests.clients.cli.processes import acknowledged, ended, piped, received, run, send, started
+from tests.clients.cli.processes import Command, acknowledged, ended, piped, received, run, send, started
 from tests.program import Program
 
 pytestmark = pytest.mark.slow
 
 
-def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
+def followed(reader: Command, count: int) -> list[int]:
     """The values of the next messages; waits for them."""
     return [int(received(reader)["value"]) for _ in range(count)]
 
