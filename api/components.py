@@ -104,6 +104,7 @@ def store_trial(settings: Settings, environment: Environment) -> StoreTrial:
 
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
+    from storage.log.committers import Committers
     from storage.log.directory import LogDirectory
     from storage.log.log_space import LogSpaceLimit
 
@@ -120,7 +121,7 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
         max_rolled_bytes=settings.limits_rolled_bytes,
         min_free_bytes=settings.limits_log_free_bytes,
     )
-    return replace(bare, space_limit=room)
+    return replace(bare, space_limit=room, committers=Committers(settings.threads_commit))
 
 
 def open_metadata(settings: Settings) -> MetadataStore:

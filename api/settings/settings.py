@@ -382,7 +382,16 @@ class Settings:
         16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
     )
     threads_log: int = setting(
-        40, "threads.log", _THREADS, "Requests at once that wait for the log directory: they produce, or ask for stats."
+        40,
+        "threads.log",
+        _THREADS,
+        "Requests at once that wait for the log directory: they open a topic to produce, or ask for stats.",
+    )
+    threads_commit: int = setting(
+        16,
+        "threads.commit",
+        _THREADS,
+        "Threads that write entries to the log, for all topics; none waits while a disk flushes many files.",
     )
     threads_store: int = setting(
         16, "threads.store", _THREADS, "Requests at once that wait for the object store: they read."

@@ -196,13 +196,24 @@ class ActiveSegmentFile:
         if index:
             self._write_index(index)
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor, for a flush by others; `end_flush` notes its end."""
+        return self._descriptor
+
     def flush(self) -> None:
         """Make all written frames durable. Raises OSError; then only frames that were durable before are kept."""
         try:
             os.fdatasync(self._descriptor)
-        except OSError:
+        except OSError as error:
+            self.end_flush(error)
+        self.end_flush(None)
+
+    def end_flush(self, error: BaseException | None) -> None:
+        """Note the end of a flush, during which nothing was written. Raises its error, as `flush` does."""
+        if error is not None:
             self._acknowledged = self._durable  # the kernel may have dropped any byte since, and says so only once
-            raise
+            raise error
         self.flushed = self.written
         self._durable = self._end_at(self.written)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
 from storage.file_modes import file_mode_in, make_private, sync_folder
+from storage.log.committers import Committers
 from storage.log.decode_budget import DecodeBudget
 from storage.log.log_space import LogSpaceLimit
 from storage.metadata.records import SegmentRecord
@@ -49,6 +50,8 @@ class LogDirectory:
     """Set when this process has reserved the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
     decoding: DecodeBudget = field(default_factory=DecodeBudget, compare=False, repr=False)
     """The bound on what all reads of this process hold of decoded large entries."""
+    committers: Committers = field(default_factory=Committers, compare=False, repr=False)
+    """The threads that commit the appends of all open segments."""
 
     @cached_property
     def uid(self) -> str:
@@ -75,6 +78,11 @@ class LogDirectory:
         """Raise StorageFull if nothing may be appended now."""
         if self.space_limit is not None:
             self.space_limit.check()
+
+    @property
+    def is_known_to_accept(self) -> bool:
+        """True if `check_space` would raise nothing, as far as that is known without waiting for the disk."""
+        return self.space_limit is None or self.space_limit.is_known_to_accept
 
     def topic_folder(self, topic_uid: str) -> Path:
         """Return the path of the folder of a topic's segments. The folder need not exist."""

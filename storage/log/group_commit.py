@@ -2,11 +2,11 @@
 
 Entries wait in the order of their arrival; the committer takes all that wait, writes them, flushes once, and answers
 each. A thread that waits for an answer commits by itself if no other thread does, so a lone appender needs no second
-thread. For callbacks there is one thread, started on first use.
+thread. For callbacks there are threads that all segments share (committers.py): none waits while the disk flushes.
 
-Answers are delivered in the order of the entries, in the thread that commits: a callback must be quick and must not
-append. The bytes of entries that wait or are being written are bounded: `submit` with a callback waits for room.
-Callers that wait for their answers are bounded by their number.
+Answers are delivered in the order of the entries, in a thread that commits: a callback must be quick and must not
+append. The bytes of entries that wait or are being written are bounded: `submit` with a callback waits for room, unless
+the caller bounds them by itself. Callers that wait for their answers are bounded by their number.
 
 After the first failed commit all waiting entries fail with it, and all later ones: the owner must determine what the
 file holds. The same applies when the thread that commits is interrupted (Ctrl-C), at any point: every append gets an
@@ -17,18 +17,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
+from storage.log.committers import Committers
 from storage.log.segment import AppendResult
 
 AppendOutcome = AppendResult | CompactorError
 """The position of an entry, or the error: a failed entry may still exist when the segment is recovered."""
 Done = Callable[[AppendOutcome], object]
 """A callback of one append: it is called once with the answer, must be quick, and must not append."""
+
+OnAnswered = Callable[[list[AppendOutcome]], object]
+"""Receives the answers of entries that were appended together, in their order."""
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -61,52 +67,73 @@ class PendingAppend:
 
 
 class Committer(Protocol):
-    """The owner of the file. One thread at a time calls it, the holder of `committing`; any calls
-    `seconds_to_flush`."""
+    """The owner of the file. The holder of the turn calls it; any thread calls `seconds_to_flush`."""
 
-    def commit(self, group: list[PendingAppend]) -> None:
-        """Write pending appends, and flush them if the flush policy requires it. Raises on failure."""
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the file."""
+
+    def write(self, group: list[PendingAppend]) -> bool:
+        """Write pending appends. Return whether they must be flushed before they are answered. Raises on failure."""
+
+    def flush(self) -> None:
+        """Flush the file. Raises on failure."""
+
+    def end_flush(self, error: BaseException | None) -> None:
+        """Note the end of a flush of `descriptor` that others did, during which nothing was written. Raises its
+        error."""
+
+    def publish(self) -> None:
+        """Let readers see what was written, or flushed."""
 
     def position_of(self, pending: PendingAppend) -> AppendResult:
         """Return the position of a committed entry."""
 
     def seconds_to_flush(self) -> float | None:
-        """Return the seconds until `flush_if_due` must be called, if no append comes before; None: no call is due."""
-
-    def flush_if_due(self) -> object:
-        """Flush what is due. The implementation runs inside `GroupCommit.guarded`."""
+        """Return the seconds until the file must be flushed, if no append comes before; None: it need not be."""
 
     def break_off(self, error: BaseException) -> CompactorError:
         """Stop writing to the file because of an error; return the error for the waiting appends."""
 
 
 class GroupCommit:
-    """The queue of appends to one segment. `name`: of its thread.
+    """The queue of appends to one segment. `committers`: the threads that commit appends with callbacks.
 
     `max_pending_bytes`: above it, `enqueue` of an append with a callback waits.
     """
 
-    def __init__(self, name: str, committer: Committer, max_pending_bytes: int) -> None:
-        self._name = name
+    def __init__(self, committer: Committer, max_pending_bytes: int, committers: Committers) -> None:
         self._committer = committer
         self._max_pending_bytes = max_pending_bytes
-        self.committing = threading.RLock()
-        """Held by the thread that commits or flushes; only this thread touches the state of the file."""
+        self._committers = committers
+        self._committing = threading.Lock()
+        """Held by the thread that commits or flushes, and while a flush is under way: only its holder touches the state
+        of the file. The thread that notes the end of a flush releases it. Then follows `_after_turn`."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._work = threading.Condition(self._lock)
         self._pending: list[PendingAppend] = []
         self._pending_bytes = 0
         self.refusal: CompactorError | None = None
         """The error with which appends are refused; None: they are accepted."""
-        self._thread: threading.Thread | None = None
-        self._idle = False
-        self._stopping = False
+        self._is_put = False
+        """True while the queue waits for a committing thread."""
+        self._timed_at: float | None = None
+        """The time when a committing thread looks whether a flush is due; None: none will."""
+        self._flushed: list[PendingAppend] = []
+        """The group that is being flushed."""
 
-    def enqueue(self, pending: PendingAppend, assign_place: Callable[[PendingAppend], None]) -> None:
+    def enqueue(
+        self,
+        pending: PendingAppend,
+        assign_place: Callable[[PendingAppend], None],
+        *,
+        waits: bool = True,
+        commits_later: bool = False,
+    ) -> None:
         """Queue an append. `assign_place` assigns its entry id and offset, in the order of the queue.
 
-        Raises the error that ended the queue.
+        `waits`: with a callback, wait while too many bytes are pending. `commits_later`: the caller calls `commit_here`
+        next, or after more appends; no committing thread is needed for this one. Raises the error that ended the queue.
         """
         with self._lock:
             if self.refusal is not None:
@@ -115,27 +142,38 @@ class GroupCommit:
             self._pending.append(pending)
             self._pending_bytes += len(pending.data)
             if pending.done is not None:
-                if self._idle or self._thread is None:
-                    self._wake()
-                while self._pending_bytes > self._max_pending_bytes and self.refusal is None:
+                if not commits_later:
+                    self._put()
+                while waits and self._pending_bytes > self._max_pending_bytes and self.refusal is None:
                     self._room.wait()
 
     def commit_until(self, pending: PendingAppend) -> None:
         """Wait for the thread that commits; commit, if the append has no answer then. Afterwards it has one."""
-        with self.committing:
+        with self.turn():
             if pending.answer is None:
-                self.commit_pending()
+                self._commit_pending()
             if pending.answer is None:  # the committer was interrupted, and again while it reported that
                 pending.answer = self.refusal or closed_error("an append was cut off")
 
-    def commit_pending(self) -> None:
-        """Commit the waiting entries. For the holder of `committing`."""
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the thread that commits, and for a flush that is under way; then the caller has the file."""
+        try:
+            with self._committing:
+                yield
+        finally:
+            self._after_turn()
+
+    def _commit_pending(self) -> None:
+        """Commit the waiting entries. For the holder of the turn."""
         group: list[PendingAppend] = []
         try:
             with self._lock:
                 group, self._pending = self._pending, group
             if group:
-                self._committer.commit(group)
+                if self._committer.write(group):
+                    self._committer.flush()
+                self._committer.publish()
                 self._answer(group)
         except BaseException as error:
             self._break(error, group)
@@ -154,29 +192,93 @@ class GroupCommit:
                 self._room.notify_all()
         _deliver(group)
 
-    def guarded(self, work: Callable[[], object]) -> None:
-        """Run `work` on the file, which commits no entries, with `committing` held.
+    def guarded(self, work: Callable[[], Result]) -> Result:
+        """Run `work` on the file, in a turn; it commits no entries. Return its result.
 
         If it fails, the queue ends: all waiting appends fail, and the error is raised.
         """
-        with self.committing:
+        with self.turn():
             try:
-                work()
+                return work()
             except BaseException as error:
                 self._break(error, [])
                 if isinstance(error, Exception) and self.refusal is not None:
                     raise self.refusal.copy() from error
                 raise
 
-    def wake(self) -> None:
-        """Wake the thread, so that it checks when `flush_if_due` must be called."""
+    def commit_here(self) -> None:
+        """Let this thread commit what waits, as a committing thread does, unless one has the queue already."""
         with self._lock:
-            self._wake()
+            if self._is_put or not self._pending:
+                return
+            self._is_put = True
+        self._committers.commit(self)
+
+    def begin(self) -> int | None:
+        """Write the waiting entries, for a committing thread (committers.py: Committed)."""
+        with self._lock:
+            self._is_put = False
+            if self._timed_at is not None and self._timed_at <= time.monotonic():
+                self._timed_at = None
+        if not self._committing.acquire(blocking=False):
+            return None  # its holder puts the queue again at the end
+        group: list[PendingAppend] = []
+        try:
+            with self._lock:
+                group, self._pending = self._pending, group
+            if group:
+                if self._committer.write(group):
+                    self._flushed = group
+                    return self._committer.descriptor
+                self._committer.publish()
+                self._answer(group)
+            seconds = self._committer.seconds_to_flush() if self.refusal is None else None
+            if seconds is not None and seconds <= 0:
+                return self._committer.descriptor
+        except BaseException as error:
+            self._break(error, group)
+        self._end_turn()
+        return None
+
+    def end_flush(self, error: BaseException | None) -> None:
+        """Answer the entries that were flushed (committers.py: Committed)."""
+        group, self._flushed = self._flushed, []
+        try:
+            self._committer.end_flush(error)
+            self._committer.publish()
+            self._answer(group)
+        except BaseException as failure:
+            self._break(failure, group)
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._committing.release()
+        self._after_turn()
+
+    def _after_turn(self) -> None:
+        """Have a committing thread commit the waiting entries that have callbacks, and flush the file when it is
+        due."""
+        with self._lock:
+            if self._pending and any(pending.done is not None for pending in self._pending):
+                self._put()
+            elif self.refusal is None and self._timed_at is None:
+                seconds = self._committer.seconds_to_flush()
+                if seconds is not None:
+                    self._timed_at = time.monotonic() + seconds
+                    self._committers.put_at(self._timed_at, self)
+
+    def _put(self) -> None:
+        """For the holder of the lock."""
+        if not self._is_put:
+            self._is_put = True
+            self._committers.put(self)
 
     def end(self, refusal: CompactorError, *, drop: bool) -> None:
         """Accept no more appends: commit the waiting ones or, with `drop`, fail them with `refusal`.
 
-        Waits for the thread. `refusal`: the error of later appends, unless the queue ended before with another.
+        Waits for a flush that is under way. `refusal`: the error of later appends, unless the queue ended before with
+        another.
         """
         with self._lock:
             if self.refusal is None:
@@ -184,16 +286,12 @@ class GroupCommit:
             dropped: list[PendingAppend] = []
             if drop:
                 dropped, self._pending = self._pending, []
-            self._stopping = True
-            self._work.notify_all()
             self._room.notify_all()
-        with self.committing:
+        with self.turn():
             for pending in dropped:
                 pending.answer = refusal
             _deliver(dropped)
-            self.commit_pending()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._commit_pending()
 
     def _break(self, error: BaseException, group: list[PendingAppend]) -> None:
         refusal = self._committer.break_off(error)
@@ -206,30 +304,6 @@ class GroupCommit:
             if pending.answer is None:
                 pending.answer = refusal
         _deliver(failed)
-
-    def _wake(self) -> None:
-        if self._thread is None and not self._stopping:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._work.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._pending and not self._stopping:
-                    seconds = self._committer.seconds_to_flush() if self.refusal is None else None
-                    if seconds is not None and seconds <= 0:
-                        break
-                    self._idle = True
-                    self._work.wait(seconds)
-                    self._idle = False
-                if self._stopping:
-                    return
-            with self.committing:
-                self.commit_pending()
-                if self.refusal is None:
-                    with suppress(CompactorError):  # it has ended the queue
-                        self._committer.flush_if_due()
 
 
 def _deliver(group: list[PendingAppend]) -> None:

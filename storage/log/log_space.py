@@ -67,20 +67,31 @@ class LogSpaceLimit:
     def check(self) -> None:
         """Raise StorageFull if nothing may be appended now."""
         self._measure()
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def is_known_to_accept(self) -> bool:
+        """True if a measurement that is still valid permits appends. Waits for nothing."""
+        return not is_due(self._disk_at, DISK_MS, self._clock.now_ms()) and self._refusal() is None
+
+    def _refusal(self) -> StorageFull | None:
         if self._free < self._min_free_bytes:
-            raise StorageFull(
+            return StorageFull(
                 f"nothing is appended: the disk of the log directory has {self._free} bytes left, and "
                 f"{self._min_free_bytes} are to stay free",
                 "free space there; appends continue by themselves",
                 is_public=True,
             )
         if self._rolled > self._max_rolled_bytes > 0:
-            raise StorageFull(
+            return StorageFull(
                 f"nothing is appended: {self._rolled} bytes of rolled segments in the log directory are "
                 f"not sealed yet, and {self._max_rolled_bytes} may be",
                 "see why they are not sealed (the object store, the sealing process); appends continue by themselves",
                 is_public=True,
             )
+        return None
 
     def status(self) -> LogSpaceStatus:
         """Return the present room, for reports."""

@@ -208,7 +208,7 @@ class SegmentLifecycle:
         return writer.messages > 0 and age >= self._policies.segment_ms
 
     def _writer(self, file: ActiveSegmentFile) -> SegmentWriter:
-        return SegmentWriter(file, self._clock, self._options)
+        return SegmentWriter(file, self._clock, self._options, self._log.committers)
 
     def _checking(self, ledger_id: int | None) -> BeforeWrite:
         """Return a check, under the file's lock, that this segment is the open one, or that there is none."""

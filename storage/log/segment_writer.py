@@ -22,6 +22,7 @@ from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile
+from storage.log.committers import Committers
 from storage.log.frames import FRAME_BYTES
 from storage.log.group_commit import Done, GroupCommit, PendingAppend, closed_error
 from storage.log.segment import AppendResult, WriterOptions, storage_error
@@ -33,7 +34,10 @@ _log = logging.getLogger(__name__)
 class SegmentWriter:
     """The writer of one segment, whose file it takes over. Thread-safe."""
 
-    def __init__(self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions) -> None:
+    def __init__(
+        self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions, committers: Committers | None = None
+    ) -> None:
+        """`committers`: the threads that commit appends with callbacks; None: threads of this segment's own."""
         self.path = file.path
         self.ledger_id = file.segment.header.ledger_id
         self.first_offset = file.segment.header.first_offset
@@ -53,32 +57,41 @@ class SegmentWriter:
         self._unflushed_messages = 0
         self._unflushed_since: int | None = None
         self._closed = False
-        self._commits = GroupCommit(f"commit {file.path.name}", self, options.max_pending_bytes)
+        self._commits = GroupCommit(self, options.max_pending_bytes, committers or Committers())
 
     # Appending
 
-    def submit(self, entry: bytes, on_done: Done | None = None) -> PendingAppend:
+    def submit(
+        self, entry: bytes, on_done: Done | None = None, *, waits: bool = True, commits_later: bool = False
+    ) -> PendingAppend:
         """Assign a place to an entry; `result()` of the returned append waits until it is acknowledged.
 
-        `on_done` is called, in order, with the entry's position or its error; with it, `submit` waits while too many
-        bytes are pending. Raises InvalidRecord, and the error that ended the writer.
+        `on_done` is called, in order, with the entry's position or its error; with it, and with `waits`, `submit` waits
+        while too many bytes are pending. `commits_later`: `commit_here` follows. Raises InvalidRecord, and the error
+        that ended the writer.
         """
         header = self._options.check(entry, self._clock.now_ms())
         pending = PendingAppend(self._commits, entry, header, on_done)
-        self._commits.enqueue(pending, self._place)
+        self._commits.enqueue(pending, self._place, waits=waits, commits_later=commits_later)
         return pending
+
+    def commit_here(self) -> None:
+        """Let this thread write and flush what was submitted, if no other does."""
+        self._commits.commit_here()
 
     def flush_if_due(self) -> bool:
         """Flush if the policy's time has passed; return whether it has. Raises the error of a failed flush.
 
-        The writer's own thread calls it, too.
+        A committing thread does so by itself.
         """
-        with self._commits.committing:
-            seconds = self.seconds_to_flush()
-            if seconds is None or seconds > 0:
-                return False
-            self._commits.guarded(self._flush)
-            return True
+        return self._commits.guarded(self._flushed_if_due)
+
+    def _flushed_if_due(self) -> bool:
+        seconds = self.seconds_to_flush()
+        if seconds is None or seconds > 0:
+            return False
+        self._flush()
+        return True
 
     # Content
 
@@ -89,7 +102,7 @@ class SegmentWriter:
 
     def content(self) -> SegmentContent | None:
         """Return the acknowledged content; None: it is empty. Not allowed after a failure."""
-        with self._commits.committing:
+        with self._commits.turn():
             assert not self.failed, "a writer that failed does not know what its file holds"
             return self._file.tally.content(self._file.written)
 
@@ -131,7 +144,7 @@ class SegmentWriter:
 
     def release(self) -> None:
         """Release the file as it is, without an answer to pending entries. Idempotent."""
-        with self._commits.committing:
+        with self._commits.turn():
             if self._closed:
                 return
             self._closed = True
@@ -150,17 +163,35 @@ class SegmentWriter:
         self.size += FRAME_BYTES + len(pending.data)
         self.logical_bytes += pending.header.logical_bytes
 
-    def commit(self, group: list[PendingAppend]) -> None:
-        """Write entries, and flush them if the policy requires it."""
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the file."""
+        return self._file.descriptor
+
+    def write(self, group: list[PendingAppend]) -> bool:
+        """Write entries. Return whether the policy requires a flush before they are acknowledged."""
         self._file.write(group)
         for pending in group:
             self._unflushed_messages += pending.header.messages
         failpoint(Failpoint.ENTRIES_WRITTEN)
         if self._policy.messages is not None and self._unflushed_messages >= self._policy.messages:
-            self._sync()
-        elif self._policy.ms is not None and self._unflushed_since is None:
+            return True
+        if self._policy.ms is not None and self._unflushed_since is None:
             self._unflushed_since = self._clock.now_ms()
-            self._commits.wake()
+        return False
+
+    def flush(self) -> None:
+        """Flush the file."""
+        self._file.flush()
+        self._note_flush()
+
+    def end_flush(self, error: BaseException | None) -> None:
+        """Note the end of a flush of the file that others did."""
+        self._file.end_flush(error)
+        self._note_flush()
+
+    def publish(self) -> None:
+        """Let readers see what was written, or flushed."""
         self._file.publish()
 
     def position_of(self, pending: PendingAppend) -> AppendResult:
@@ -170,11 +201,10 @@ class SegmentWriter:
 
     def _flush(self) -> None:
         if self._file.flushed < self._file.written:
-            self._sync()
-            self._file.publish()
+            self.flush()
+            self.publish()
 
-    def _sync(self) -> None:
-        self._file.flush()
+    def _note_flush(self) -> None:
         self._unflushed_messages = 0
         self._unflushed_since = None
         failpoint(Failpoint.ENTRIES_FLUSHED)

@@ -100,10 +100,14 @@ class TopicLog:
             self._appended += 1
         return pending.result()
 
-    def submit(self, entry: bytes, on_done: Done, check: Callable[[], object] = lambda: None) -> None:
+    def submit(
+        self, entry: bytes, on_done: Done, check: Callable[[], object] = lambda: None, *, commits_later: bool = False
+    ) -> None:
         """Append one entry without waiting: `on_done` is called, in order, with its position or with the error.
 
-        Blocks while too many bytes are pending. `on_done` must be quick and must not append. Raises as `append`.
+        Blocks while a segment is opened, recovered or rolled, and while too many bytes are pending. `on_done` must be
+        quick and must not append. `commits_later`: the caller bounds the pending bytes, and calls `commit_here` after
+        its last entry. Raises as `append`.
 
         After a failure the log is recovered and continues. `check` may refuse the entry because an earlier one failed:
         it is called after every failed entry was answered, and if it raises, nothing is appended.
@@ -111,8 +115,37 @@ class TopicLog:
         with self._lock:
             writer = self._current(entry)
             check()  # any failure from here on fails the writer, and with it this entry
-            writer.submit(entry, on_done)
+            writer.submit(entry, on_done, waits=not commits_later, commits_later=commits_later)
             self._appended += 1
+
+    def commit_here(self) -> None:
+        """Let this thread write and flush the entries that were submitted to be committed later, if no other does.
+
+        It waits for few flushes; the kernel does the others (committers.py).
+        """
+        writer = self._writer
+        if writer is not None:
+            writer.commit_here()
+
+    def submit_at_once(self, entry: bytes, on_done: Done, check: Callable[[], object]) -> bool:
+        """Do the same as `submit` if it needs neither a disk, the database nor another thread; else return False.
+
+        For an event loop. The caller bounds the pending bytes.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            writer = self._writer
+            if self._fenced is not None or writer is None or writer.failed or self._open_segments.is_full(writer):
+                return False
+            if not self._environment.log.is_known_to_accept:
+                return False
+            check()
+            writer.submit(entry, on_done, waits=False)
+            self._appended += 1
+            return True
+        finally:
+            self._lock.release()
 
     @property
     def is_fenced(self) -> bool:

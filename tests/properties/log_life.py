@@ -17,6 +17,7 @@ from storage.clock import Clock
 from storage.errors import StateMayBeStale
 from storage.ledger.rows import RowType
 from storage.log.active_segment_file import ActiveSegmentFile
+from storage.log.committers import Committers
 from storage.log.directory import LogDirectory
 from storage.log.segment import WriterOptions
 from storage.log.segment_writer import SegmentWriter
@@ -118,8 +119,10 @@ class LogLife(RuleBasedStateMachine):
             for heartbeat in [*self.heartbeats]:
                 heartbeat.beat()
 
-    def new_segment_writer(self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions) -> SegmentWriter:
-        self.segment_writer = SegmentWriter(file, clock, options)
+    def new_segment_writer(
+        self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions, committers: Committers
+    ) -> SegmentWriter:
+        self.segment_writer = SegmentWriter(file, clock, options, committers)
         return self.segment_writer
 
     def open_segment(self) -> SegmentWriter | None:

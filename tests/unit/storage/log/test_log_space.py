@@ -92,3 +92,20 @@ def test_what_cannot_be_asked_stops_nobody(tmp_path: Path) -> None:
         clock.advance(ROLLED_MS)
     assert rooms == [True, False, False, True]
     assert answers == []
+
+
+def test_without_a_wait_only_a_valid_measurement_permits_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, disk = ManualClock(), Disk(monkeypatch, 1000)
+    room = LogSpaceLimit(clock, tmp_path, lambda: pytest.fail("no limit"), min_free_bytes=1000)
+    assert not room.is_known_to_accept
+    assert disk.calls == [], "an event loop asks"
+    room.check()
+    assert room.is_known_to_accept
+    clock.advance(DISK_MS)
+    assert not room.is_known_to_accept
+    disk.free = 10
+    with pytest.raises(StorageFull):
+        room.check()
+    assert not room.is_known_to_accept

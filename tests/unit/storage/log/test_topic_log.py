@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -325,6 +326,67 @@ def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monke
         log.append(single(b"third", b"3"))
     assert [m.key for m in raw(topic)] == [b"third"]
     assert len(answers) == 1
+
+
+def test_an_event_loop_appends_only_what_need_not_wait(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the first entry, which opens a segment; none while another thread has the log, or rolls, or recovers it."""
+    answered: SimpleQueue[AppendOutcome] = SimpleQueue()
+
+    def appends(payload: bytes) -> bool:
+        return log.submit_at_once(single(b"k", payload), answered.put, lambda: None)
+
+    policy(bench, topic, "segment.bytes", 16 << 10)
+    with topic.append_log() as log:
+        assert not appends(b"not yet")
+        log.append(single(b"k", b"1"))
+        assert appends(b"2")
+        assert isinstance(answered.get(timeout=30), AppendResult)
+        with monkeypatch.context() as patched:
+            patched.setattr(LogDirectory, "is_known_to_accept", False)
+            assert not appends(b"the disk must be measured")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", _no_disk)
+            with pytest.raises(Unavailable):
+                log.append(single(b"k", b"lost"))
+        assert not appends(b"the segment must be recovered")
+        log.append(single(b"k", b"3"))
+        with pytest.raises(Unavailable, match="an entry before it failed"):
+            log.submit_at_once(single(b"k", b"refused"), answered.put, _refuse)
+        log.append(single(b"k", b"4" * (16 << 10)))
+        assert not appends(b"the segment is full")
+    assert answered.empty()
+    assert [m.payload[:1] for m in raw(topic)] == [b"1", b"2", b"3", b"4"]
+
+
+def test_an_event_loop_does_not_wait_for_a_thread_that_has_the_log(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    answered: SimpleQueue[AppendOutcome] = SimpleQueue()
+
+    def hold(_: LogDirectory) -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    with topic.append_log() as log:
+        log.append(single(b"k", b"1"))
+        with monkeypatch.context() as patched:
+            patched.setattr(LogDirectory, "check_space", hold)
+            thread = threading.Thread(target=log.append, args=(single(b"k", b"2"),))
+            thread.start()
+            assert entered.wait(30)
+            assert not log.submit_at_once(single(b"k", b"3"), answered.put, lambda: None)
+            leave.set()
+            thread.join(30)
+        assert log.submit_at_once(single(b"k", b"3"), answered.put, lambda: None)
+        assert isinstance(answered.get(timeout=30), AppendResult)
+    assert [m.payload for m in raw(topic)] == [b"1", b"2", b"3"]
+
+
+def _refuse() -> None:
+    raise Unavailable("an entry before it failed", "send both again")
 
 
 def _no_disk(_: int) -> None:
