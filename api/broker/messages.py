@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker import names
@@ -23,11 +24,9 @@ from storage.positions import StartOffset, StartTime
 from storage.topic import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from api.broker.broker import Broker
     from api.broker.entries import Entry
-    from storage.log.group_commit import AppendOutcome
+    from storage.log.group_commit import AppendOutcome, OnAnswered
     from storage.metadata.records import TopicRecord
     from storage.model import Message, TopicName
     from storage.positions import ContinuationToken
@@ -115,21 +114,31 @@ def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) 
     Raise NotTheOwner, WriterElsewhere, NoLogOwner, LeaseHeld, StorageFull, Unavailable, BacklogQuotaExceeded; then
     nothing was appended.
     """
+    answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
+    submit(broker, record, messages, answered.put)
+    return answered.get()
+
+
+def submit(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage], on_answered: OnAnswered) -> None:
+    """Append messages as `append` does, without waiting for the disk: `on_answered` is called with the answers.
+
+    Any thread calls it; it must be quick. Raise what `append` raises; then it is not called.
+    """
     _check_writable(broker, record)
     over = broker.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         raise BacklogQuotaExceeded(over)
     now = broker.environment.clock.now_ms()
     encoded = [_encoded(message, now) for message in messages]
-    valid = [entry for entry in encoded if isinstance(entry, bytes)]
-    answers: Iterator[AppendOutcome] = iter(())
-    if valid:
-        try:
-            answers = iter(broker.logs.append(Topic(broker.environment, record), valid))
-        except LeaseHeld:
-            broker.ownership.check_for_writing(record)
-            raise
-    return [next(answers) if isinstance(entry, bytes) else entry for entry in encoded]
+    errors = [entry for entry in encoded if isinstance(entry, CompactorError)]
+    if len(errors) == len(encoded):
+        on_answered([*errors])
+        return
+    try:
+        broker.logs.submit(Topic(broker.environment, record), encoded, on_answered)
+    except LeaseHeld:
+        broker.ownership.check_for_writing(record)
+        raise
 
 
 def _check_writable(broker: Broker, record: TopicRecord) -> None:

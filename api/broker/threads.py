@@ -21,11 +21,13 @@ import contextvars
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from api.broker.refusals import NotTheOwner, PoolBusy
 from api.observability.error_text import text_if_error
@@ -178,8 +180,8 @@ class _Job(Generic[Result]):
 class Pool:
     """Threads for one kind of blocking call. Usable from any event loop.
 
-    `run`, `run_without_deadline` and `run_required` differ in two things: whether the caller stops waiting at the
-    pool's deadline, and whether the pool may refuse the call, or skip it after the deadline.
+    `run`, `run_without_deadline`, `run_queued` and `run_required` differ in two things: whether the caller stops
+    waiting at the pool's deadline, and whether the pool may refuse the call, or skip it after the deadline.
     """
 
     def __init__(
@@ -222,6 +224,26 @@ class Pool:
         Raises Unavailable if the call cannot be queued.
         """
         return await self._call(_job(work, arguments), None)
+
+    async def run_queued(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do the same as `run_without_deadline`, and never refuse the call: for callers whose number and memory are
+        bounded elsewhere."""
+        return await self._call(_job(work, arguments, is_required=True), None)
+
+    async def run_begun(self, begin: Callable[..., object], *arguments: Any) -> Any:
+        """Let a thread call `begin(*arguments, deliver)`. Return what is passed to `deliver`, then or later: no thread
+        waits for it.
+
+        Raises what `begin` raises, and PoolBusy, also at the deadline.
+        """
+        result, loop = LoopResult[Any](), asyncio.get_running_loop()
+        began = loop.time()
+        await self.run(begin, *arguments, result.deliver)
+        remaining = None if self._deadline_ms is None else max(0.0, began + self._deadline_ms / 1000 - loop.time())
+        await asyncio.wait({result.future}, timeout=remaining)
+        if not result.future.done():
+            raise self._refusal("deadline", f"has not answered within {self._deadline_ms} ms")
+        return result.future.result()
 
     async def run_required(self, work: Callable[[], Result]) -> Result:
         """Return or raise the result of `work`, a call that ends other work, such as the release of a lease.
@@ -349,6 +371,50 @@ class Pool:
             self._log_throttle.warn(text, self._resource, kind, text_if_error(error), condition=f"late {kind}")
         else:
             LOG.error(text, self._resource, kind, text_if_error(error), exc_info=error)
+
+
+class LoopResult(Generic[Result]):
+    """A result that any thread gives to a task of the running event loop, which awaits `future`."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Result] = loop.create_future()
+        deliveries = _deliveries.get(loop)
+        if deliveries is None:
+            deliveries = _deliveries[loop] = _Deliveries(loop)
+        self._deliveries = deliveries
+
+    def deliver(self, result: Result) -> None:
+        """Set the result. Call it once."""
+        self._deliveries.add(self.future, result)
+
+
+class _Deliveries:
+    """Results on their way to the tasks of an event loop, which is woken once for those that come together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.Future[Any], Any]] = []
+
+    def add(self, future: asyncio.Future[Any], result: object) -> None:
+        with self._lock:
+            self._waiting.append((future, result))
+            is_first = len(self._waiting) == 1
+        loop = self._loop()
+        if is_first and loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._set_all)
+
+    def _set_all(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for future, result in waiting:
+            if not future.done():  # the task may have been cancelled
+                future.set_result(result)
+
+
+_deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, _Deliveries] = WeakKeyDictionary()
 
 
 def _job(

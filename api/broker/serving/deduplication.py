@@ -6,15 +6,16 @@ SQL has the ids up to an offset, and the log has those after it. They are writte
 when the topic is closed, and before messages are removed (compactor/maintenance/sequence_ids.py), so a process that
 dies loses none. A topic without ids in SQL begins at its end: deduplication was switched on there.
 
-`append` is for one thread at a time; other threads may call `load` and `store` meanwhile. Must not know: connections,
-commands of a protocol.
+Groups of entries come one after the other; other threads may call `load` and `store` meanwhile. Must not know:
+connections, commands of a protocol.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
@@ -29,6 +30,21 @@ from storage.topic import Topic
 STORE_ENTRIES = 1_000
 """Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
 _UNKNOWN: SequenceId = (-1, -1)
+
+
+@dataclass(frozen=True)
+class NewEntries:
+    """The entries of a group that are not duplicates.
+
+    `answers`: of the whole group, as far as they are known; `numbered`: the number of each new entry in the group, its
+    producer and its sequence id; `duplicates`: the numbers of those that repeat another entry of the group, and that
+    one's.
+    """
+
+    entries: Sequence[QueuedEntry]
+    answers: list[AppendOutcome | MessageId]
+    numbered: Sequence[tuple[int, str, SequenceId]]
+    duplicates: Sequence[tuple[int, int]]
 
 
 class Deduplication:
@@ -75,15 +91,9 @@ class Deduplication:
         """Return the highest sequence id that a producer of that name has stored; -1: none."""
         return self._known.get(producer_name, _UNKNOWN)[0]
 
-    def append(
-        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[AppendOutcome]]
-    ) -> list[AppendOutcome | MessageId]:
-        """Append the new entries of a group by calling `append` with them. Return an answer for each entry, in order.
-
-        EARLIEST is the answer for a duplicate.
-
-        An entry that repeats one of the same group succeeds if that one does, even if later entries fail.
-        """
+    def new_entries(self, group: Sequence[QueuedEntry]) -> NewEntries:
+        """Return the entries of a group that must be appended. Then call `answers` with their answers, before this is
+        called again."""
         answers: list[AppendOutcome | MessageId] = [EARLIEST] * len(group)
         new_entries: dict[str, list[tuple[SequenceId, int]]] = {}
         """The new entries of each producer, ascending: sequence id and number in the group."""
@@ -103,16 +113,23 @@ class Deduplication:
             else:
                 duplicates.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
         new = sorted((number, name, sequence) for name, ahead in new_entries.items() for sequence, number in ahead)
-        if new:
-            appended = append([group[number] for number, _, _ in new])
-            with self._lock:
-                for (number, name, sequence), answer in zip(new, appended, strict=True):
-                    answers[number] = answer
-                    if not isinstance(answer, CompactorError):
-                        self._note(name, sequence)
-                        self._end = max(self._end, answer.first.offset + answer.messages)
-                        self._note_count += 1
-        for number, original in duplicates:
+        return NewEntries([group[number] for number, _, _ in new], answers, new, duplicates)
+
+    def answers(self, new: NewEntries, appended: Sequence[AppendOutcome]) -> list[AppendOutcome | MessageId]:
+        """Note the entries that were appended. Return an answer for each entry of the group, in order.
+
+        EARLIEST is the answer for a duplicate. An entry that repeats one of the same group succeeds if that one does,
+        even if later entries fail.
+        """
+        answers = new.answers
+        with self._lock:
+            for (number, name, sequence), answer in zip(new.numbered, appended, strict=True):
+                answers[number] = answer
+                if not isinstance(answer, CompactorError):
+                    self._note(name, sequence)
+                    self._end = max(self._end, answer.first.offset + answer.messages)
+                    self._note_count += 1
+        for number, original in new.duplicates:
             if isinstance(answers[original], CompactorError):
                 answers[number] = Unavailable(
                     f"an entry that repeats another one of {self._topic.name} was not stored, because that one failed",

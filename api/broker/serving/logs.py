@@ -1,9 +1,10 @@
 """The open logs of the topics that this service writes: shared by all requests, released when idle.
 
-An open log has the topic's writer lease, a file and perhaps a thread, so their number is bounded. Beyond the bound the
+An open log has the topic's writer lease and a file, so their number is bounded. Beyond the bound the
 least recently used log is closed; if all are in use, the request is refused (Unavailable). A log that has lost its
 lease, or whose topic was deleted and created again, is closed, and the next request opens it again. Requests to one
-topic share its flushes (group commit): each waits only for its own messages.
+topic share its flushes (group commit): each waits only for its own messages. Few threads wait for a flush
+(storage/log/committers.py), however many topics do.
 
 A caller gets LeaseHeld for a topic whose log another process has open (`api/http/owner_proxy.py` handles it).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from functools import partial
 
 from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
-from storage.log.group_commit import AppendOutcome
+from storage.log.group_commit import AppendOutcome, Done, OnAnswered
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
@@ -106,11 +108,31 @@ class TopicLogs:
 
         Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
         """
+        answered: queue.SimpleQueue[list[AppendOutcome]] = queue.SimpleQueue()
         open_log = self._use(topic)
         try:
-            return self._append(open_log, entries, [""] * len(entries))
+            Appending(self, open_log, entries, [""] * len(entries), answered.put).finish()
+            return answered.get()
         finally:
             self._release(open_log)
+
+    def submit(self, topic: Topic, entries: Sequence[bytes | CompactorError], on_answered: OnAnswered) -> None:
+        """Append entries as `append` does, without waiting for the disk if others wait: `on_answered` gets the answers.
+
+        The answer of an item that is an error is that error. `on_answered` is called once, by any thread, and must be
+        quick. Raises what `append` raises; then it is not called.
+        """
+        open_log = self._use(topic)
+
+        def answered(answers: list[AppendOutcome]) -> None:
+            self._release_soon(open_log)
+            on_answered(answers)
+
+        try:
+            Appending(self, open_log, entries, [""] * len(entries), answered).finish()
+        except BaseException:
+            self._release_soon(open_log)
+            raise
 
     def hold(self, topic: Topic) -> HeldLog:
         """Return the topic's log, which stays open until `HeldLog.release`; until then this service owns the topic.
@@ -119,20 +141,11 @@ class TopicLogs:
         """
         return HeldLog(self, self._use(topic))
 
-    def _append(self, open_log: _Open, entries: Sequence[bytes], senders: Sequence[str]) -> list[AppendOutcome]:
-        assert open_log.log is not None
-        answers = _appended(open_log.log, entries, senders, lambda: self._drop(open_log))
-        appended = [
-            (entry, answer)
-            for entry, answer in zip(entries, answers, strict=True)
-            if not isinstance(answer, CompactorError)
-        ]
+    def _note_appended(self, open_log: _Open, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
         with self._lock:
             self.appended_entries += len(appended)
             self.appended_bytes += sum(len(entry) for entry, _ in appended)
-        if appended:
-            self.on_appended(open_log.topic, appended)
-        return answers
+        self.on_appended(open_log.topic, appended)
 
     def is_open(self, topic: TopicRecord) -> bool:
         """Return whether this service writes the topic now."""
@@ -232,12 +245,20 @@ class TopicLogs:
                 del self._open[open_log.topic.id]
 
     def _release(self, open_log: _Open) -> None:
+        if self._is_last_release(open_log):
+            self._close([open_log])
+
+    def _release_soon(self, open_log: _Open) -> None:
+        """Release a log without waiting: for a thread that commits."""
+        if self._is_last_release(open_log):
+            threading.Thread(target=self._close, args=([open_log],), name="producers", daemon=True).start()
+
+    def _is_last_release(self, open_log: _Open) -> bool:
+        """Note a release; return whether the log must be closed."""
         with self._lock:
             open_log.users -= 1
             open_log.used_at = self._clock.now_ms()
-            last = open_log.dropped and not open_log.users
-        if last:
-            self._close([open_log])
+            return open_log.dropped and not open_log.users
 
     def _removed(self, matches: Callable[[_Open], bool]) -> list[_Open]:
         """Remove the matching logs. Return those to be closed; the last caller that releases one in use closes it."""
@@ -261,6 +282,99 @@ class TopicLogs:
                     _log.exception("the log of %s did not end as it should", item.topic.name)
 
 
+class Appending:
+    """Entries on their way into a topic's log, and their answers.
+
+    After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
+    repeats only the failed entry would reverse the order of a key's messages.
+    """
+
+    def __init__(
+        self,
+        logs: TopicLogs,
+        open_log: _Open,
+        entries: Sequence[bytes | CompactorError],
+        senders: Sequence[str],
+        on_answered: OnAnswered,
+    ) -> None:
+        """`entries`: an item that is an error is its own answer. `on_answered` is called once with an AppendResult or
+        an error for each entry, by a thread that commits, perhaps before `begin` and `finish` return; it must be
+        quick."""
+        assert open_log.log is not None
+        self._logs = logs
+        self._open_log = open_log
+        self._log = open_log.log
+        self._entries = entries
+        self._senders = senders
+        self._on_answered = on_answered
+        self._answers: list[AppendOutcome | None] = [None] * len(entries)
+        self._failures: dict[str, CompactorError] = {}
+        self._lock = threading.Lock()
+        self._unanswered = len(entries)
+        self._next = 0
+
+    def begin(self) -> bool:
+        """Append entries until one has to wait for a disk, the database or another thread. Return whether all are on
+        their way; otherwise call `finish`. For an event loop."""
+        return self._submit(self._log.submit_at_once)
+
+    def finish(self) -> None:
+        """Append the remaining entries, and write them. This may wait for a segment that is opened or rolled, and for
+        the flush of the entries only while few threads do."""
+        try:
+            self._submit(self._submit_waiting)
+        finally:
+            self._log.commit_here()
+
+    def _submit_waiting(self, entry: bytes, on_done: Done, check: Callable[[], object]) -> bool:
+        self._log.submit(entry, on_done, check, commits_later=True)
+        return True
+
+    def _submit(self, submit: Callable[[bytes, Done, Callable[[], object]], bool]) -> bool:
+        if not self._entries:
+            self._on_answered([])
+        while self._next < len(self._entries):
+            number = self._next
+            entry = self._entries[number]
+            try:
+                if isinstance(entry, CompactorError):
+                    raise entry
+                if not submit(entry, partial(self._answer, number), partial(self._check, number)):
+                    return False
+            except CompactorError as error:
+                self._answer(number, error)
+            self._next += 1
+        return True
+
+    def _check(self, number: int) -> None:
+        """Raise Unavailable for an entry after one of its sender that failed."""
+        failure = self._failures.get(self._senders[number])
+        if failure is not None:
+            message = "a message before it in the request failed"
+            raise Unavailable(f"{message}: {failure.message}", "send both again", public=message)
+
+    def _answer(self, number: int, answer: AppendOutcome) -> None:
+        """Note an answer, by the appending thread or by one that commits; the last answer ends the work."""
+        if isinstance(answer, CompactorError) and is_retryable(answer):
+            self._failures.setdefault(self._senders[number], answer)
+        with self._lock:
+            self._answers[number] = answer
+            self._unanswered -= 1
+            if self._unanswered:
+                return
+        answers = [answer for answer in self._answers if answer is not None]
+        if any(isinstance(answer, Fenced) for answer in answers):
+            self._logs._drop(self._open_log)
+        appended = [
+            (entry, answer)
+            for entry, answer in zip(self._entries, answers, strict=True)
+            if isinstance(entry, bytes) and isinstance(answer, AppendResult)
+        ]
+        if appended:
+            self._logs._note_appended(self._open_log, appended)
+        self._on_answered(answers)
+
+
 class HeldLog:
     """An open log for a caller that appends often: a topic with connected clients."""
 
@@ -274,17 +388,17 @@ class HeldLog:
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
-    def append(self, entries: Sequence[bytes], senders: Sequence[str]) -> list[AppendOutcome]:
-        """Append entries in order. Return an AppendResult or an error for each. `senders`: the sender of each entry.
+    def appending(self, entries: Sequence[bytes], senders: Sequence[str], on_answered: OnAnswered) -> Appending:
+        """Return entries to append in order. `senders`: the sender of each entry. `on_answered`: as in `Appending`.
 
         After an entry that failed and may be sent again, no later one of the same sender is appended. Raises Fenced if
-        the topic is lost; then nothing was appended.
+        the topic is lost.
         """
         if self.is_lost:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
             )
-        return self._logs._append(self._open_log, entries, senders)
+        return Appending(self._logs, self._open_log, entries, senders, on_answered)
 
     def release(self) -> None:
         """Release the log. Call it once."""
@@ -294,49 +408,3 @@ class HeldLog:
 def is_retryable(error: BaseException) -> bool:
     """Return whether an entry that failed with `error` may be sent again; otherwise it can never be appended."""
     return not isinstance(error, InvalidRecord) or isinstance(error, ChecksumMismatch)
-
-
-def _appended(
-    log: TopicLog, entries: Sequence[bytes], senders: Sequence[str], on_lost: Callable[[], object]
-) -> list[AppendOutcome]:
-    """Append entries. Return their answers in order. `on_lost` is called if this process does not own the log any more.
-
-    After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
-    repeats only the failed entry would reverse the order of a key's messages.
-    """
-    answers: list[AppendOutcome | None] = [None] * len(entries)
-    failures: dict[str, CompactorError] = {}
-    remaining = threading.Semaphore(0)
-
-    def answered(number: int) -> Callable[[AppendOutcome], None]:
-        def done(answer: AppendOutcome) -> None:
-            answers[number] = answer
-            if isinstance(answer, CompactorError) and is_retryable(answer):
-                failures.setdefault(senders[number], answer)
-            remaining.release()
-
-        return done
-
-    def check(sender: str) -> None:
-        if sender in failures:
-            message = "a message before it in the request failed"
-            raise Unavailable(f"{message}: {failures[sender].message}", "send both again", public=message)
-
-    if len(entries) == 1:
-        try:
-            return [log.append(entries[0])]
-        except CompactorError as error:
-            if isinstance(error, Fenced):
-                on_lost()
-            return [error]
-    for number, entry in enumerate(entries):
-        done = answered(number)
-        try:
-            log.submit(entry, done, partial(check, senders[number]))
-        except CompactorError as error:
-            done(error)
-    for _ in entries:
-        remaining.acquire()
-    if any(isinstance(answer, Fenced) for answer in answers):
-        on_lost()
-    return [answer for answer in answers if answer is not None]

@@ -1,8 +1,8 @@
 """The queue through which the entries of a topic's producers are appended.
 
-Entries of all producers wait in one queue, in the order of their arrival. A thread appends all waiting entries as one
-group; entries that arrive meanwhile are the next group. So producers share the flushes of the disk, the order is kept,
-and the event loop never waits. Receipts are sent in order when a group is durable.
+Entries of all producers wait in one queue, in the order of their arrival. All waiting entries are appended as one
+group; entries that arrive meanwhile are the next group. So producers share the flushes of the disk, and the order is
+kept. Neither the event loop nor a thread waits for the disk. Receipts are sent in order when a group is durable.
 
 After an entry that failed and may be sent again, no entry of its producer is appended or answered: the producer is
 disconnected. Its client connects again at once and sends every entry without a receipt, in order. Otherwise later
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
-from api.broker.threads import Workers
 from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
@@ -52,17 +51,15 @@ class PublishQueue:
     def __init__(
         self,
         topic: TopicName,
-        workers: Workers,
-        append: Callable[[Sequence[QueuedEntry]], Sequence[PublishOutcome]],
+        append: Callable[[Sequence[QueuedEntry]], Awaitable[Sequence[PublishOutcome]]],
         on_appended: Callable[[], object],
         on_lost: Callable[[BaseException], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`append` is called by a worker. `on_appended` is called when a group was appended and answered, `on_lost`
-        when another process writes the topic or has deleted it. `log_throttle` bounds warnings: while a disk is full,
-        each client reconnects and fails ten times a second."""
+        """`append` is called again when it has answered the group before. `on_appended` is called when a group was
+        appended and answered, `on_lost` when another process writes the topic or has deleted it. `log_throttle` bounds
+        warnings: while a disk is full, each client reconnects and fails ten times a second."""
         self._topic = topic
-        self._workers = workers
         self._append = append
         self._on_appended = on_appended
         self._on_lost = on_lost
@@ -121,7 +118,7 @@ class PublishQueue:
 
     async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
         try:
-            return await self._workers.run_without_deadline(self._append, group)
+            return await self._append(group)
         except Exception as error:
             if not isinstance(error, CompactorError):
                 LOG.exception("%s: %d entries are not appended", self._topic, len(group))

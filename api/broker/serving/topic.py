@@ -3,7 +3,7 @@
 A topic is opened for its first producer or consumer, which acquires the writer's lease, and closed some time after the
 last one. When the lease or the topic is lost, all clients are disconnected: they look the topic up and find its owner.
 
-For the event loop alone, except `append`, which a thread calls.
+For the event loop alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from api.broker.serving.rates import Rate
 from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.tail import Tail
-from api.broker.threads import LimitedWorkers, Pools, WaitsFor, Workers
+from api.broker.threads import LimitedWorkers, LoopResult, Pools, WaitsFor, Workers
 from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.clock import Clock
@@ -45,6 +45,8 @@ LOG = logging.getLogger(__name__)
 _STORE_CALLS = 4
 """Concurrent reads of one topic's messages: an object that hangs leaves threads for other topics."""
 _STORE_SECONDS = 30.0
+LOOP_ENTRIES, LOOP_BYTES = 16, 16 << 10
+"""A group that the event loop checks by itself: a thread takes longer to wake. Larger ones would delay other tasks."""
 CLIENTS_AT_ONCE = 100
 """Producers, consumers or subscriptions that are visited before other tasks have a turn."""
 _READER_TICKS = 60
@@ -95,7 +97,7 @@ class PersistentTopic:
         self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(
-            self.name, pools[WaitsFor.LOG], self.append, self._store_sequences_if_due, self.note_loss, log_throttle
+            self.name, self.append, self._store_sequences_if_due, self.note_loss, log_throttle
         )
         self.published = Rate()
         self.stale_reader_count = 0
@@ -150,18 +152,30 @@ class PersistentTopic:
 
     # Publishing
 
-    def append(self, group: Sequence[QueuedEntry]) -> list[PublishOutcome]:
-        """Append entries, in a thread. Return for each, in order, an AppendResult, an error, or EARLIEST for a
-        duplicate.
+    async def append(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
+        """Append entries. Return for each, in order, an AppendResult, an error, or EARLIEST for a duplicate.
 
         Raises Fenced if the topic is lost.
         """
-        if self._deduplication is None:
-            return list(self._append(group))
-        return list(self._deduplication.append(group, self._append))
+        is_small = len(group) <= LOOP_ENTRIES and sum(len(item.entry) for item in group) <= LOOP_BYTES
+        deduplication = self._deduplication
+        if deduplication is None:
+            return await self._append(group, is_small)
+        if is_small:
+            new = deduplication.new_entries(group)
+        else:
+            new = await self._pools[WaitsFor.LOG].run_queued(deduplication.new_entries, group)
+        appended = await self._append(new.entries, is_small) if new.entries else []
+        return deduplication.answers(new, appended)
 
-    def _append(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
-        return self._held.append([item.entry for item in group], [item.producer.name for item in group])
+    async def _append(self, group: Sequence[QueuedEntry], is_small: bool) -> list[AppendOutcome]:
+        """Append entries; small groups are checked and queued by the event loop, which does not wait for a thread."""
+        result = LoopResult[list[AppendOutcome]]()
+        entries, senders = [item.entry for item in group], [item.producer.name for item in group]
+        appending = self._held.appending(entries, senders, result.deliver)
+        if not (is_small and appending.begin()):
+            await self._pools[WaitsFor.LOG].run_queued(appending.finish)
+        return await result.future
 
     def last_sequence_id(self, producer_name: str) -> int:
         """Return the highest sequence id that a producer of that name has stored; -1: none is known."""

@@ -33,7 +33,7 @@ from api.rest.messages.encodings import Encodings, MessageEncodings
 from api.rest.messages.produce_models import JSON_LINES, ProducerAck, ProducerAcks, ProducerMessages, parse_messages
 from api.rest.models import INT
 from storage.errors import CompactorError, Conflict, LeaseHeld, Unavailable
-from storage.log.group_commit import AppendOutcome
+from storage.log.group_commit import AppendOutcome, OnAnswered
 from storage.metadata.records import TopicRecord
 from storage.model import MessageId
 
@@ -100,7 +100,8 @@ async def _produced(
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            part_acks = await broker.pools[WaitsFor.LOG].run(_append, broker, record, part)
+            answers = await broker.pools[WaitsFor.LOG].run_begun(_submit, broker, record, part)
+            part_acks = await parsing.run(_acks, record, part, answers)
         except NotTheOwner as other:
             if len(records) == 1:
                 raise
@@ -119,15 +120,19 @@ def _response(acks: Sequence[ProducerAck]) -> Response:
     return Response(content.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
-def _append(broker: Broker, record: TopicRecord, part: Sequence[NewMessage]) -> list[ProducerAck]:
-    """Append messages to a topic. Raise RestException over a backlog quota, or while another process opens the log."""
+def _submit(broker: Broker, record: TopicRecord, part: Sequence[NewMessage], on_answered: OnAnswered) -> None:
+    """Append messages to a topic; `on_answered` gets the answers. Raise RestException over a backlog quota, or while
+    another process opens the log."""
     try:
-        answers = messages.append(broker, record, part)
+        messages.submit(broker, record, part, on_answered)
     except BacklogQuotaExceeded as error:
         retry = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if error.holds else None
         raise RestException(503 if error.holds else 409, str(error), retry) from error
     except LeaseHeld as error:
         raise RestException(503, public_reason(error), {"Retry-After": "1"}) from error
+
+
+def _acks(record: TopicRecord, part: Sequence[NewMessage], answers: Sequence[AppendOutcome]) -> list[ProducerAck]:
     return [_ack(message, answer, record.name.partition) for message, answer in zip(part, answers, strict=True)]
 
 

@@ -272,7 +272,7 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
     def fails(*_: object) -> None:
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
-    monkeypatch.setattr("api.broker.messages.append", fails)
+    monkeypatch.setattr("api.broker.messages.submit", fails)
     state = cast(Any, served.client.app).state
     throttle, state.log_throttle = state.log_throttle, LogThrottle(ManualClock(), logging.getLogger("api"))
     try:

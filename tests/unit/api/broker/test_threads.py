@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -98,6 +98,42 @@ async def test_a_queue_has_an_end(leave: threading.Event) -> None:
         await pool.run(int, "1")
     leave.set()
     await asyncio.gather(*tasks, *waiting)
+
+
+@in_event_loop
+async def test_a_call_that_may_not_be_refused_waits_behind_a_full_queue(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
+    tasks = await hung(pool, leave, 1)
+    waiting = [asyncio.create_task(pool.run_queued(int, "1")) for _ in range(100)]
+    await asyncio.sleep(0)
+    leave.set()
+    assert await asyncio.gather(*waiting) == [1] * 100
+    await asyncio.gather(*tasks)
+
+
+@in_event_loop
+async def test_a_result_that_comes_later_holds_no_thread() -> None:
+    pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
+    deliveries: list[Callable[[str], object]] = []
+    waiting = [asyncio.create_task(pool.run_begun(deliveries.append)) for _ in range(2)]
+    assert await pool.run(int, "1") == 1, "the only thread is free"
+    assert len(deliveries) == 2
+    threading.Thread(target=lambda: [deliver("later") for deliver in deliveries]).start()
+    assert await asyncio.gather(*waiting) == ["later"] * 2
+    with pytest.raises(ZeroDivisionError):
+        await pool.run_begun(lambda deliver: 1 / 0)
+    assert await pool.run_begun(lambda deliver: deliver("at once")) == "at once"
+
+
+@in_event_loop
+async def test_a_result_that_does_not_come_in_time_is_refused() -> None:
+    pool = Pool(WaitsFor.LOG, 1, 1, ManualClock())
+    deliveries: list[Callable[[str], object]] = []
+    with pytest.raises(PoolBusy, match="has not answered within 1 ms"):
+        await pool.run_begun(deliveries.append)
+    for deliver in deliveries:
+        deliver("too late")
+    await asyncio.sleep(0)
 
 
 @in_event_loop

@@ -32,7 +32,7 @@ class AtOnce:
         await asyncio.sleep(0)
         return work(*arguments)
 
-    run_without_deadline = run_required = run
+    run_without_deadline = run_queued = run_required = run
 
 
 POOLS = cast(Pools, dict.fromkeys(WaitsFor, AtOnce()))

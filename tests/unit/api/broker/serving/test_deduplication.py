@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import cast
 
@@ -22,7 +23,7 @@ from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavail
 from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
-from storage.model import EARLIEST
+from storage.model import EARLIEST, MessageId
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content
@@ -55,11 +56,21 @@ class Log:
 
     def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
         """Append entries to the log, duplicates as well."""
-        return self.held.append([item.entry for item in group], [item.producer.name for item in group])
+        answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
+        entries, senders = [item.entry for item in group], [item.producer.name for item in group]
+        self.held.appending(entries, senders, answered.put).finish()
+        return answered.get()
+
+    def answers(
+        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[AppendOutcome]]
+    ) -> list[AppendOutcome | MessageId]:
+        """Append the new entries of a group by `append`. Return an answer for each entry."""
+        new = self.known.new_entries(group)
+        return self.known.answers(new, append(new.entries) if new.entries else [])
 
     def append(self, *sent: tuple[str, int]) -> list[bool]:
         """Return whether each was stored now."""
-        answers = self.known.append([publish(*item) for item in sent], self.append_unchecked)
+        answers = self.answers([publish(*item) for item in sent], self.append_unchecked)
         assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
         return [isinstance(answer, AppendResult) for answer in answers]
 
@@ -196,7 +207,7 @@ def failing_from(number: int, error: CompactorError, log: Log) -> list[object]:
         return [*log.append_unchecked(entries[:number]), *[error for _ in entries[number:]]]
 
     group = [publish("a", sequence_id) for sequence_id in (0, 1, 2, 0, 1, 2)]
-    return list(log.known.append(group, append))
+    return list(log.answers(group, append))
 
 
 def test_a_duplicate_fails_with_what_it_repeats_and_not_with_a_later_entry(log: Log) -> None:
@@ -224,7 +235,7 @@ def test_entries_of_a_replicator_of_any_name_are_refused(log: Log) -> None:
     """Their sequence ids are those of several producers: an entry would count as a duplicate of another producer's."""
     described = metadata(producer_name="original", sequence_id=3, replicated_from="us-east")
     replicated = queued("custom.prefix.us-east", 3, entry(described, b"v"))
-    first, second = log.known.append([publish("a", 0), replicated], log.append_unchecked)
+    first, second = log.answers([publish("a", 0), replicated], log.append_unchecked)
     assert isinstance(first, AppendResult)
     assert isinstance(second, InvalidRecord)
     assert "us-east" in second.message

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import NoReturn
 
 import pytest
@@ -13,9 +16,11 @@ from api.broker.serving.logs import TopicLogs
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.active_segment_file import ActiveSegmentFile, PlacedEntry
-from storage.log.group_commit import Done
+from storage.log.committers import Committers
+from storage.log.group_commit import AppendOutcome, Done
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
+from tests.held_kernel import HeldKernel
 from tests.workbench import Workbench
 
 
@@ -60,9 +65,11 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
             raise failures.pop()
         write(file, entries)
 
-    def one_after_the_other(log: TopicLog, data: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
+    def one_after_the_other(
+        log: TopicLog, data: bytes, done: Done, check: Callable[[], object], *, commits_later: bool
+    ) -> None:
         answered = threading.Event()
-        submit(log, data, lambda answer: (done(answer), answered.set()), check)
+        submit(log, data, lambda answer: (done(answer), answered.set()), check, commits_later=False)
         assert answered.wait(60)
 
     monkeypatch.setattr(ActiveSegmentFile, "write", failing_once)
@@ -131,11 +138,11 @@ def test_one_that_lost_its_lease_is_opened_anew(
     topic = bench.topic()
     producers.append(topic, [entry()])
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise Fenced("lost", "open it again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(TopicLog, "append", fail)
+        patched.setattr(TopicLog, "submit", fail)
         assert isinstance(producers.append(topic, [entry()])[0], Fenced)
     assert producers.topics == []
     assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
@@ -169,3 +176,92 @@ def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
     with pytest.raises(Unavailable):
         producers.append(topic, [entry()])
     assert len(list(topic.messages())) == 1
+
+
+def test_what_is_submitted_is_answered_when_it_is_flushed_and_errors_are_their_own_answers(
+    bench: Workbench, producers: TopicLogs
+) -> None:
+    topic, answered = bench.topic(), SimpleQueue[list[AppendOutcome]]()
+    wrong = InvalidRecord("no entry holds this", "send another one")
+    producers.submit(topic, [entry(b"1"), wrong, entry(b"2")], answered.put)
+    assert [type(answer) for answer in answered.get(timeout=30)] == [AppendResult, InvalidRecord, AppendResult]
+    producers.submit(topic, [], answered.put)
+    assert answered.get(timeout=30) == []
+    assert producers.append(topic, []) == []
+    assert [message.payload for message in topic.messages()] == [b"1", b"2"]
+    assert producers.appended_entries == 2
+
+
+def test_a_log_that_is_dropped_is_closed_after_its_last_answer(
+    bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the thread that answers: a close waits for the disk."""
+    topic, answered = bench.topic(), SimpleQueue[list[AppendOutcome]]()
+    producers.append(topic, [entry()])
+    flushing, go_on, real = threading.Event(), threading.Event(), os.fdatasync
+
+    def held(descriptor: int) -> None:
+        flushing.set()
+        assert go_on.wait(30)
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", held)
+        submitting = threading.Thread(target=producers.submit, args=(topic, [entry()], answered.put))
+        submitting.start()
+        assert flushing.wait(30)
+        producers.close_topics(topic.record)
+        assert bench.metadata.leases.current(topic.record.id) is not None
+        go_on.set()
+        assert isinstance(answered.get(timeout=30)[0], AppendResult)
+        submitting.join(30)
+    for thread in threading.enumerate():
+        if thread.name == "producers":
+            thread.join(30)
+    assert bench.metadata.leases.current(topic.record.id) is None
+
+
+def test_a_log_that_cannot_be_opened_is_told_at_once(bench: Workbench, producers: TopicLogs) -> None:
+    topic = bench.topic()
+    lease = bench.metadata.leases.acquire(topic.record.id, "import:1:ab", 60_000)
+    with pytest.raises(LeaseHeld, match="import:1:ab"):
+        producers.submit(topic, [entry()], pytest.fail)
+    bench.metadata.leases.release(lease)
+
+
+def test_an_event_loop_begins_and_a_thread_finishes(bench: Workbench, producers: TopicLogs) -> None:
+    topic, answered = bench.topic(), SimpleQueue[list[AppendOutcome]]()
+    held = producers.hold(topic)
+    appending = held.appending([entry(b"1"), entry(b"2")], ["a", "b"], answered.put)
+    assert not appending.begin(), "a segment must be opened"
+    appending.finish()
+    assert len(answered.get(timeout=30)) == 2
+    assert held.appending([entry(b"3"), entry(b"4")], ["a", "b"], answered.put).begin()
+    assert [type(answer) for answer in answered.get(timeout=30)] == [AppendResult, AppendResult]
+    assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
+    held.release()
+
+
+def test_topics_that_wait_for_the_disk_hold_no_thread_of_their_callers(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread, that of the callers, submits for all; each topic is answered when its own flush has ended."""
+    kernel = HeldKernel()
+    logged = replace(bench, log=replace(bench.log, committers=Committers(1, kernel)))
+    logs = TopicLogs(bench.clock, max_open=100, idle_ms=5_000)
+    topics = [logged.topic(f"t{number}") for number in range(20)]
+    answered = SimpleQueue[list[AppendOutcome]]()
+    for topic in topics:
+        logs.submit(topic, [entry(), entry()], answered.put)
+    ends = [kernel.next() for _ in topics]
+    assert answered.empty()
+    ends[7](None)
+    (first, _) = answered.get(timeout=30)
+    assert isinstance(first, AppendResult)
+    assert len(list(topics[7].messages())) == 2
+    assert answered.empty()
+    for number, end in enumerate(ends):
+        if number != 7:
+            end(None)
+    assert all(isinstance(answer, AppendResult) for _ in topics[1:] for answer in answered.get(timeout=30))
+    logs.drain_and_close()

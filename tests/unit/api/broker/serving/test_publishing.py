@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -55,16 +55,6 @@ class Sender:
         self.disconnected += 1
 
 
-class AtOnce:
-    """Workers without threads."""
-
-    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        return work(*arguments)
-
-    run_without_deadline = run
-
-
 class Bench:
     """A queue over a log that answers entries by their bytes; all others are duplicates."""
 
@@ -75,13 +65,14 @@ class Bench:
         self.lost: list[BaseException] = []
         self.warnings: list[tuple[str, str]] = []
         self.queue = PublishQueue(
-            TopicName.parse("t"), AtOnce(), self._append, lambda: None, self.lost.append, cast(LogThrottle, self)
+            TopicName.parse("t"), self._append, lambda: None, self.lost.append, cast(LogThrottle, self)
         )
 
     def warn(self, text: str, *arguments: object, condition: str) -> None:
         self.warnings.append((text % arguments, condition))
 
-    def _append(self, group: Sequence[QueuedEntry]) -> list[PublishOutcome]:
+    async def _append(self, group: Sequence[QueuedEntry]) -> list[PublishOutcome]:
+        await asyncio.sleep(0)
         if self.defect is not None:
             raise self.defect
         self.groups.append([queued.entry for queued in group])

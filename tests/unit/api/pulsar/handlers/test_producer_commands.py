@@ -31,8 +31,9 @@ from tests.workbench import Workbench
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no client answer a PING."""
+    """Lets no client answer a PING, and threads append all entries."""
     monkeypatch.setattr(session, "LIVENESS_SECONDS", 0)
+    monkeypatch.setattr("api.broker.serving.topic.LOOP_ENTRIES", 0)
 
 
 class GatedPool:
@@ -48,7 +49,7 @@ class GatedPool:
         await self.gate.wait()
         return work(*arguments)
 
-    run_without_deadline = run_required = run
+    run_without_deadline = run_queued = run_required = run
 
 
 class Client(asyncio.Transport):
@@ -58,6 +59,7 @@ class Client(asyncio.Transport):
         super().__init__()
         self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
+        self._answered = asyncio.Event()
         context = SimpleNamespace(
             access=SimpleNamespace(verifier=None, needs_sql=lambda *_: False, require=lambda *_: None),
             settings=Settings(),
@@ -83,6 +85,7 @@ class Client(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self.answers += [frame.command for frame in self._parser.feed(bytes(data))]
+        self._answered.set()
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -107,13 +110,14 @@ class Client(asyncio.Transport):
         self.send(type=BaseCommand.PRODUCER, producer=producer | fields)
 
     async def answer(self, kind: int) -> BaseCommand:
-        """Return the first answer of that type, which the event loop gives soon."""
-        for _ in range(200):
-            for command in self.answers:
-                if command.type == kind:
-                    return command
-            await asyncio.sleep(0)
-        raise AssertionError(f"no answer of type {kind}: {self.answers}")
+        """Return the first answer of that type, when it has come."""
+        async with asyncio.timeout(30):
+            while True:
+                for command in self.answers:
+                    if command.type == kind:
+                        return command
+                self._answered.clear()
+                await self._answered.wait()
 
     async def last_sequence_id(self) -> int:
         return (await self.answer(BaseCommand.PRODUCER_SUCCESS)).producer_success.last_sequence_id
