@@ -22,6 +22,7 @@ BENCHMARKS = {
     "growth": "ten times the messages and fifty times the keys: time and memory",
     "topics": "a thousand small topics in one job, and a small one by itself",
     "log": "appends, group commit and reading of unsealed segments, beside plain writes and flushes of the same bytes",
+    "appends": "a thousand topics that append at the same moment, with a disk that takes 80 ms for a flush",
     "sealing": "entries of the log to a sealed ledger, on one core",
     "cursors": "acknowledgements a second, by how many share a transaction",
     "checks": "the leader's regular check of 100,000 topics of which 100 are due, in CPU seconds",
