@@ -11,6 +11,7 @@ Where the kernel has no room, or the system does not have the call or forbids it
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import platform
@@ -28,6 +29,8 @@ IDLE_SECONDS = 5
 _CALLS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}
 """The numbers of io_setup, io_submit and io_getevents, by architecture."""
 _FDSYNC = 3
+_NOT_KNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})
+"""Errors of a kernel, or of a file system, that does not have the call."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +77,7 @@ class KernelFlushes:
         """`machine`: the architecture, as `uname -m` names it; None: this one."""
         self._lock = threading.Lock()
         self._is_waited_for = False
+        self._is_known = True
         self._free: list[int] = []
         self._ends: list[FlushEnd | None] = [None] * MOST
         self._requests = (_Request * MOST)()
@@ -93,7 +97,7 @@ class KernelFlushes:
     @property
     def is_possible(self) -> bool:
         """True if the system flushes asynchronously."""
-        return self._context.value != 0
+        return self._is_known and self._context.value != 0
 
     def begin(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
         """Begin to flush files, each given by its descriptor and what is called at its end, by another thread.
@@ -101,7 +105,7 @@ class KernelFlushes:
         Return the number of flushes that were begun, the first ones; the caller flushes the others.
         """
         with self._lock:
-            if not self._is_waited_for and not self._start():
+            if not self.is_possible or not (self._is_waited_for or self._start()):
                 return 0
             slots = [self._free.pop() for _ in range(min(len(flushes), len(self._free)))]
             if not slots:
@@ -114,12 +118,12 @@ class KernelFlushes:
                 self._ends[slot] = end
             begun = max(0, int(self._call(self._submit, self._context, ctypes.c_long(len(slots)), pointers)))
             self._free += slots[begun:]
+            if not begun and ctypes.get_errno() in _NOT_KNOWN:
+                self._is_known = False
         return begun
 
     def _start(self) -> bool:
         """Start the thread that waits; return whether there is one. For the holder of the lock."""
-        if not self.is_possible:
-            return False
         try:
             threading.Thread(target=self._wait, name="flushes", daemon=True).start()
         except RuntimeError:  # the limit of threads

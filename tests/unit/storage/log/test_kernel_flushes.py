@@ -72,6 +72,16 @@ def test_an_end_that_fails_is_logged_and_the_others_are_called(
         assert [ends.get(timeout=TIMEOUT) for _ in range(2)] == [None, None]
 
 
+def test_a_system_that_does_not_know_the_call_is_not_asked_again(flushes: KernelFlushes, file: int) -> None:
+    own = KernelFlushes()
+    reading, writing = os.pipe()
+    assert own.begin([(writing, print)]) == 0, "a pipe has no flush, as a file system without the call"
+    assert not own.is_possible
+    assert own.begin([(file, print)]) == 0
+    os.close(reading)
+    os.close(writing)
+
+
 def test_an_unknown_machine_flushes_nothing(file: int) -> None:
     other = KernelFlushes("a new machine")
     assert not other.is_possible
