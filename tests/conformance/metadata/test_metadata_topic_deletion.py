@@ -99,7 +99,7 @@ def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -
     deleted = store.tenancy.delete_topic(topic.id)
     assert deleted == DeletedTopic(topic.uid, topic.name, clock.now_ms()) == store.tenancy.deleted_topic(topic.uid)
     after = rows(store)
-    assert after.pop("deleted_topics") == [(topic.uid, topic.id, str(topic.name), clock.now_ms())]
+    assert after.pop("deleted_topics") == [(topic.uid, topic.id, str(topic.name), clock.now_ms(), None)]
     before.pop("deleted_topics")
     assert after == before
     assert store.tenancy.deleted_topic(kept.uid) is None
