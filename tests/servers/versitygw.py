@@ -37,8 +37,12 @@ QUICK_BUILD = {
     "CGO_ENABLED": "0",
     "GOFLAGS": "-mod=readonly '-gcflags=all=-N -l' '-ldflags=-s -w'",
     "GOTOOLCHAIN": "auto",
+    "GOGC": "400",
 }
-"""Settings of Go's builds: without C, optimisation and debug information. Builds with equal ones share packages."""
+"""Settings of Go's builds: without C, optimisation and debug information. Builds with equal ones share packages.
+
+The compiler collects its garbage less often than by itself, which took a quarter of its CPU.
+"""
 COLLECTS_LITTLE = {"GOGC": "800", "GOMEMLIMIT": "256MiB"}
 """Settings of Go's garbage collection: a fifth of the server's CPU with Go's own, in a heap of some MiB."""
 READY_TRIES = 200
