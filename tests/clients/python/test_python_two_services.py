@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from tests.clients.python.conftest import WAIT_MS, Admin, all_of, connected, wait_for
 from tests.servers.compactor_service import RunningService, compactor_service
+from tests.servers.service_forks import service_forks
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +31,9 @@ class Services:
             "COMPACTOR_DATABASE": f"sqlite:///{folder / 'metadata.db'}",
             "COMPACTOR_STORE": (folder / "objects").as_uri(),
         }
-        upgrade = [sys.executable, "-m", "api.cli.main", "--database", self._shared["COMPACTOR_DATABASE"]]
-        subprocess.run([*upgrade, "db", "upgrade"], check=True, capture_output=True)
+        with service_forks().open("--database", self._shared["COMPACTOR_DATABASE"], "db", "upgrade") as upgrade:
+            output = upgrade.communicate()
+        assert upgrade.wait() == 0, output
 
     def start(self, name: str) -> RunningService:
         folder = self._folder / name
