@@ -12,7 +12,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestMetricsMiddleware:
-    """The middleware. It uses the monotonic clock, because no decision depends on a duration."""
+    """Middleware that counts and times requests, by the monotonic clock: no decision depends on a duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
