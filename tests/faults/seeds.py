@@ -393,10 +393,10 @@ RECORDS: dict[str, Callable[[Forger], None]] = {
 
 
 def forge_part(forger: Forger, name: str) -> None:
-    """Say something else of a part than its rows: in the last one, which has a tombstone, or the first (a bitmap)."""
+    """Say something else of a part than its rows: of the last one that says it, or of the first (a bitmap)."""
     manifest = forger.manifest
     parts = list(manifest.parts)
-    number = 0 if name == "deleted" else len(parts) - 1
+    number = 0 if name == "deleted" else max(at for at, part in enumerate(parts) if getattr(part, name) is not None)
     part = parts[number]
     value = getattr(part, name)
     if name in ("first", "last"):
