@@ -27,6 +27,10 @@ class HeldKernel:
             self._begun.put(flush)
         return len(taken)
 
+    def take_no_more(self) -> None:
+        """Let the committing threads flush from now on."""
+        self._room = 0
+
     def next(self) -> FlushEnd:
         """Wait for the next flush, and return what ends it. The file is flushed by then."""
         descriptor, end = self._begun.get(timeout=TIMEOUT)
