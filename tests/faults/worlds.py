@@ -37,7 +37,7 @@ from tests.workbench import TINY, Workbench
 PART_BYTES = 5 << 20
 """The smallest part of a multipart upload that S3 servers take."""
 _Memory: TypeAlias = dict[str, dict[tuple[int, int | None], bytes]]
-"""What was fetched of each object, by start and length."""
+"""The fetched bytes of each object, by start and length."""
 
 
 @dataclass(frozen=True)
