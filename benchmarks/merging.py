@@ -86,11 +86,11 @@ POLICIES = [
 
 
 @dataclass
-class Totals:
-    """Totals of rounds: new messages, rows written, and by round the rows held, the parts, and the largest run."""
+class Rounds:
+    """Figures of rounds, by round: new messages, rows written, rows held for each live one, parts, times of the run."""
 
-    new: int = 0
-    written: int = 0
+    new: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     held: list[float] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -98,11 +98,15 @@ class Totals:
 
     @property
     def write_amplification(self) -> float:
-        return self.written / self.new
+        return sum(self.written) / sum(self.new)
 
     @property
     def read_amplification(self) -> float:
         return fmean(self.held)
+
+    def first(self, count: int) -> Rounds:
+        """Return the first rounds alone, without times."""
+        return Rounds(self.new[:count], self.written[:count], self.held[:count], self.parts[:count])
 
 
 class Model:
@@ -113,7 +117,7 @@ class Model:
         self._newest = np.arange(keys, dtype=np.int64)
         self._end = 0
         self._parts: list[Source] = []
-        self.totals = Totals()
+        self.rounds = Rounds()
 
     def run(self, keys: Keys) -> None:
         """Append a message of each of `keys`, and compact."""
@@ -131,7 +135,7 @@ class Model:
         )
         with self._policy.in_force():
             result = layout.lay_out(plan, by_source, expected_totals(plan, by_source), self._policy.sizing)
-        parts = []
+        parts, written = [], 0
         for number in result.kept_parts:
             part = sources[number]
             dead = _held(part) - counts[number]
@@ -141,11 +145,12 @@ class Model:
             start, last = task.slices[0].first_offset, task.slices[-1].last_offset
             if rows := _count(live, start, last):
                 parts.append(_source(start, last, rows))
-                self.totals.written += rows
+                written += rows
         self._parts = sorted(parts, key=lambda part: part.first_offset)
-        self.totals.new += len(keys)
-        self.totals.held.append(sum(map(_held, self._parts)) / sum(part.messages for part in self._parts))
-        self.totals.parts.append(len(self._parts))
+        self.rounds.new.append(len(keys))
+        self.rounds.written.append(written)
+        self.rounds.held.append(sum(map(_held, self._parts)) / sum(part.messages for part in self._parts))
+        self.rounds.parts.append(len(self._parts))
 
 
 class Runs:
@@ -157,7 +162,7 @@ class Runs:
         self._topic: Topic = ensure_topic(environment, TopicName.parse(name))
         self._compactor = TwoPhaseCompactor(environment, InProcessEngine(PARALLELISM), sizing=policy.sizing)
         self._names: set[str] = set()
-        self.totals = Totals()
+        self.rounds = Rounds()
 
     def run(self, table: pa.Table) -> None:
         """Append the messages of a table, and compact."""
@@ -165,14 +170,14 @@ class Runs:
         with self._policy.in_force():
             started, cpu = time.perf_counter(), time.process_time()
             self._compactor.compact(self._topic.name)
-            self.totals.seconds.append(time.perf_counter() - started)
-            self.totals.cpu_seconds.append(time.process_time() - cpu)
+            self.rounds.seconds.append(time.perf_counter() - started)
+            self.rounds.cpu_seconds.append(time.process_time() - cpu)
         parts = read_manifest(self._environment.store, compacted_ledger(self._topic).manifest).parts
-        self.totals.new += len(table)
-        self.totals.written += sum(part.messages for part in parts if part.rows.stored.name not in self._names)
+        self.rounds.new.append(len(table))
+        self.rounds.written.append(sum(part.messages for part in parts if part.rows.stored.name not in self._names))
         self._names = {part.rows.stored.name for part in parts}
-        self.totals.held.append(sum(part.messages for part in parts) / sum(part.live for part in parts))
-        self.totals.parts.append(len(parts))
+        self.rounds.held.append(sum(part.messages for part in parts) / sum(part.live for part in parts))
+        self.rounds.parts.append(len(parts))
 
 
 def _source(first: int, last: int, rows: int) -> Source:
@@ -236,41 +241,31 @@ def _compare(share: float, options: argparse.Namespace, folder: Path) -> None:
         _drawn(options.distribution, options.keys, max(1, int(options.keys * share)), random)
         for _ in range(max(options.rounds, options.runs))
     ]
-    models, checked = {}, {}
+    models = {}
     for policy in POLICIES:
         model = Model(options.keys, policy)
         model.run(base)
-        model.totals = Totals()
-        for number, keys in enumerate(rounds):
-            if number == options.runs:
-                checked[policy], model.totals = model.totals, Totals()
+        model.rounds = Rounds()
+        for keys in rounds:
             model.run(keys)
-        models[policy] = _joined(checked.get(policy), model.totals)
+        models[policy] = model.rounds
     runs = _run(base, rounds[: options.runs], folder) if options.runs else {}
-    for policy, totals in models.items():
+    for policy, whole in models.items():
         line = (
-            f"| {share:.1%} | {policy} | {totals.write_amplification:.2f} | {totals.read_amplification:.2f} "
-            f"({max(totals.held):.2f}) | {fmean(totals.parts):.1f} ({max(totals.parts)}) |"
+            f"| {share:.1%} | {policy} | {whole.write_amplification:.2f} | {whole.read_amplification:.2f} "
+            f"({max(whole.held):.2f}) | {fmean(whole.parts):.1f} ({max(whole.parts)}) |"
         )
         if policy in runs:
-            real, model_totals = runs[policy], checked.get(policy, totals)
+            real, same = runs[policy], whole.first(options.runs)
             line += (
-                f" {real.write_amplification:.2f}, {model_totals.write_amplification:.2f} "
-                f"| {real.read_amplification:.2f}, {model_totals.read_amplification:.2f} "
+                f" {real.write_amplification:.2f}, {same.write_amplification:.2f} "
+                f"| {real.read_amplification:.2f}, {same.read_amplification:.2f} "
                 f"| {fmean(real.cpu_seconds):.3f} | {fmean(real.seconds):.3f} ({median(real.seconds):.3f}) |"
             )
         print(line, flush=True)
 
 
-def _joined(first: Totals | None, second: Totals) -> Totals:
-    if first is None:
-        return second
-    return Totals(
-        first.new + second.new, first.written + second.written, first.held + second.held, first.parts + second.parts
-    )
-
-
-def _run(base: Keys, rounds: list[Keys], folder: Path) -> dict[MergePolicy, Totals]:
+def _run(base: Keys, rounds: list[Keys], folder: Path) -> dict[MergePolicy, Rounds]:
     """Run the rounds with the product; the policies take turns."""
     payload = np.random.default_rng(2).bytes(100 * max(map(len, [base, *rounds])))
     with open_environment(Settings(data=str(folder))) as environment:
@@ -280,8 +275,8 @@ def _run(base: Keys, rounds: list[Keys], folder: Path) -> dict[MergePolicy, Tota
             for run in runs.values():
                 run.run(table)
                 if keys is base:
-                    run.totals = Totals()
-        return {policy: run.totals for policy, run in runs.items()}
+                    run.rounds = Rounds()
+        return {policy: run.rounds for policy, run in runs.items()}
 
 
 if __name__ == "__main__":
