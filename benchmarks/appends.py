@@ -1,7 +1,8 @@
-"""Many topics that append at the same moment, with a disk that takes a while for each flush.
+"""Many topics that append at the same time, with a disk that takes a while for each flush.
 
 Each topic has one producer with one message in flight, in one event loop, over open logs: the path of the gateway
-without its connections. `--flush-ms` adds time to each flush of a file; the flushes of different files overlap, as on a
+without its connections. `--spread-ms` spreads the appends evenly over a time; 0: all begin at the same moment.
+`--flush-ms` adds time to each flush of a file; the flushes of different files overlap, as on a
 disk that takes many requests at once. 0: the disk as it is.
 """
 
@@ -16,8 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from unittest import mock
 
@@ -39,7 +42,6 @@ from storage.objects.registry import open_store
 from storage.topic import Topic
 
 THREADS = 40
-GOAL_MS = 150.0
 
 
 class SlowFlushes:
@@ -110,15 +112,17 @@ class Bench:
         self._logs.drain_and_close()
         self._leases.__exit__(None, None, None)
 
-    async def appended_at_once(self) -> tuple[list[float], int, int]:
-        """Append to all topics at the same moment. Return the sorted latencies in ms, the largest number of threads of
-        the process, and the number of refusals."""
+    async def appended(self, spread_seconds: float) -> tuple[list[float], int, int]:
+        """Append to all topics, evenly spread over a time. Return the sorted latencies in ms, the largest number of
+        threads of the process, and the number of refusals."""
         pool = Pool(WaitsFor.LOG, THREADS, None, self._clock)
         latencies: list[float] = []
         threads = refusals = 0
 
-        async def append(held: HeldLog) -> None:
+        async def append(number: int, held: HeldLog) -> None:
             nonlocal threads, refusals
+            if spread_seconds:
+                await asyncio.sleep(spread_seconds * number / len(self._held))
             started = time.perf_counter()
             result = LoopResult[list[AppendOutcome]]()
             appending = held.appending([self._entry], [""], result.deliver)
@@ -133,7 +137,7 @@ class Bench:
             if len(latencies) % 50 == 1:
                 threads = max(threads, threading.active_count())
 
-        await asyncio.gather(*map(append, self._held))
+        await asyncio.gather(*(append(number, held) for number, held in enumerate(self._held)))
         pool.close()
         return sorted(latencies), threads, refusals
 
@@ -143,6 +147,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks appends", description=__doc__)
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 100, 1000])
     parser.add_argument("--flush-ms", type=float, nargs="+", default=[0, 80], help="added to each flush")
+    parser.add_argument("--spread-ms", type=float, nargs="+", default=[0, 1000], help="time over which appends begin")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", help="where to write; it should be on the disk to measure")
     chosen = parser.parse_args(arguments)
@@ -150,43 +155,53 @@ def main(arguments: list[str]) -> int:
     refused = 0
     try:
         print(machine.summary(machine.describe(folder)), end="\n\n")
-        print("| topics at once | added to a flush, ms | p50, ms | p99, ms (by round) | CPU, ms | threads | refused |")
-        print("|---:|---:|---:|---:|---:|---:|---:|")
+        print("| topics | spread, ms | flush, ms more | p50, ms | p99, ms (by round) | CPU, ms | threads | refused |")
+        print("|---:|---:|---:|---:|---:|---:|---:|---:|")
         for number, topics in enumerate(chosen.topics):
             place = folder / str(number)
             place.mkdir()
             bench = Bench(place, topics)
-            for flush_ms in chosen.flush_ms:
-                slow = SlowFlushes(flush_ms / 1000)
-                refused += _measured(bench, topics, flush_ms, slow if flush_ms else None, chosen.rounds)
+            for spread_ms, flush_ms in product(chosen.spread_ms, chosen.flush_ms):
+                slow = SlowFlushes(flush_ms / 1000) if flush_ms else None
+                latencies = _measured(bench, spread_ms / 1000, slow, chosen.rounds)
+                refused += latencies.refusals
+                print(f"| {topics:,} | {spread_ms:g} | {flush_ms:g} | {latencies} |", flush=True)
             bench.close()
     finally:
         shutil.rmtree(folder)
     return int(refused > 0)
 
 
-def _measured(bench: Bench, topics: int, flush_ms: float, slow: SlowFlushes | None, rounds: int) -> int:
-    """Measure one line, and print it. Return the number of refusals."""
-    all_latencies: list[float] = []
-    last: list[float] = []
-    cpu: list[float] = []
-    threads = refusals = 0
+@dataclass
+class Latencies:
+    """The figures of one line, in ms. `by_round`: the sorted latencies of each round."""
+
+    by_round: list[list[float]] = field(default_factory=list)
+    cpu_ms: float = 0.0
+    threads: int = 0
+    refusals: int = 0
+
+    def __str__(self) -> str:
+        everything = sorted(chain(*self.by_round))
+        p99s = [_share(latencies, 0.99) for latencies in self.by_round]
+        return (
+            f"{_share(everything, 0.5):.0f} | {_share(everything, 0.99):.0f} ({min(p99s):.0f}–{max(p99s):.0f}) "
+            f"| {self.cpu_ms / len(self.by_round):.0f} | {self.threads} | {self.refusals}"
+        )
+
+
+def _share(ascending: Sequence[float], share: float) -> float:
+    return ascending[int(len(ascending) * share)]
+
+
+def _measured(bench: Bench, spread_seconds: float, slow: SlowFlushes | None, rounds: int) -> Latencies:
+    """Append in `rounds` rounds, and return the figures."""
+    result = Latencies()
     for _ in range(rounds):
         used = time.process_time()
-        if slow is None:
-            latencies, count, refused = asyncio.run(bench.appended_at_once())
-        else:
-            with slow.in_force():
-                latencies, count, refused = asyncio.run(bench.appended_at_once())
-        cpu.append((time.process_time() - used) * 1000)
-        all_latencies += latencies
-        last.append(latencies[int(len(latencies) * 0.99)])
-        threads, refusals = max(threads, count), refusals + refused
-    all_latencies.sort()
-    p50, p99 = (all_latencies[int(len(all_latencies) * share)] for share in (0.5, 0.99))
-    print(
-        f"| {topics:,} | {flush_ms:g} | {p50:.0f} | {p99:.0f} ({min(last):.0f}–{max(last):.0f}) "
-        f"| {sum(cpu) / rounds:.0f} | {threads} | {refusals} |",
-        flush=True,
-    )
-    return refusals
+        with slow.in_force() if slow else nullcontext():
+            latencies, threads, refused = asyncio.run(bench.appended(spread_seconds))
+        result.cpu_ms += (time.process_time() - used) * 1000
+        result.by_round.append(latencies)
+        result.threads, result.refusals = max(result.threads, threads), result.refusals + refused
+    return result

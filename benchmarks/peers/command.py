@@ -1,7 +1,8 @@
 """Command `python -m benchmarks.peers`: one sitting per shape, the tables on stdout.
 
-Needs Maven, a JDK of version 17 or newer, Linux, and 14 GB of disk for the largest shape; --small needs 1 GB. The exit
-code is 0 if all contenders kept the same messages, whatever the speed; 1 if one did not, or failed.
+Needs Maven, a JDK of version 17 or newer, Linux, and disk: 1 GB for --small, 14 GB for the largest shape of `all`,
+40 GB for 50m-keys. The exit code is 0 if all contenders kept the same messages, whatever the speed; 1 if one did not,
+or failed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ SHAPES = {
     "1m": STANDARD["1m"],
     "10m": STANDARD["10m"],
     "10m-keys": replace(STANDARD["10m"], keys=10_000_000),
+    "50m-keys": replace(STANDARD["10m"], messages=50_000_000, keys=50_000_000),
 }
 _SMALL = Shape(100_000, 100, 10_000)
 _COMPRESSED = "-compressed"
-ALL = [*SHAPES, f"1m{_COMPRESSED}", f"10m{_COMPRESSED}"]
+ALL = ["1m", "10m", "10m-keys", f"1m{_COMPRESSED}", f"10m{_COMPRESSED}"]
 GOALS = {
     "1m": {"Kafka": 1.5, "Pulsar": 7.0},
     "10m": {"Kafka": 3.5, "Pulsar": 12.0},
@@ -89,7 +91,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         description="This job beside the compaction of Apache Kafka and Apache Pulsar.",
     )
     shapes = parser.add_mutually_exclusive_group()
-    shapes.add_argument("--standard", choices=[*SHAPES, "all"], help="all: each, then 1m and 10m compressed")
+    shapes.add_argument(
+        "--standard", choices=[*SHAPES, "all"], help="all: 1m, 10m, 10m-keys, then 1m and 10m compressed"
+    )
     shapes.add_argument("--small", action="store_true", help="100,000 messages, as a test of the benchmark (default)")
     parser.add_argument(
         "--compression", action="store_true", help="LZ4 in the brokers, values of which half compresses"
@@ -101,6 +105,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--distribution", choices=("uniform", "zipf"), default="uniform", help="of the keys")
     parser.add_argument("--engines", default="auto", help="engines of this service with --steady: %(default)s")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cleaners", help="cleaner threads of Kafka's brokers; default: 1 and as many as cores")
     parser.add_argument("--peers", default=",".join(CLIENTS), help="of: %(default)s")
     parser.add_argument("--limit", type=float, default=600, help="seconds that any one step may take: %(default)s")
     parser.add_argument("--folder", help="where to work; default: the system's temporary folder")
@@ -128,8 +133,7 @@ def _sit(name: str, folder: Path, options: argparse.Namespace, artifacts: Mappin
     plain = name.removesuffix(_COMPRESSED)
     compression = plain != name
     shape = replace(SHAPES.get(plain, _SMALL), compressible=compression)
-    cores = len(os.sched_getaffinity(0))
-    contenders: list[Contender] = [ThisJob(cores, folder / "this-job", options.limit)]
+    contenders: list[Contender] = [ThisJob(_cores(), folder / "this-job", options.limit)]
     contenders += _brokers(folder, options, artifacts, compression)
     return sit(shape, contenders, options.rounds, folder, _say)
 
@@ -138,12 +142,12 @@ def _brokers(
     folder: Path, options: argparse.Namespace, artifacts: Mapping[str, Artifacts], compression: bool
 ) -> list[Contender]:
     """Return the brokers of the chosen peers."""
-    cores = len(os.sched_getaffinity(0))
+    cleaners = {int(threads) for threads in options.cleaners.split(",")} if options.cleaners else {1, _cores()}
     brokers: list[Contender] = []
     if kafka_artifacts := artifacts.get("Kafka"):
         brokers += [
             kafka.Kafka(kafka_artifacts, threads, folder / f"kafka-{threads}", compression, options.limit)
-            for threads in sorted({1, cores})
+            for threads in sorted(cleaners)
         ]
     if pulsar_artifacts := artifacts.get("Pulsar"):
         brokers.append(pulsar.Pulsar(pulsar_artifacts, folder / "pulsar", compression, options.limit))
@@ -156,10 +160,9 @@ def _steady(name: str, folder: Path, options: argparse.Namespace, artifacts: Map
     shape = replace(
         SHAPES.get(name.removesuffix(_COMPRESSED), _SMALL), compressible=compression, distribution=options.distribution
     )
-    cores = len(os.sched_getaffinity(0))
     client = artifacts.get("Pulsar") or get_artifacts("pulsar", CLIENTS["Pulsar"], folder)
     contenders: list[Contender] = [
-        ThisService(client, folder / f"service-{engine}", options.limit, cores, engine)
+        ThisService(client, folder / f"service-{engine}", options.limit, _cores(), engine)
         for engine in options.engines.split(",")
     ]
     contenders += _brokers(folder, options, artifacts, compression)
@@ -191,6 +194,11 @@ def _make_importable() -> None:
     """Add the repository to PYTHONPATH for child processes; Spark's Python workers start in another folder."""
     repository = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _say(text: str) -> None:
