@@ -88,14 +88,15 @@ class MaintenanceLoop:
         self._thread.join()
         self._sealer.__exit__()
 
-    def wake_sealer(self) -> None:
+    def wake_sealer(self, grown_topic_id: int | None = None) -> None:
         """Let the sealing process check for rolled segments at once; start it if it does not run.
 
-        Callable from any thread. Raises nothing: an error is logged, and the loop tries again.
+        `grown_topic_id`: the open segment of that topic has grown, and may be prepared. For any thread. Raises
+        nothing: an error is logged, and the loop tries again.
         """
         try:
             if not self._stop.is_set() and self._store_trial is None:
-                self._sealer.wake()
+                self._sealer.wake(grown_topic_id)
         except Exception:
             _log.exception("the sealing process cannot be started now")
 

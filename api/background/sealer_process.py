@@ -1,9 +1,10 @@
 """Seals rolled segments beside their writer, in a process of its own: one topic's, or all of a log directory.
 
-The process is started when there is something to seal, so a writer that never rolls pays nothing, and again if it has
-died. It ends with its writer, also with one that is killed: it holds one end of a pipe, and the system closes the other
-one. It can be killed at any moment itself: a segment is sealed or it is not (storage/log/log_manager.py). What it
-leaves, the next writer's, a compaction or `compactor log seal` seals. A topic that is deleted meanwhile is left alone.
+The process is started when there is something to seal, or to prepare (storage/log/prepared_segments.py), so a writer
+of little pays nothing, and again if it has died. It ends with its writer, also with one that is killed: it holds one
+end of a pipe, and the system closes the other one. It can be killed at any moment itself: a segment is sealed or it is
+not (storage/log/log_manager.py). What it leaves, the next writer's, a compaction or `compactor log seal` seals. A topic
+that is deleted meanwhile is left alone.
 
 An error is printed on standard error, or a line of the service's log, once; the work is tried again `RETRY_SECONDS`
 later, and the writer continues.
@@ -15,6 +16,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,9 +28,10 @@ from api.observability import logs
 from api.observability.error_text import one_line
 from api.settings.settings import Settings
 from storage.environment import Environment
-from storage.errors import TopicNotFound
+from storage.errors import CompactorError, TopicNotFound
 from storage.log.log_manager import LogManager
-from storage.metadata.records import SegmentState, TopicRecord
+from storage.log.prepared_segments import PreparedSegments
+from storage.metadata.records import SegmentState, TopicActiveSegment, TopicRecord
 from storage.model import LedgerRecord, TopicName
 
 LOG = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ woken."""
 RETRY_SECONDS = 30.0
 """Delay after an error, so that a damaged segment is not read every second."""
 _WAKE = b"w"
+_TOPIC_ID = struct.Struct(">q")
+_TOPICS_AT_ONCE = 1_000
+"""Topics of which the process notes that they have grown; of more, it notes nothing until they have grown again."""
 HasMore: TypeAlias = bool
 """The result of a call that seals: whether another call may find more to seal."""
 
@@ -67,16 +73,19 @@ class BackgroundSealer:
     def __enter__(self) -> BackgroundSealer:
         return self
 
-    def wake(self) -> None:
+    def wake(self, grown_topic_id: int | None = None) -> None:
         """Let the process check for rolled segments at once; start it if it does not run. Callable from any thread.
 
-        Raises OSError if no process can be started now.
+        `grown_topic_id`: the topic's open segment has grown, so that it may be prepared. Raises OSError if no process
+        can be started now.
         """
         with self._lock:
             if self._process is not None and self._writer_lives is not None and self._process.is_alive():
                 with suppress(BrokenPipeError):  # it ends now
                     with suppress(BlockingIOError):  # it is woken already
-                        self._writer_lives.send_bytes(_WAKE)
+                        self._writer_lives.send_bytes(
+                            _WAKE if grown_topic_id is None else _TOPIC_ID.pack(grown_topic_id)
+                        )
                     return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
@@ -122,7 +131,8 @@ def seal_until_stopped(
         report = _Once(f"compactor: sealing {topic_name}", report_error)
     try:
         with open_for_writing(settings) as environment:
-            sealing = Sealing(environment, lambda: writer is None or writer.is_alive())
+            prepared = PreparedSegments(environment.log, settings.maintenance_prepared_bytes)
+            sealing = Sealing(environment, lambda: writer is None or writer.is_alive(), prepared)
             if topic_name is None:
                 sealing.repeat_until_stopped(stop, sealing.seal_one_per_topic, report)
             else:
@@ -141,31 +151,42 @@ class Sealing:
     """The sealing of segments inside the process.
 
     Topics take turns, a segment each, so a topic with many segments delays no other. A topic that failed waits for
-    `RETRY_SECONDS`. `writer_lives`: returns whether the writer's process lives; otherwise no segment is sealed.
+    `RETRY_SECONDS`. Open segments that grow are prepared while there is nothing to seal. `writer_lives`: returns
+    whether the writer's process lives; otherwise no segment is sealed.
     """
 
-    def __init__(self, environment: Environment, writer_lives: Callable[[], bool]) -> None:
+    def __init__(self, environment: Environment, writer_lives: Callable[[], bool], prepared: PreparedSegments) -> None:
         self._environment = environment
         self._writer_lives = writer_lives
+        self._prepared = prepared
+        self._grown: dict[int, bool] = {}
+        """Topics whose open segments have grown, by id, in the order of their turns; True: not looked at yet."""
+        self._open: dict[int, TopicActiveSegment] = {}
+        """The rows of topics that grow, by id."""
+        self._is_woken = False
         self._again_at: dict[int, int] = {}
         self._reports: dict[int, _Once] = {}
         self._turns: dict[int, Iterator[LedgerRecord]] = {}
         """Topics that have had a turn and may have more to seal."""
 
-    def repeat_until_stopped(self, stop: Connection, seal: Callable[[bool], HasMore], report: _Once) -> None:
+    def repeat_until_stopped(
+        self, stop: Connection, seal: Callable[[bool], HasMore], report: Callable[[Exception], object]
+    ) -> None:
         """Call `seal` repeatedly until the other end of `stop` is closed, and then until it has sealed everything.
 
         `seal`: gets True after the end of `stop`. `report` gets the errors of `seal`. A wake does not shorten the wait
         after an error.
         """
-        wait, last = POLL_SECONDS, False
+        wait, last, more = POLL_SECONDS, False, False
         while not last:
             last = self._is_closed(stop, wait, wakes=wait != RETRY_SECONDS)
             try:
-                more = seal(last)
-                while more and last:
+                if last or more or self._is_woken or not self._grown:
+                    self._is_woken = False
                     more = seal(last)
-                wait = 0.0 if more else POLL_SECONDS
+                    while more and last:
+                        more = seal(last)
+                wait = 0.0 if more or (not last and self._prepare_next()) else POLL_SECONDS
             except Exception as error:  # whatever it is: later it may go
                 report(error)
                 wait = RETRY_SECONDS
@@ -180,11 +201,45 @@ class Sealing:
         remaining = seconds
         while writer.poll(remaining):
             try:
-                writer.recv_bytes()
+                self._note(writer.recv_bytes())
             except EOFError:
                 return True
             remaining = 0.0 if wakes else min(seconds, max(0.0, (end - clock.now_ms()) / 1000))
         return False
+
+    def _note(self, message: bytes) -> None:
+        if message == _WAKE:
+            self._is_woken = True
+        elif len(self._grown) < _TOPICS_AT_ONCE:
+            self._grown[_TOPIC_ID.unpack(message)[0]] = True
+
+    def _prepare_next(self) -> HasMore:
+        """Prepare a piece of the open segment of a topic that has grown."""
+        if not self._grown or not self._writer_lives():
+            return False
+        topic_id = next(iter(self._grown))
+        is_new = self._grown.pop(topic_id)
+        active = self._open.get(topic_id) or self._active_segment(topic_id)
+        if active is not None and active.open is not None:
+            try:
+                if self._prepared.extend(active.topic, active.open):
+                    self._grown[topic_id] = False
+                elif is_new:
+                    self._open.pop(topic_id, None)  # it may have another open segment now
+            except (CompactorError, OSError) as error:  # the segment is sealed from its file, which reports it
+                LOG.debug("the open segment of %s is not prepared: %s", active.topic.name, error)
+                self._open.pop(topic_id, None)
+        return bool(self._grown)
+
+    def _active_segment(self, topic_id: int) -> TopicActiveSegment | None:
+        """Read the open segment of a topic, if it is in this log directory."""
+        for active in self._environment.metadata.segments.active_segments([topic_id]):
+            if active.open is not None and active.open.log_uid == self._environment.log.known_uid:
+                if len(self._open) >= _TOPICS_AT_ONCE:
+                    self._open.clear()
+                self._open[topic_id] = active
+                return active
+        return None
 
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         """Seal all rolled segments of a topic, and remove its old files."""
@@ -227,7 +282,8 @@ class Sealing:
         """Seal one segment of the topic, the oldest that waits; whether there was one."""
         if not self._writer_lives():
             return False
-        turn = self._turns.pop(topic.id, None) or LogManager(self._environment).seal(topic)
+        turn = self._turns.pop(topic.id, None) or LogManager(self._environment, prepared=self._prepared).seal(topic)
+        self._open.pop(topic.id, None)
         if next(turn, None) is None:
             return False
         self._turns[topic.id] = turn

@@ -53,7 +53,14 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()
         quick_store = environment.store.with_timeout(settings.limits_request_timeout_ms * _STORE_SHARE / 1000)
-        logs = TopicLogs(clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake_sealer, leases)
+        logs = TopicLogs(
+            clock,
+            settings.producers_max,
+            settings.producers_idle_ms,
+            maintenance.wake_sealer,
+            leases,
+            maintenance.wake_sealer if settings.maintenance_prepared_bytes else None,
+        )
         try:
             yield Broker(
                 settings=settings,

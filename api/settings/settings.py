@@ -185,6 +185,11 @@ class Settings:
     maintenance_seal_interval_ms: int = duration(
         5_000, "maintenance.seal-interval", "How often rolled segments become ledgers."
     )
+    maintenance_prepared_bytes: int = size(
+        128 << 20,
+        "maintenance.prepared-bytes",
+        "Memory of the sealing process for open segments that it encodes while they fill; 0: it waits for the roll.",
+    )
     maintenance_interval_ms: int = duration(
         300_000,
         "maintenance.interval",

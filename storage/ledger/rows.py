@@ -157,6 +157,11 @@ class TableCutter:
         self._pending: list[pa.Table] = []
         self._rows = self._bytes = 0
 
+    @property
+    def pending_bytes(self) -> int:
+        """The bytes of the rows that are in no piece yet."""
+        return self._bytes
+
     def add(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
         """Add the rows of `table`, of `sizes` bytes each; yield the pieces that are full."""
         first = 0

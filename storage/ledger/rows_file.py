@@ -58,27 +58,24 @@ class RowGroup:
     last_entry_id: int | None
 
 
-class RowsWriter:
-    """A writer of tables of `rows.SCHEMA` as row groups of one new object; a context manager.
+class RowsEncoder:
+    """An encoder of tables of `rows.SCHEMA` as row groups of one file, whose bytes it holds until `pass_to`."""
 
-    On a clean exit the object exists, durably, and `result` names it; on an exception there is no object, and `result`
-    stays None. The exit raises ObjectExists if there is an object of that name.
-    """
-
-    def __init__(self, store: ObjectStore, name: str) -> None:
-        self._store = store
-        self._name = name
+    def __init__(self) -> None:
         self._checksums: list[int] = []
         self._cutter = rows.TableCutter(rows.GROUP_ROWS, rows.GROUP_BYTES)
         self._parquet: Any = None
-        self.result: RowsObject | None = None
-
-    def __enter__(self) -> RowsWriter:
-        self._object: ObjectWriter = self._store.create(self._name)
-        self._object.__enter__()
-        self._sink = _ChecksumSink(self._object)
+        self._sink = _ChecksumSink()
         self._buffered = io.BufferedWriter(self._sink, _WRITE_BYTES)
-        return self
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the file in memory, and those of the rows of the next row group."""
+        return self._sink.held_bytes + self._cutter.pending_bytes
+
+    def pass_to(self, target: ObjectWriter) -> None:
+        """Write the present bytes to `target`, and all later ones. Raises any store error."""
+        self._sink.pass_to(target)
 
     def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
         """Append rows, ascending by offset; `sizes`: the logical bytes of each.
@@ -99,40 +96,76 @@ class RowsWriter:
     def _open(self, group: pa.Table) -> Any:
         return pq.ParquetWriter(self._buffered, rows.SCHEMA, **rows.writer_options(group))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._abandon()
-            self._object.__exit__(kind, error, trace)
-            return
-        try:
-            self._write_groups(self._cutter.remaining())
-            if self._parquet is None:
-                self._parquet = self._open(rows.SCHEMA.empty_table())
-            checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
-            self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
-            self._restart_checksum()
-            start = self._sink.tell()
-            self._parquet.close()
-            self._buffered.flush()
-            size = self._sink.tell()
-        except BaseException as failure:
-            self._abandon()
-            self._object.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        self._object.__exit__(None, None, None)
-        self.result = RowsObject(StoredObject(self._name, size, self._sink.checksum), size - start)
+    def finish(self, name: str) -> RowsObject:
+        """Encode the remaining rows and the footer; return the object of that name that the bytes are."""
+        self._write_groups(self._cutter.remaining())
+        if self._parquet is None:
+            self._parquet = self._open(rows.SCHEMA.empty_table())
+        checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
+        self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
+        self._restart_checksum()
+        start = self._sink.tell()
+        self._parquet.close()
+        self._buffered.flush()
+        size = self._sink.tell()
+        return RowsObject(StoredObject(name, size, self._sink.checksum), size - start)
 
     def _restart_checksum(self) -> None:
         self._buffered.flush()
         self._sink.checksum = 0
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Let pyarrow finish its file into nothing, so that no destructor writes later."""
         self._sink.discard()
         if self._parquet is not None:
             self._parquet.close()
+
+
+class RowsWriter:
+    """A writer of tables of `rows.SCHEMA` as row groups of one new object; a context manager.
+
+    On a clean exit the object exists, durably, and `result` names it; on an exception there is no object, and `result`
+    stays None. The exit raises ObjectExists if there is an object of that name.
+    """
+
+    def __init__(self, store: ObjectStore, name: str, encoder: RowsEncoder | None = None) -> None:
+        """`encoder`: has encoded the first rows of the object already; it belongs to this writer from now on."""
+        self._store = store
+        self._name = name
+        self._encoder = encoder or RowsEncoder()
+        self.result: RowsObject | None = None
+
+    def __enter__(self) -> RowsWriter:
+        self._object: ObjectWriter = self._store.create(self._name)
+        self._object.__enter__()
+        try:
+            self._encoder.pass_to(self._object)
+        except BaseException as failure:
+            self._abandon(failure)
+            raise
+        return self
+
+    def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
+        """Append rows; see `RowsEncoder.write`."""
+        self._encoder.write(table, sizes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abandon(error)
+            return
+        try:
+            result = self._encoder.finish(self._name)
+        except BaseException as failure:
+            self._abandon(failure)
+            raise
+        self._object.__exit__(None, None, None)
+        self.result = result
+
+    def _abandon(self, error: BaseException) -> None:
+        self._encoder.abandon()
+        self._object.__exit__(type(error), error, error.__traceback__)
 
 
 class RowsReader:
@@ -369,15 +402,26 @@ def _is_one_value(statistics: Any) -> bool:
 
 
 class _ChecksumSink(io.RawIOBase):
-    """A writable file over an object writer that keeps a running checksum."""
+    """A writable file that keeps a running checksum. It holds its bytes until they are passed to an object writer."""
 
-    def __init__(self, target: ObjectWriter) -> None:
-        self._target: ObjectWriter | None = target
+    def __init__(self) -> None:
+        self._target: ObjectWriter | None = None
+        self._held: list[bytes] = []
+        self._is_discarded = False
         self._position = 0
         self.checksum = 0
 
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self._target is not None else self._position
+
+    def pass_to(self, target: ObjectWriter) -> None:
+        held, self._held, self._target = self._held, [], target
+        for data in held:
+            target.write(data)
+
     def discard(self) -> None:
-        self._target = None
+        self._is_discarded, self._held, self._target = True, [], None
 
     def writable(self) -> bool:
         return True
@@ -386,8 +430,11 @@ class _ChecksumSink(io.RawIOBase):
         return self._position
 
     def write(self, data: Any) -> int:
-        if self._target is not None:
-            self._target.write(data)
+        if not self._is_discarded:
+            if self._target is not None:
+                self._target.write(data)
+            else:
+                self._held.append(bytes(data))
             self.checksum = extend_crc32c(self.checksum, data)
         self._position += len(data)
         return len(data)

@@ -1,8 +1,8 @@
 """Sealing: the rows of one ledger, table by table, become a rows object and its key index.
 
 The only place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
-attempt's names; they do not exist for readers until a row in SQL names them. Memory: one table, and 24 bytes for each
-key of each table, 32 more with event times.
+attempt's names; they do not exist for readers until a row in SQL names them. A ledger can be begun before it has a
+name: its bytes wait in memory then. Memory: one table, `INDEX_BYTES` for each key of each table, and what was begun.
 """
 
 from __future__ import annotations
@@ -21,12 +21,36 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import Chunks, chunk_mask, chunk_records
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.rows_file import RowsWriter
+from storage.ledger.rows_file import RowsEncoder, RowsWriter
 from storage.model import IndexLocation, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 
+INDEX_BYTES = 56
+"""Bytes of a key in memory until the index is written: 24, and 32 with event times."""
 _PIECE_ROWS = 65_536
 """Rows that are encoded and indexed together."""
+
+
+class LedgerBuilder:
+    """The rows of one ledger, which are encoded and indexed as they arrive. `summary`: what its row in SQL says."""
+
+    def __init__(self, hasher: KeyHasher) -> None:
+        self.encoder = RowsEncoder()
+        self.index = IndexBuilder(hasher)
+        self.summary = _Summary()
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes in memory."""
+        return self.encoder.held_bytes + INDEX_BYTES * self.summary.messages
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows (`rows.SCHEMA`), ascending from call to call."""
+        for piece in _pieces(table):
+            sizes = rows.logical_sizes(piece)
+            self.encoder.write(piece, sizes)
+            self.index.add(piece)
+            self.summary.add(piece, sizes)
 
 
 @dataclass(frozen=True)
@@ -39,24 +63,21 @@ class Sealer:
     hasher: KeyHasher
     attempt_id: str
 
-    def seal(self, tables: Iterable[pa.Table], ledger_id: int, created_at: int) -> LedgerRecord:
-        """Write `tables` (`rows.SCHEMA`, together at least one row, ascending) and their key index; return the row to
-        commit.
+    def seal(
+        self, tables: Iterable[pa.Table], ledger_id: int, created_at: int, begun: LedgerBuilder | None = None
+    ) -> LedgerRecord:
+        """Write `tables` (`rows.SCHEMA`, ascending) and their key index; return the row to commit.
 
-        `created_at`: ms since the Unix epoch. Raises any store error, and any error of `tables`; then no rows object
-        remains.
+        `begun`: has the rows before those of `tables`; together they have at least one. `created_at`: ms since the Unix
+        epoch. Raises any store error, and any error of `tables`; then no rows object remains.
         """
-        summary = _Summary()
-        index = IndexBuilder(self.hasher)
+        ledger = begun or LedgerBuilder(self.hasher)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
-        with RowsWriter(self.store, name) as writer:
+        with RowsWriter(self.store, name, ledger.encoder) as writer:
             failpoint(Failpoint.IMPORT_ROWS_BEGUN)
             for table in tables:
-                for piece in _pieces(table):
-                    sizes = rows.logical_sizes(piece)
-                    writer.write(piece, sizes)
-                    index.add(piece)
-                    summary.add(piece, sizes)
+                ledger.add(table)
+        summary = ledger.summary
         failpoint(Failpoint.IMPORT_ROWS_WRITTEN)
         assert writer.result is not None
         return LedgerRecord(
@@ -71,7 +92,7 @@ class Sealer:
             max_publish_time=summary.max_publish_time,
             rows=writer.result.stored,
             footer_size=writer.result.footer_size,
-            index=self._write_index(index, ledger_id),
+            index=self._write_index(ledger.index, ledger_id),
             attempt_id=self.attempt_id,
             created_at=created_at,
         )

@@ -35,6 +35,7 @@ from storage.ledger.sealing import Sealer
 from storage.log.damaged import recovered_rows
 from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
+from storage.log.prepared_segments import GROWTH_BYTES, PreparedSegments
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -51,7 +52,8 @@ SEALER_WAIT_MS = 60_000
 """The time that the process has which is woken to seal large segments."""
 SMALL_BYTES = 16 << 20
 SMALL_MESSAGES = 100_000
-"""A segment of at most that many logical bytes and messages takes less than 100 MiB to seal."""
+"""A segment of at most that many logical bytes and messages takes less than 100 MiB to seal, if it has less than
+`GROWTH_BYTES`: a larger one may be prepared in the process that is woken."""
 SEALER_DEAD_MS = 60_000
 """The age of a heartbeat from which its sealer has lost the segment."""
 _HEARTBEAT_SECONDS = 5.0
@@ -68,10 +70,14 @@ class RecoveredLedger:
 
 @dataclass(frozen=True)
 class LogManager:
-    """The manager of the logs whose segments are in the log directory. `owner`: unique to one piece of work."""
+    """The manager of the logs whose segments are in the log directory. `owner`: unique to one piece of work.
+
+    `prepared`: what this process has prepared of segments that it seals.
+    """
 
     environment: Environment
     owner: str = field(default_factory=owner_name)
+    prepared: PreparedSegments | None = None
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
         """Roll the active segment and seal all rolled ones, so that all present messages are in ledgers.
@@ -372,9 +378,11 @@ class LogManager:
     ) -> RecoveredLedger:
         """Write all rows of a segment; with `accept_loss`, those that are readable."""
         now = self.environment.clock.now_ms()
+        begun = None if self.prepared is None else self.prepared.take(segment)
         try:
-            tables = SegmentTableReader(self.environment.log).all_tables(topic, segment)
-            return RecoveredLedger(sealer.seal(tables, segment.ledger_id, now), 0)
+            reader = SegmentTableReader(self.environment.log)
+            tables = reader.all_tables(topic, segment, begun.next_offset if begun else segment.first_offset)
+            return RecoveredLedger(sealer.seal(tables, segment.ledger_id, now, begun.ledger if begun else None), 0)
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
@@ -410,9 +418,9 @@ class LogManager:
 
 
 def _is_small(segment: SegmentRecord) -> bool:
-    """Return whether sealing takes little memory, and no sealer has died over it."""
+    """Return whether sealing takes little memory, no sealer has died over it, and none has prepared it."""
     content = segment.content
-    if content is None or segment.sealing_tries:
+    if content is None or segment.sealing_tries or content.size >= GROWTH_BYTES:
         return False
     return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
 

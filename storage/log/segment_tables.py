@@ -114,21 +114,22 @@ class SegmentTableReader:
     def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         return unpack(entries, ledger_id)
 
-    def all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
+    def all_tables(self, topic: TopicRecord, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """Yield all rows of a segment, some at a time; `SEALED_BYTES` of entries and two tables are held.
 
-        A thread reads and decodes the next table while the caller uses one.
+        `first_offset`: the first offset of an entry, with which to begin. A thread reads and decodes the next table
+        while the caller uses one.
         """
-        tables = self._all_tables(topic, segment)
+        tables = self._all_tables(topic, segment, first_offset)
         for table in run_ahead(repeat(partial(next, tables, None)), ahead=1):
             if table is None:
                 return
             yield table
 
-    def _all_tables(self, topic: TopicRecord, segment: SegmentRecord) -> Iterator[pa.Table]:
+    def _all_tables(self, topic: TopicRecord, segment: SegmentRecord, first_offset: int) -> Iterator[pa.Table]:
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
-            for entries in _gathered(reader.entries(), SEALED_BYTES, SEALED_BYTES, _decoded_size):
+            for entries in _gathered(reader.entries(first_offset), SEALED_BYTES, SEALED_BYTES, _decoded_size):
                 yield from unpack_some(entries, segment.ledger_id)
 
     def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:

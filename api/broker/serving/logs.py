@@ -23,6 +23,7 @@ from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome, Done, OnAnswered
 from storage.log.lease_renewer import LeaseRenewer
+from storage.log.prepared_segments import GROWTH_BYTES
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
@@ -46,6 +47,8 @@ class _Open:
     users: int = 0
     used_at: int = 0
     dropped: bool = False
+    grown_bytes: int = 0
+    """Bytes of entries since `on_grown` was called."""
 
 
 OnAppended = Callable[[TopicRecord, Sequence[tuple[bytes, AppendResult]]], object]
@@ -62,14 +65,17 @@ class TopicLogs:
         idle_ms: int,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LeaseRenewer | None = None,
+        on_grown: Callable[[int], object] | None = None,
     ) -> None:
         """`max_open`: maximum number of open logs. `idle_ms`: time without a use after which a log is closed.
-        `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object."""
+        `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object.
+        `on_grown` is called with the id of a topic whose log has grown by `GROWTH_BYTES`; it must be quick."""
         self._clock = clock
         self._max_open = max_open
         self._idle_ms = idle_ms
         self._on_rolled = on_rolled
         self._watch = watch
+        self._on_grown = on_grown
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self.on_appended: OnAppended = lambda _topic, _entries: None
@@ -142,9 +148,16 @@ class TopicLogs:
         return HeldLog(self, self._use(topic))
 
     def _note_appended(self, open_log: _Open, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
+        size = sum(len(entry) for entry, _ in appended)
         with self._lock:
             self.appended_entries += len(appended)
-            self.appended_bytes += sum(len(entry) for entry, _ in appended)
+            self.appended_bytes += size
+            open_log.grown_bytes += size
+            has_grown = open_log.grown_bytes >= GROWTH_BYTES
+            if has_grown:
+                open_log.grown_bytes = 0
+        if has_grown and self._on_grown is not None:
+            self._on_grown(open_log.topic.id)
         self.on_appended(open_log.topic, appended)
 
     def is_open(self, topic: TopicRecord) -> bool:

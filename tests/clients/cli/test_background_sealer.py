@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.log_manager import LogManager
+from storage.log.prepared_segments import PreparedSegments
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -181,7 +183,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    sealing = Sealing(replace(environment, clock=clock), lambda: True)
+    sealing = Sealing(replace(environment, clock=clock), lambda: True, PreparedSegments(environment.log, 0))
     tries: list[TopicRecord] = []
 
     def away(_: LogManager, topic: TopicRecord) -> Iterator[object]:
@@ -213,7 +215,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogManager, "seal", recording)
     for name in ("t", "t", "t", "u"):
         roll(name)
-    sealing = Sealing(environment, lambda: True)
+    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, 0))
     assert sealing.seal_one_per_topic(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")
@@ -221,6 +223,36 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
         pass
     assert sorted(sealed[2:4]) == ["late", "t"]
     assert sealed[4:] == ["t", "t"]
+
+
+def test_an_open_segment_that_has_grown_is_prepared_when_nothing_waits(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.log.prepared_segments.GROWTH_BYTES", 1)
+    monkeypatch.setattr("storage.log.prepared_segments.PIECE_BYTES", 1)
+    monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
+    prepared = PreparedSegments(environment.log, 1 << 30)
+    sealing = Sealing(environment, lambda: True, prepared)
+    held: list[int] = []
+    errors: list[Exception] = []
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    topic = ensure_topic(environment, TopicName.parse("t"))
+    with topic.append_log() as log:
+        for number in range(2):
+            log.append(single(b"%d" % number, b"1"))
+        for message in (b"w", struct.pack(">q", 404), struct.pack(">q", topic.record.id)):
+            writer.send_bytes(message)
+
+        def seal(last: bool) -> bool:
+            held.append(prepared.held_bytes)
+            if len(held) == 3:
+                writer.close()
+            return len(held) < 2
+
+        sealing.repeat_until_stopped(reader, seal, errors.append)
+    assert errors == []
+    assert held[:2] == [0, 0], "first all that can be sealed"
+    assert 0 < held[2] == held[3]
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])

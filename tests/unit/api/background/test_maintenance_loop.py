@@ -151,7 +151,7 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
         clock = ManualClock()
         loop = MaintenanceLoop(settings, replace(environment, clock=clock), lambda: False)
         woken: list[None] = []
-        monkeypatch.setattr(BackgroundSealer, "wake", lambda _: woken.append(None))
+        monkeypatch.setattr(BackgroundSealer, "wake", lambda *_: woken.append(None))
         for waited_ms, expected in ((0, 1), (4_999, 1), (1, 2), (59_999, 2), (1, 3), (60_000, 3)):
             clock.advance(waited_ms)
             loop.run_store_trial_if_due()

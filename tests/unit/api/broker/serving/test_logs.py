@@ -35,6 +35,18 @@ def producers(bench: Workbench) -> Iterator[TopicLogs]:
     created.drain_and_close()
 
 
+def test_growth_is_noted_once_for_each_step(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = encode_message(b"k", b"v" * 100, producer="p", sequence_id=0, publish_time=1)
+    monkeypatch.setattr("api.broker.serving.logs.GROWTH_BYTES", 3 * len(entry))
+    grown: list[int] = []
+    logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000, on_grown=grown.append)
+    topic = bench.topic("t")
+    for _ in range(7):
+        logs.append(topic, [entry])
+    logs.drain_and_close()
+    assert grown == [topic.record.id] * 2
+
+
 def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
     answers: list[object] = []
