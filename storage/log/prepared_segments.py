@@ -21,6 +21,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import LedgerBuilder
 from storage.log.directory import LogDirectory
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
+from storage.log.high_watermark import read_high_watermark
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
@@ -60,7 +61,10 @@ class PreparedSegments:
         or memory is full."""
         self._log.check_is_local(topic.name, segment)
         local = LocalSegment.of(self._log, topic, segment)
-        flushed = SegmentReader(local).high_watermark().flushed_bytes
+        watermark = read_high_watermark(local.files.high_watermark, local.header.checksum)
+        if watermark is None:  # what is flushed is not known
+            return 0
+        flushed = watermark.flushed_bytes
         prepared = self._by_ledger.pop(segment.ledger_id, None)
         if prepared is None:
             prepared = PreparedSegment(LedgerBuilder(Xxh3KeyHasher(topic.hash_seed)), segment.first_offset)

@@ -155,6 +155,15 @@ def test_no_memory_means_no_preparation(bench: Workbench, topic: Topic, log: Top
     assert prepared.held_bytes == 0
 
 
+def test_nothing_is_prepared_without_a_high_watermark(bench: Workbench, topic: Topic, log: TopicLog) -> None:
+    """Readers take every whole frame then, and a failed flush cuts some of them off."""
+    prepared = PreparedSegments(bench.log, 1 << 30)
+    log.append(ENTRIES[0])
+    bench.files(topic).high_watermark.write_bytes(b"damaged")
+    assert _extend(prepared, bench, topic) == 0
+    assert prepared.held_bytes == 0
+
+
 def test_damage_leaves_nothing_prepared(bench: Workbench, topic: Topic, log: TopicLog) -> None:
     prepared = PreparedSegments(bench.log, 1 << 30)
     for entry in ENTRIES[:2]:
