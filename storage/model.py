@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
 from types import MappingProxyType
+from typing import NamedTuple
 
 from storage.errors import InvalidMessageId, InvalidTopicName
 
@@ -207,6 +208,29 @@ class Message:
     def is_tombstone(self) -> bool:
         """True if this message deletes its key."""
         return self.key is not None and not self.payload and not self.is_chunk
+
+
+class SourcePosition(NamedTuple):
+    """The position of a replicated entry in the topic of its source cluster. Positions ascend."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+
+class SourceProgress(NamedTuple):
+    """The position up to which the entries of a source cluster are stored, and the newest publish time (ms) of any."""
+
+    position: SourcePosition
+    publish_time: int
+
+    def merged(self, other: SourceProgress | None) -> SourceProgress:
+        """Return the progress over the entries of both."""
+        if other is None:
+            return self
+        return SourceProgress(max(self.position, other.position), max(self.publish_time, other.publish_time))
 
 
 @dataclass(frozen=True)

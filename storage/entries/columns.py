@@ -20,6 +20,7 @@ import pyarrow as pa
 from storage.entries.batch import Messages
 from storage.entries.bulk_batch import BatchColumns
 from storage.ledger import rows
+from storage.model import SourcePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class EntryFields:
     """The common fields of the rows of one entry. `producer` None: not known, and so no sequence id either.
 
     `batched`: its rows are the slots of a batch, from index 0. Otherwise its first row is the entry itself (index -1).
+    `source`: the position of a replicated entry at its source.
     """
 
     entry_id: int
@@ -37,6 +39,7 @@ class EntryFields:
     batch_size: int
     codec: int = 0
     metadata: bytes | None = None
+    source: SourcePosition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +169,26 @@ def _table(
         "codec": each("codec"),
         "metadata": _metadata([entry.metadata for entry in entries], entry_of, metadata),
         "retained_at": rows.constant(None, "retained_at", len(index)),
+        **_source_columns([entry.source for entry in entries], counts),
     }
     arrays = []
     for field in rows.SCHEMA:
         column = columns[field.name]
         arrays.append(column if isinstance(column, pa.Array) else pa.array(column, field.type))
     return pa.table(arrays, schema=rows.SCHEMA)
+
+
+def _source_columns(sources: list[SourcePosition | None], counts: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+    """Return the columns of the entries' positions at their source; `counts`: the rows of each entry."""
+    if not any(sources):
+        length = int(counts.sum())
+        return {name: rows.constant(None, name, length) for name in rows.SOURCE_COLUMNS}
+    numbers = np.array([source or (0, 0) for source in sources], np.int64)
+    absent = np.repeat(np.fromiter((source is None for source in sources), bool, len(sources)), counts)
+    return {
+        name: pa.array(np.repeat(numbers[:, column], counts), mask=absent)
+        for column, name in enumerate(rows.SOURCE_COLUMNS)
+    }
 
 
 def _metadata(

@@ -29,6 +29,7 @@ from storage.entries.columns import ChunkRow, EntryFields, RowColumns, batch_tab
 from storage.entries.compression import Undecodable, decompress
 from storage.entries.entry import EntryHeader, decode_key, parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries.source_position import without_position
 from storage.errors import InvalidRecord
 from storage.ledger.rows import CompressionType, RowType
 
@@ -185,7 +186,7 @@ def _add_marker(columns: RowColumns, entry: StoredEntry, metadata: MessageMetada
 
 def _add_whole(columns: RowColumns, entry: StoredEntry) -> None:
     sequence_id = entry.header.sequence_id & ((1 << 64) - 1)
-    _add_one_and_fillers(columns, entry, entry.data, RowType.WHOLE_ENTRY, sequence_id, None)
+    _add_one_and_fillers(columns, entry, without_position(entry.data), RowType.WHOLE_ENTRY, sequence_id, None)
 
 
 def _add_one_and_fillers(
@@ -209,7 +210,7 @@ def _entry_rows(
 ) -> EntryFields:
     """Return the common fields of an entry's rows."""
     header = entry.header
-    fields = (header.publish_time, header.producer, batched, batch_size, int(codec), metadata)
+    fields = (header.publish_time, header.producer, batched, batch_size, int(codec), metadata, header.source)
     return EntryFields(entry.entry_id, entry.offset, *fields)
 
 

@@ -125,7 +125,7 @@ def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) ->
     return encode_entry(metadata, compress(codec, payload))
 
 
-def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
+def encode_entry(metadata: MessageMetadata, payload: bytes | memoryview) -> bytes:
     """Return the entry of a payload that is compressed as its metadata states, with its checksum."""
     described = metadata.SerializeToString()
     head = U32.pack(len(described)) + described

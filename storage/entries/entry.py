@@ -2,10 +2,10 @@
 
     [0x0e02, size, broker entry metadata] [0x0e01, CRC32C] size, MessageMetadata, payload
 
-Numbers are big-endian; the first part is a broker's own and is skipped; a client may omit the second, which is checked
-if it is present: it covers everything after it. `inspect` is on the path of every append, so it reads the metadata once
-and never decodes a payload. An entry that it accepts may still turn out to be undecodable (decode.py); but the number
-of its offsets is decided here, finally.
+Numbers are big-endian; the first part is a broker's own and is skipped, but for a source position
+(source_position.py). A client may omit the second, which is checked if it is present: it covers everything after it.
+`inspect` is on the path of every append, so it reads the metadata once and never decodes a payload. An entry that it
+accepts may still turn out to be undecodable (decode.py); but the number of its offsets is decided here, finally.
 
 Raises InvalidRecord and nothing else, for any bytes.
 
@@ -27,8 +27,10 @@ from google.protobuf.message import DecodeError
 
 from storage.checksums import crc32c
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries.source_position import position_of
 from storage.errors import ChecksumMismatch, InvalidRecord
 from storage.ledger import rows
+from storage.model import SourcePosition
 
 MAGIC = b"\x0e\x01"
 BROKER_MAGIC = b"\x0e\x02"
@@ -51,7 +53,8 @@ class EntryHeader:
     (`rows.logical_sizes`) of its rows once it is sealed: exact for a message that is not in a batch, an upper bound for
     a batch. `stored_bytes`: the bytes of its payload as it was sent; `payload_bytes`: uncompressed. `codec`: the
     compression that `stored_bytes` have, 0 for a payload that is kept as it is. `key`: of a message that is not in a
-    batch; None: no key, or a batch. `marker`: a broker's own entry, which no reader gets.
+    batch; None: no key, or a batch. `marker`: a broker's own entry, which no reader gets. `source`: the position of a
+    replicated entry at its source.
     """
 
     messages: int
@@ -66,6 +69,7 @@ class EntryHeader:
     marker: bool = False
     stored_bytes: int = 0
     codec: int = 0
+    source: SourcePosition | None = None
 
 
 class ParsedMetadata(NamedTuple):
@@ -125,6 +129,7 @@ def inspect(entry: bytes) -> EntryHeader:
         marker,
         stored,
         codec,
+        position_of(entry),
     )
 
 

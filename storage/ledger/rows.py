@@ -79,9 +79,14 @@ SCHEMA = pa.schema(
         pa.field("slot", pa.int8(), nullable=False),
         pa.field("metadata", pa.binary()),
         pa.field("retained_at", pa.int64()),
+        pa.field("source_ledger_id", pa.int64()),
+        pa.field("source_entry_id", pa.int64()),
     ]
 )
 """Schema of rows objects, and of the tables that readers get."""
+
+SOURCE_COLUMNS = ("source_ledger_id", "source_entry_id")
+"""Columns of the position of a replicated entry at its source."""
 
 _LEAVES = tuple(
     name if name != "properties" else f"properties.key_value.{part}"
@@ -103,7 +108,7 @@ def writer_options(sample: pa.Table) -> dict[str, Any]:
 
     Keys, payloads and metadata that compression would shorten by less than a tenth are stored as they are.
     """
-    deltas = (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count", "retained_at")
+    deltas = (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count", "retained_at", *SOURCE_COLUMNS)
     plain = {name for name in _BYTES_COLUMNS if not _is_compressible(sample.column(name))}
     compressed = [name for name in _LEAVES if name not in plain]
     return {

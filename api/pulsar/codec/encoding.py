@@ -19,6 +19,7 @@ from api.pulsar.pulsar_api_pb2 import (
     Schema,
 )
 from storage.entries.rebuild import DeliverableEntry
+from storage.entries.source_position import without_position
 from storage.metadata.schemas import SchemaRecord
 from storage.model import MessageId
 
@@ -60,7 +61,7 @@ def encode_delivery(
         message.ack_set.extend(_ack_set(live_mask, entry.messages))
     if consumer_epoch is not None:
         message.consumer_epoch = consumer_epoch
-    return build_frame(command.SerializeToString(), entry.data)
+    return build_frame(command.SerializeToString(), without_position(entry.data))
 
 
 def _ack_set(live_mask: int, messages: int) -> list[int]:

@@ -13,9 +13,11 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries.source_position import with_position
 from storage.ledger.rows import SCHEMA, CompressionType, RowType
 from storage.ledger.sealing import keyed_mask
 from storage.log.bulk_append import INPUT_SCHEMA
+from storage.model import SourcePosition
 from tests.pulsar_entries import (
     PUBLISHED,
     batch_payload,
@@ -144,6 +146,8 @@ def test_every_column_of_a_message() -> None:
         "slot": RowType.MESSAGE,
         "metadata": MessageMetadata(schema_version=b"\x01").SerializePartialToString(),
         "retained_at": None,
+        "source_ledger_id": None,
+        "source_entry_id": None,
     }
 
 
@@ -427,3 +431,29 @@ def test_an_entry_that_was_damaged_since_it_was_inspected_keeps_its_count() -> N
 
 def test_no_entries_are_no_rows() -> None:
     assert unpacked([]) == []
+
+
+def positions(rows: list[dict[str, Any]]) -> list[tuple[int | None, int | None]]:
+    return [(row["source_ledger_id"], row["source_entry_id"]) for row in rows]
+
+
+def test_the_positions_of_replicated_entries_beside_others() -> None:
+    pair = batch_payload([single(b"a", partition_key=b"k"), single(b"b", partition_key=b"k")])
+    batch = entry(metadata(num_messages_in_batch=2, uncompressed_size=len(pair), replicated_from="us"), pair)
+    whole = entry(encrypted(num_messages_in_batch=2, replicated_from="us"), b"ciphertext")
+    plain = entry(metadata(partition_key=b"k"), b"v")
+    replicated = [with_position(data, SourcePosition(5, number)) for number, data in enumerate((batch, whole, plain))]
+    rows = rows_of(plain, *replicated, brokers(plain))
+    assert positions(rows) == [(None, None), (5, 0), (5, 0), (5, 1), (5, 2), (None, None)]
+    assert rows[3]["payload"] == whole, "it leaves the service without the position"
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_the_positions_of_batches(count: int) -> None:
+    """Few are decoded message by message, many together."""
+    data = []
+    for number in range(count):
+        payload = batch_payload(single(b"v", partition_key=b"k") for _ in range(3))
+        described = metadata(num_messages_in_batch=3, uncompressed_size=len(payload), replicated_from="us")
+        data.append(with_position(entry(described, payload), SourcePosition(2**62, number)))
+    assert positions(rows_of(*data)) == [(2**62, number) for number in range(count) for _ in range(3)]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from storage.entries.sequence_ids import WHOLE, SequenceId
+from storage.entries.source_position import with_position
+from storage.model import SourcePosition, SourceProgress
 from storage.topic import Topic
 from tests.entries import produce
 from tests.pulsar_entries import batch_payload, encrypted, entry, metadata, single
@@ -87,3 +89,37 @@ def test_from_an_offset_on(bench: Workbench, topic: Topic, sealed: bool) -> None
 def test_messages_of_an_import_have_no_producer(bench: Workbench, topic: Topic) -> None:
     bench.append(topic, [content((b"k", b"v"), (b"l", None))])
     assert scanned(topic) == ({}, 2)
+
+
+def _replicated(data: bytes, ledger_id: int, entry_id: int) -> bytes:
+    return with_position(data, SourcePosition(ledger_id, entry_id))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_of_each_source_the_last_position_and_the_newest_time(bench: Workbench, topic: Topic, sealed: bool) -> None:
+    """Their producers are those of another cluster, and none of this one."""
+    batch = _batch("java", 10, [10, 11], replicated_from="us")
+    whole = _encrypted_batch("encrypted", 40, 49)
+    described = encrypted(num_messages_in_batch=2, replicated_from="eu", schema_version=b"1")
+    described.publish_time += 9
+    entries = [
+        _replicated(batch, 3, 8),
+        _replicated(entry(_sent("single", 7, replicated_from="us", publish_time=1), b"v"), 3, 9),
+        entry(_sent("here", 1), b"v"),
+        _replicated(entry(described, b"ciphertext"), 6, 0),
+        _replicated(entry(_sent("single", 7, replicated_from="us", ordering_key=b"o", publish_time=5), b"v"), 4, 2),
+        whole,
+    ]
+    produce(topic, entries)
+    if sealed:
+        topic.log_manager().roll_and_seal(topic.record)
+    sources: dict[str, SourceProgress] = {}
+    for part in topic.producer_sequences(0):
+        for cluster, progress in part.sources.items():
+            sources[cluster] = progress.merged(sources.get(cluster))
+    published = metadata().publish_time
+    assert sources == {
+        "us": SourceProgress(SourcePosition(4, 2), published),
+        "eu": SourceProgress(SourcePosition(6, 0), published + 9),
+    }
+    assert scanned(topic)[0] == {"here": (1, WHOLE), "encrypted": (49, WHOLE)}
