@@ -19,7 +19,7 @@ from api.broker.refusals import (
     PartitionPolicyRefused,
     PartitionWithoutTopic,
 )
-from storage.errors import NotFound, TopicNotFound
+from storage.errors import InvalidTopicName, NotFound, TopicNotFound
 from storage.metadata.policy_store import topic_scope
 from storage.options import policies
 
@@ -28,6 +28,24 @@ if TYPE_CHECKING:
     from storage.environment import Environment
     from storage.metadata.records import NamespaceRecord, PartitionedTopic, ServiceRecord, TopicRecord
     from storage.model import TopicName
+
+
+_SYSTEM_TOPICS = ("__change_events", "__transaction_", "transaction_coordinator_")
+_PENDING_ACK = "__transaction_pending_ack"
+
+
+def is_system_topic(name: TopicName) -> bool:
+    """Return whether brokers of Pulsar have a topic of that name for themselves: policies, transactions."""
+    return name.topic.startswith(_SYSTEM_TOPICS) or _PENDING_ACK in name.topic
+
+
+def check_no_system_topic(name: TopicName) -> None:
+    """Raise InvalidTopicName for a system topic. A broker creates its own at the cluster that it replicates to."""
+    if is_system_topic(name):
+        raise InvalidTopicName(
+            f"{name} has the name of a system topic of Pulsar's brokers, and this service has none",
+            "use another name; a replication goes on without it",
+        )
 
 
 def topic(environment: Environment, name: TopicName) -> TopicRecord:

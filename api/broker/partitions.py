@@ -34,9 +34,10 @@ def get(environment: Environment, name: TopicName) -> PartitionedTopic:
 def create(environment: Environment, name: TopicName, partitions: int, properties: Mapping[str, str]) -> None:
     """Create a partitioned topic with its partitions.
 
-    Raise NotFound for its namespace, InvalidInput for the name, the number or the properties, Conflict if it or a topic
-    of its name or of one of its partitions exists.
+    Raise NotFound for its namespace, InvalidInput for the name, the number or the properties, InvalidTopicName for a
+    system topic, Conflict if it or a topic of its name or of one of its partitions exists.
     """
+    names.check_no_system_topic(name)
     environment.metadata.partitions.create(name, partitions, properties)
 
 

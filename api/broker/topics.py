@@ -31,8 +31,9 @@ def create(environment: Environment, name: TopicName, properties: Mapping[str, s
     """Create a topic without partitions, or a partition that was deleted. A partition gets the policies of the others.
 
     Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
-    PartitionWithoutTopic, PartitionOutOfRange.
+    PartitionWithoutTopic, PartitionOutOfRange, InvalidTopicName for a system topic.
     """
+    names.check_no_system_topic(name)
     partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
     if partitioned is not None:

@@ -112,6 +112,8 @@ class Session:
         self._requests = PendingRequests(channel, context.admission, self.identity)
         self.is_connected = False
         """True if the client's CONNECT was accepted."""
+        self.sends_positions = False
+        """True if the client's replicators send the position of each entry at its source."""
         self._creating: dict[tuple[str, int], int] = {}
         """The requests that create a producer or consumer now, by its kind and id."""
         self._liveness_waiters: list[asyncio.Future[None]] = []
@@ -166,8 +168,14 @@ class Session:
             self.channel.close()
             return
         self.is_connected = True
+        self.sends_positions = request.supports_repl_dedup_by_lid_and_eid
         self.channel.accept_requests()
-        flags = {"supports_topic_watchers": True, "supports_auth_refresh": False, "supports_partial_producer": True}
+        flags = {
+            "supports_topic_watchers": True,
+            "supports_auth_refresh": False,
+            "supports_partial_producer": True,
+            "supports_repl_dedup_by_lid_and_eid": True,
+        }
         self.send(
             responses.Connected(
                 self.context.server_version,

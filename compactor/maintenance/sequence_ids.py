@@ -1,8 +1,9 @@
-"""Storage of the sequence ids of producers before the removal of their messages.
+"""Storage of the sequence ids of producers, and the positions at their source, before the removal of their messages.
 
-A topic with deduplication has the ids of its producers in SQL up to an offset, and in its log from that offset on. The
-process that serves the topic stores them from time to time. Any process that removes messages first stores the ids that
-only these messages have; the removing transaction checks that (storage/metadata/producer_sequences.py).
+A topic with deduplication has the ids of its producers in SQL up to an offset, and in its log from that offset on. So
+has a topic that replicators write to the positions of their entries. The process that serves the topic stores them from
+time to time. Any process that removes messages first stores what only these messages have; the removing transaction
+checks that (storage/metadata/producer_sequences.py).
 
 Errors: Unavailable, TopicNotFound, SegmentNotLocal. Damaged or lost ledgers raise nothing: their ids are lost, which
 is logged.
@@ -11,12 +12,15 @@ is logged.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 
 from storage.entries.sequence_ids import SequenceId, last_complete_number
 from storage.environment import Environment
 from storage.errors import DataLoss, SegmentNotLocal
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.records import TopicRecord
+from storage.model import SourceProgress
 from storage.reading.snapshot_reader import last_of
 from storage.topic import Topic
 
@@ -27,7 +31,7 @@ serves the topic has its own limit."""
 
 
 def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int) -> None:
-    """Store the sequence ids of a topic's raw messages below an offset, before these are removed.
+    """Store the sequence ids and positions of a topic's raw messages below an offset, before these are removed.
 
     Does nothing for a topic without deduplication, or if the ids are stored up to that offset. Idempotent. For errors
     see the module.
@@ -37,12 +41,15 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
     if stored is None or stored.end_offset >= below:
         return
     highest: dict[str, SequenceId] = {}
+    sources: dict[str, SourceProgress] = {}
     end = stored.end_offset
     while end < below:
         try:
             for scanned in Topic(environment, topic).producer_sequences(end):
                 for name, sequence in scanned.highest.items():
                     highest[name] = max(sequence, highest.pop(name, sequence))
+                for cluster, progress in scanned.sources.items():
+                    sources[cluster] = progress.merged(sources.get(cluster))
                 end = scanned.end
                 if end >= below:
                     break
@@ -58,10 +65,15 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
                 public=f"the sequence ids of producers of {topic.name} are not stored",
             ) from error
     known = {name: last_complete_number(sequence) for name, sequence in highest.items()}
-    merged = dict(ProducerSequences(end, known).merged(stored).highest)
-    for name in list(merged)[: max(0, len(merged) - max(MAX_PRODUCERS, len(stored.highest)))]:
-        del merged[name]
-    sequences.store(topic.id, ProducerSequences(end, merged))
+    merged = ProducerSequences(end, None if stored.highest is None else known, sources or None).merged(stored)
+    sequences.store(topic.id, replace(merged, highest=_bounded(merged.highest, len(stored.highest or ()))))
+
+
+def _bounded(highest: Mapping[str, int] | None, present: int) -> Mapping[str, int] | None:
+    """Return the ids of as many producers as may be stored; `present`: the number of those that are stored."""
+    if highest is None:
+        return None
+    return dict(list(highest.items())[max(0, len(highest) - max(MAX_PRODUCERS, present)) :])
 
 
 def _after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
@@ -69,8 +81,8 @@ def _after_damage(environment: Environment, topic: TopicRecord, offset: int, bel
     lasts = (last_of(extent) for extent in environment.metadata.topic_snapshot(topic.id).extents)
     end = next((last.offset + 1 for last in lasts if last is not None and last.offset >= offset), below)
     LOG.warning(
-        "%s: the sequence ids of producers at offsets %d to %d are lost, so messages that these producers repeat are "
-        "stored twice: %s",
+        "%s: the sequence ids of producers, and the positions of replicated entries, at offsets %d to %d are lost, so "
+        "messages that these producers or a source cluster repeat are stored twice: %s",
         topic.name,
         offset,
         end - 1,

@@ -1,72 +1,133 @@
-"""Sequence ids of producers, as deduplication has stored them last: one row per topic.
+"""Sequence ids of producers and progress of source clusters, as deduplication has stored them last: one row per topic.
 
-The row means that the topic deduplicates: raw messages at or above `end_offset` must not be removed, because only they
-have the sequence ids of their producers. `check_stored` refuses it, in the transaction that removes them. The row is
-deleted when the topic is served without deduplication, so that deduplication begins at the topic's end when it is
-switched on again.
+The row means that entries of the topic are deduplicated: raw messages at or above `end_offset` must not be removed,
+because only they have the sequence ids of their producers and the positions at their source. `check_stored` refuses it,
+in the transaction that removes them.
 
-`end_offset` only grows. Two processes may write: the one that serves the topic, and one that removes messages. Must not
-know: entries, objects.
+`highest` is null while the policy is off; when the topic is served so, `end_producers` removes the ids, and
+deduplication begins at the topic's end when it is switched on again. `sources` is null until the first replicator
+connects. From then on the row stays: a source sends entries again after any time.
+
+`end_offset` only grows, but for a log that was restored (`replace`). Two processes may write: the one that serves the
+topic, and one that removes messages. Must not know: entries, objects.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, RowMapping, delete, select, update
 
 from storage.errors import Conflict
 from storage.metadata import queries, topics
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import producer_sequences
+from storage.model import SourcePosition, SourceProgress
 
 
 @dataclass(frozen=True)
 class ProducerSequences:
-    """The highest sequence id of each producer, by name, among the entries before `end_offset`.
+    """The highest sequence id of each producer, by name, and the progress of each source cluster, among the entries
+    before `end_offset`.
 
-    `highest` is in the order of the producers' last entries.
+    `highest` is in the order of the producers' last entries; None: their entries are not deduplicated. `sources` None:
+    no replicator has connected.
     """
 
     end_offset: int = 0
-    highest: Mapping[str, int] = field(default_factory=dict)
+    highest: Mapping[str, int] | None = field(default_factory=dict)
+    sources: Mapping[str, SourceProgress] | None = None
 
     def merged(self, older: ProducerSequences) -> ProducerSequences:
-        """Return the highest sequence id of each producer over both ranges of entries.
+        """Return the highest ids and the furthest progress over both ranges of entries.
 
         `older`: the range that begins first. Producers that only `older` has come first.
         """
-        highest = {name: number for name, number in older.highest.items() if name not in self.highest}
-        for name, number in self.highest.items():
-            highest[name] = max(number, older.highest.get(name, number))
-        return ProducerSequences(max(self.end_offset, older.end_offset), highest)
+        return ProducerSequences(
+            max(self.end_offset, older.end_offset),
+            _merged_highest(self.highest, older.highest),
+            _merged_sources(self.sources, older.sources),
+        )
+
+
+def _merged_highest(newer: Mapping[str, int] | None, older: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    if newer is None or older is None:
+        return older if newer is None else newer
+    highest = {name: number for name, number in older.items() if name not in newer}
+    for name, number in newer.items():
+        highest[name] = max(number, older.get(name, number))
+    return highest
+
+
+def _merged_sources(
+    newer: Mapping[str, SourceProgress] | None, older: Mapping[str, SourceProgress] | None
+) -> Mapping[str, SourceProgress] | None:
+    if newer is None or older is None:
+        return older if newer is None else newer
+    return {**older, **{name: progress.merged(older.get(name)) for name, progress in newer.items()}}
 
 
 def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
-    """Return the stored sequence ids; None: the topic does not deduplicate, or begins to with the next message."""
+    """Return the stored ids and positions; None: the topic does not deduplicate, or begins to with the next message."""
     statement = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
-    return queries.find(connection, statement, lambda row: ProducerSequences(row["end_offset"], row["highest"]))
+    return queries.find(connection, statement, _sequences)
+
+
+def _sequences(row: RowMapping) -> ProducerSequences:
+    sources = row["sources"]
+    if sources is not None:
+        sources = {name: SourceProgress(SourcePosition(*place), time) for name, (*place, time) in sources.items()}
+    return ProducerSequences(row["end_offset"], row["highest"], sources)
 
 
 def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
-    """Store sequence ids. If those of later entries are stored, both are merged. Raises TopicNotFound."""
+    """Store ids and positions. If those of later entries are stored, both are merged; positions are in any case.
+    Raises TopicNotFound."""
     topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
         sequences = stored.merged(sequences)
-    values = {"topic_id": topic_id, "end_offset": sequences.end_offset, "highest": dict(sequences.highest)}
+    elif stored is not None:
+        sequences = dataclasses.replace(sequences, sources=_merged_sources(sequences.sources, stored.sources))
+    _put(connection, topic_id, sequences)
+
+
+def replace(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
+    """Store ids and positions in place of those that are stored, which are of entries that the log has lost. Raises
+    TopicNotFound."""
+    topics.lock(connection, topic_id)
+    _put(connection, topic_id, sequences)
+
+
+def _put(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
+    highest, sources = sequences.highest, sequences.sources
+    values = {
+        "topic_id": topic_id,
+        "end_offset": sequences.end_offset,
+        "highest": None if highest is None else dict(highest),
+        "sources": None
+        if sources is None
+        else {name: [*progress.position, progress.publish_time] for name, progress in sources.items()},
+    }
     queries.put(connection, producer_sequences, values)
 
 
-def remove(connection: Connection, topic_id: int) -> None:
-    """Delete the sequence ids: the topic does not deduplicate any more. Idempotent. Raises TopicNotFound."""
+def end_producers(connection: Connection, topic_id: int) -> None:
+    """Remove the sequence ids: producers' entries are not deduplicated any more. Sources stay. Idempotent. Raises
+    TopicNotFound."""
     topics.lock(connection, topic_id)
-    connection.execute(delete(producer_sequences).where(producer_sequences.c.topic_id == topic_id))
+    stored = of_topic(connection, topic_id)
+    at_topic = producer_sequences.c.topic_id == topic_id
+    if stored is not None and stored.sources is None:
+        connection.execute(delete(producer_sequences).where(at_topic))
+    elif stored is not None and stored.highest is not None:
+        connection.execute(update(producer_sequences).where(at_topic).values(highest=None))
 
 
 def check_stored(connection: Connection, topic: TopicRecord, below: int) -> None:
-    """Raise Conflict if sequence ids of entries below the offset `below` are not stored yet.
+    """Raise Conflict if sequence ids or positions of entries below the offset `below` are not stored yet.
 
     They would be lost with the messages. A topic that does not deduplicate has none.
     """

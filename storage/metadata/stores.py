@@ -380,16 +380,19 @@ class SchemaStore(Store):
 
 
 class ProducerSequenceStore(Store):
-    """Sequence ids of producers, by topic."""
+    """Sequence ids of producers and progress of source clusters, by topic."""
 
     of_topic = reads(producer_sequences.of_topic)
     store = writes(producer_sequences.store)
-    _remove = writes(producer_sequences.remove)
+    replace = writes(producer_sequences.replace)
+    _end_producers = writes(producer_sequences.end_producers)
 
-    def delete(self, topic_id: int) -> None:
-        """Delete the sequence ids, if there are any: the topic does not deduplicate any more. Raises TopicNotFound."""
-        if self.of_topic(topic_id) is not None:
-            self._remove(topic_id)
+    def end_producers(self, topic_id: int) -> None:
+        """Remove the sequence ids, if there are any: producers' entries are not deduplicated any more. Sources stay.
+        Raises TopicNotFound."""
+        stored = self.of_topic(topic_id)
+        if stored is not None and stored.highest is not None:
+            self._end_producers(topic_id)
 
 
 class StatsStore(Store):

@@ -382,8 +382,11 @@ producer_sequences = Table(
     _topic_key(primary_key=True),
     Column("end_offset", BigInteger, nullable=False),
     Column("highest", JSON, nullable=False),
+    Column("sources", JSON(none_as_null=True)),
 )
-"""The state of a topic's deduplication: the highest sequence id of each producer, by name, before an offset."""
+"""The state of a topic's deduplication before an offset. `highest`: the highest sequence id of each producer, by name;
+the JSON null: producers' entries are not deduplicated. `sources`: of each source cluster, by name, the ledger id and
+entry id up to which it is replicated, and its newest publish time (ms); null: no replicator has connected."""
 
 schemas = Table(
     "schemas",

@@ -1,10 +1,23 @@
-"""Deduplication: an entry that a producer sends again is not stored again (Pulsar's MessageDeduplication).
+"""Deduplication: an entry that its sender sends again is not stored again (Pulsar's MessageDeduplication).
 
-The highest stored sequence id of each producer is known. An entry at or below it was stored before, and is answered
-with the id -1:-1. Sequence ids are the producers' own, and continue when a producer of the same name connects again.
-SQL has the ids up to an offset, and the log has those after it. They are written to SQL every `STORE_ENTRIES` entries,
-when the topic is closed, and before messages are removed (compactor/maintenance/sequence_ids.py), so a process that
-dies loses none. A topic without ids in SQL begins at its end: deduplication was switched on there.
+| sender | is identified by | an entry by | is deduplicated |
+|---|---|---|---|
+| a producer | its name | its sequence id | if the policy says so |
+| a replicator | the source cluster | the position there (ledger, entry) | always |
+
+Both ascend in the log. The highest stored one of each sender is known; an entry at or below it was stored before, and
+is answered with the id -1:-1. Sequence ids are the producers' own, and continue when a producer of the same name
+connects again. A replicator goes back to the last entry for which it has stored a receipt.
+
+SQL has the ids and positions up to an offset, and the log has those after it. They are written to SQL every
+`STORE_ENTRIES` entries, when the topic is closed, and before messages are removed
+(compactor/maintenance/sequence_ids.py), so a process that dies loses none. A topic without ids in SQL begins at its
+end: deduplication was switched on there.
+
+A position at or below the last one with a newer publish time than all entries of that cluster is no repetition: the
+cluster was built again, and its ledgers are numbered from the start. Such an entry is refused: nothing is dropped in
+silence. So is every entry that a replicator sends after one that was refused, because a later position would make the
+refused entry count as stored.
 
 Groups of entries come one after the other; other threads may call `load` and `store` meanwhile. Must not know:
 connections, commands of a protocol.
@@ -12,131 +25,180 @@ connections, commands of a protocol.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
+from storage.entries.replicated import Source, follows
 from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete_number, sequence_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.store import MetadataStore
-from storage.model import EARLIEST, MessageId
+from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress
 from storage.topic import Topic
 
+LOG = logging.getLogger(__name__)
 STORE_ENTRIES = 1_000
 """Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
+MAX_SOURCES = 100
+"""Source clusters of one topic."""
+NOT_STORED = MessageId(-1, 0)
+"""The id of a marker, which is acknowledged and not stored. At -1:-1 a source logs a warning."""
 _UNKNOWN: SequenceId = (-1, -1)
+_BEFORE_ALL = SourceProgress(SourcePosition(-1, -1), -1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class NewEntries:
     """The entries of a group that are not duplicates.
 
-    `answers`: of the whole group, as far as they are known; `numbered`: the number of each new entry in the group, its
-    producer and its sequence id; `duplicates`: the numbers of those that repeat another entry of the group, and that
-    one's.
+    `answers`: of the whole group, as far as they are known; `entries` are appended, and `numbers` are their numbers in
+    the group; `sequences`: the sequence ids of producers' entries, by number, where they count; `duplicates`: the
+    numbers of those that repeat another entry of the group, and that one's.
     """
 
-    entries: Sequence[QueuedEntry]
     answers: list[AppendOutcome | MessageId]
-    numbered: Sequence[tuple[int, str, SequenceId]]
-    duplicates: Sequence[tuple[int, int]]
+    entries: list[QueuedEntry] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    sequences: dict[int, SequenceId] = field(default_factory=dict)
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Group:
+    """A group of entries, as far as it was looked through.
+
+    `newest`: the newest publish time of each source cluster, in the log and here. `refused`: the replicators of which
+    an entry was refused.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.new = NewEntries([EARLIEST] * size)
+        self.newest: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self._ahead: dict[Hashable, list[tuple[tuple[int, int], int]]] = {}
+        """The new entries of each sender, ascending: sequence id or position, and number in the group."""
+
+    def is_new(self, sender: Hashable, place: tuple[int, int], number: int) -> bool:
+        """Return whether entry `number` of the group repeats none before it; note the one that it repeats."""
+        ahead = self._ahead.setdefault(sender, [])
+        if not ahead or place > ahead[-1][0]:
+            ahead.append((place, number))
+            return True
+        self.new.duplicates.append((number, ahead[bisect_left(ahead, (place, -1))][1]))
+        return False
 
 
 class Deduplication:
-    """The stored sequence ids of one topic's producers. `load` them before the first entry."""
+    """The stored ids and positions of one topic's senders. `load` them before the first entry."""
 
-    def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int) -> None:
+    def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int, *, of_producers: bool = True) -> None:
         """`max_producers`: the number of names that are kept: those that stored an entry last. A name costs its bytes
-        and two numbers."""
+        and two numbers. `of_producers`: the policy; False: entries of producers are not deduplicated."""
         self._metadata = metadata
         self._topic = topic
         self._max_producers = max_producers
+        self.of_producers = of_producers
         self._lock = threading.Lock()
         """Held while the ids change or are copied; never while a thread waits."""
         self._known: dict[str, SequenceId] = {}
+        self._sources: dict[str, SourceProgress] | None = None
+        """None: no replicator has connected."""
+        self._markers: dict[str, SourcePosition] = {}
+        """The last marker of each source cluster."""
+        self._connected: set[str] = set()
+        """The replicators that have connected and sent nothing since."""
         self._end = 0
         self._note_count = self._written_count = 0
         """The number of entries that were noted, and the number of those in SQL."""
         self._store_at = STORE_ENTRIES
         self.is_loaded = False
 
+    # Loading and storing
+
     def load(self) -> None:
         """Read the ids in SQL, then those that the log has after them, and store both. Blocks. Raises CompactorError;
         then load again."""
         record = self._topic.record
+        end = self._topic.snapshot_reader().end
         stored = self._metadata.producer_sequences.of_topic(record.id)
+        if stored is not None and stored.end_offset > end:
+            stored = self._accept_older_log(stored, end)
+        begins = self.of_producers and stored is not None and stored.highest is None
         if stored is None:
-            stored = ProducerSequences(self._topic.snapshot_reader().end)
-            self._metadata.producer_sequences.store(record.id, stored)
+            stored = ProducerSequences(end, {} if self.of_producers else None)
+            if self.of_producers:
+                self._metadata.producer_sequences.store(record.id, stored)
         with self._lock:
             self._known = {}
+            self._sources = None if stored.sources is None else dict(stored.sources)
             self._end = stored.end_offset
-            for name, number in stored.highest.items():
+            for name, number in (stored.highest or {}).items():
                 self._note(name, (number, WHOLE))
         for scan in self._topic.producer_sequences(stored.end_offset):
             with self._lock:
                 self._end = max(self._end, scan.end)
                 self._note_count += 1
                 for name, sequence in scan.highest.items():
-                    self._note(name, sequence)
+                    if self.of_producers and not begins:
+                        self._note(name, sequence)
+                for cluster, progress in scan.sources.items():
+                    self._note_source(cluster, progress)
+        self._note_count += begins  # the ids of producers count from here on
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
 
-    def last_sequence_id(self, producer_name: str) -> int:
-        """Return the highest sequence id that a producer of that name has stored; -1: none."""
-        return self._known.get(producer_name, _UNKNOWN)[0]
+    def _accept_older_log(self, stored: ProducerSequences, end: int) -> ProducerSequences:
+        """Return the ids and positions of a log that ends before the entries of the stored ones, and store them.
 
-    def new_entries(self, group: Sequence[QueuedEntry]) -> NewEntries:
-        """Return the entries of a group that must be appended. Then call `answers` with their answers, before this is
-        called again."""
-        answers: list[AppendOutcome | MessageId] = [EARLIEST] * len(group)
-        new_entries: dict[str, list[tuple[SequenceId, int]]] = {}
-        """The new entries of each producer, ascending: sequence id and number in the group."""
-        duplicates: list[tuple[int, int]] = []
-        for number, item in enumerate(group):
-            name = item.producer.name
-            try:
-                sequence = _sequence_of(item)
-            except InvalidRecord as error:
-                answers[number] = error
-                continue
-            if sequence <= self._known.get(name, _UNKNOWN):
-                continue
-            ahead = new_entries.setdefault(name, [])
-            if not ahead or sequence > ahead[-1][0]:
-                ahead.append((sequence, number))
-            else:
-                duplicates.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
-        new = sorted((number, name, sequence) for name, ahead in new_entries.items() for sequence, number in ahead)
-        return NewEntries([group[number] for number, _, _ in new], answers, new, duplicates)
-
-    def answers(self, new: NewEntries, appended: Sequence[AppendOutcome]) -> list[AppendOutcome | MessageId]:
-        """Note the entries that were appended. Return an answer for each entry of the group, in order.
-
-        EARLIEST is the answer for a duplicate. An entry that repeats one of the same group succeeds if that one does,
-        even if later entries fail.
+        Positions are those of the log, as far as it has any, so a source that sends the lost entries again fills the
+        gap.
         """
-        answers = new.answers
-        with self._lock:
-            for (number, name, sequence), answer in zip(new.numbered, appended, strict=True):
-                answers[number] = answer
-                if not isinstance(answer, CompactorError):
-                    self._note(name, sequence)
-                    self._end = max(self._end, answer.first.offset + answer.messages)
-                    self._note_count += 1
-        for number, original in new.duplicates:
-            if isinstance(answers[original], CompactorError):
-                answers[number] = Unavailable(
-                    f"an entry that repeats another one of {self._topic.name} was not stored, because that one failed",
-                    "send it again",
-                    is_public=True,
+        in_log: dict[str, SourceProgress] = {}
+        if stored.sources:
+            for scan in self._topic.producer_sequences(self._topic.snapshot_reader().first_offset):
+                for cluster, progress in scan.sources.items():
+                    in_log[cluster] = progress.merged(in_log.get(cluster))
+        LOG.warning(
+            "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset "
+            "%d: acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take "
+            "the missing entries from their source",
+            self._topic.name,
+            end,
+            stored.end_offset,
+        )
+        for cluster, progress in in_log.items():
+            known = (stored.sources or {}).get(cluster, progress)
+            if progress.position < known.position:
+                LOG.warning(
+                    "%s: of the source cluster %s, entries after position %s up to position %s are missing, and the "
+                    "source has receipts for them. Remove this cluster from the replication clusters of the source's "
+                    "namespace or topic and add it again, with replicationStartAt=earliest in the source's broker.conf:"
+                    " entries that are stored here are not stored again",
+                    self._topic.name,
+                    cluster,
+                    progress.position,
+                    known.position,
                 )
-        return answers
+        sources = None if stored.sources is None else {**stored.sources, **in_log}
+        accepted = replace(stored, end_offset=end, sources=sources)
+        self._metadata.producer_sequences.replace(self._topic.record.id, accepted)
+        return accepted
+
+    def begin_sources(self) -> None:
+        """Store that replicators write to the topic, before the first entry of any. Idempotent. Blocks; call `load`
+        before. Raises CompactorError."""
+        with self._lock:
+            if self._sources is not None:
+                return
+            sequences = self._sequences(sources={})
+        self._metadata.producer_sequences.store(self._topic.record.id, sequences)
+        with self._lock:
+            self._sources = self._sources or {}
 
     def is_store_due(self) -> bool:
         """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries: the caller must
@@ -147,14 +209,22 @@ class Deduplication:
         return is_due
 
     def store(self) -> None:
-        """Write the ids to SQL, if any is new. Raises CompactorError."""
+        """Write the ids and positions to SQL, if any is new. Raises CompactorError."""
         with self._lock:
-            count, end = self._note_count, self._end
-            highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}
-        if count > self._written_count:
-            self._metadata.producer_sequences.store(self._topic.record.id, ProducerSequences(end, highest))
+            count = self._note_count
+            sequences = self._sequences(self._sources)
+        is_kept = sequences.highest is not None or sequences.sources is not None
+        if count > self._written_count and is_kept:
+            self._metadata.producer_sequences.store(self._topic.record.id, sequences)
             with self._lock:
                 self._written_count = max(self._written_count, count)
+
+    def _sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
+        """Return what is known. For the holder of the lock."""
+        highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}
+        return ProducerSequences(
+            self._end, highest if self.of_producers else None, None if sources is None else dict(sources)
+        )
 
     def advance_load_start(self, offset: int) -> None:
         """Note that no entry before `offset` has an id that is not known: the next load need not read them.
@@ -166,10 +236,146 @@ class Deduplication:
                 self._end = offset
                 self._note_count += 1
 
+    # Entries
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """Return the highest sequence id that a producer of that name has stored; -1: none."""
+        return self._known.get(producer_name, _UNKNOWN)[0]
+
+    def note_connected(self, replicator: str) -> None:
+        """Note that a replicator has connected: entries may be missing before the first that it sends."""
+        self._connected.add(replicator)
+
+    def new_entries(self, group: Sequence[QueuedEntry]) -> NewEntries:
+        """Return the entries of a group that must be appended. Then call `answers` with their answers, before this is
+        called again."""
+        checked = _Group(len(group))
+        new = checked.new
+        for number, item in enumerate(group):
+            try:
+                if item.source is not None:
+                    is_new = self._is_new_of_source(item, item.source, number, checked)
+                else:
+                    is_new = not self.of_producers or self._is_new_of_producer(item, number, checked)
+            except CompactorError as error:
+                new.answers[number] = error
+                continue
+            if is_new:
+                new.entries.append(item)
+                new.numbers.append(number)
+        return new
+
+    def _is_new_of_producer(self, item: QueuedEntry, number: int, group: _Group) -> bool:
+        """Return whether an entry must be appended. Raises InvalidRecord."""
+        name = item.producer.name
+        sequence = _sequence_of(item)
+        if sequence <= self._known.get(name, _UNKNOWN) or not group.is_new(name, sequence, number):
+            return False
+        group.new.sequences[number] = sequence
+        return True
+
+    def _is_new_of_source(self, item: QueuedEntry, source: Source, number: int, group: _Group) -> bool:
+        """Return whether an entry of a replicator must be appended. Raises InvalidRecord, Unavailable."""
+        name, cluster = item.producer.name, source.cluster
+        if name in group.refused:
+            raise Unavailable(
+                f"an entry of {name!r} before it was refused", "send both again, in order", is_public=True
+            )
+        if source.is_marker:
+            group.new.answers[number] = NOT_STORED
+            self._markers[cluster] = source.position
+            return False
+        try:
+            progress = self._progress(name, source)
+            newest = group.newest.get(cluster, progress.publish_time)
+            if source.position > progress.position and group.is_new((cluster,), source.position, number):
+                group.newest[cluster] = max(newest, source.publish_time)
+                return True
+            if source.publish_time > newest:
+                raise self._rebuilt(source, progress, newest)
+        except InvalidRecord:
+            group.refused.add(name)
+            raise
+        return False
+
+    def _progress(self, name: str, source: Source) -> SourceProgress:
+        """Return the progress of an entry's source cluster; log a possible gap before the first entry of a
+        connection."""
+        sources = self._sources or {}
+        progress = sources.get(source.cluster)
+        if progress is None and len(sources) >= MAX_SOURCES:
+            raise InvalidRecord(
+                f"{self._topic.name} has entries of {MAX_SOURCES} source clusters, and takes none of "
+                f"{source.cluster!r}",
+                "replicate to another topic",
+                is_public=True,
+            )
+        if name in self._connected:
+            self._connected.discard(name)
+            marker = self._markers.get(source.cluster)
+            before = None if progress is None else max(progress.position, marker or progress.position)
+            if before is not None and source.position > before and not follows(source.position, before):
+                LOG.warning(
+                    "%s: the source cluster %s continues at position %s after position %s: entries between them are "
+                    "missing here, unless the source has none for this cluster there (markers, expired or aborted "
+                    "messages). Compare the topic with its source",
+                    self._topic.name,
+                    source.cluster,
+                    source.position,
+                    before,
+                )
+        return progress or _BEFORE_ALL
+
+    def _rebuilt(self, source: Source, progress: SourceProgress, newest_time: int) -> InvalidRecord:
+        return InvalidRecord(
+            f"{self._topic.name} has entries of the source cluster {source.cluster!r} up to position "
+            f"{progress.position}, published up to {newest_time}, and the cluster sends position {source.position}, "
+            f"published at {source.publish_time}: the cluster, or its topic, was built again and numbers its ledgers "
+            "from the start",
+            "replicate from a cluster of another name (clusterName in its broker.conf), or delete the topic here and "
+            "replicate it again; no entry of that cluster is taken until then, and none is dropped",
+            is_public=True,
+        )
+
+    def answers(self, new: NewEntries, appended: Sequence[AppendOutcome]) -> list[AppendOutcome | MessageId]:
+        """Note the entries that were appended. Return an answer for each entry of the group, in order.
+
+        EARLIEST is the answer for a duplicate. An entry that repeats one of the same group succeeds if that one does,
+        even if later entries fail.
+        """
+        answers = new.answers
+        with self._lock:
+            for number, item, answer in zip(new.numbers, new.entries, appended, strict=True):
+                answers[number] = answer
+                source, sequence = item.source, new.sequences.get(number)
+                if isinstance(answer, CompactorError):
+                    continue
+                if source is not None:
+                    self._note_source(source.cluster, SourceProgress(source.position, source.publish_time))
+                elif sequence is not None:
+                    self._note(item.producer.name, sequence)
+                else:
+                    continue
+                self._end = max(self._end, answer.first.offset + answer.messages)
+                self._note_count += 1
+        for number, original in new.duplicates:
+            if isinstance(answers[original], CompactorError):
+                answers[number] = Unavailable(
+                    f"an entry that repeats another one of {self._topic.name} was not stored, because that one failed",
+                    "send it again",
+                    is_public=True,
+                )
+        return answers
+
     def _note(self, name: str, sequence: SequenceId) -> None:
         self._known[name] = max(sequence, self._known.pop(name, _UNKNOWN))
         if len(self._known) > self._max_producers:
             del self._known[next(iter(self._known))]
+
+    def _note_source(self, cluster: str, progress: SourceProgress) -> None:
+        if self._sources is None:
+            self._sources = {}
+        self._sources[cluster] = progress.merged(self._sources.get(cluster))
 
 
 def _sequence_of(item: QueuedEntry) -> SequenceId:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -299,7 +299,8 @@ class Appending:
     """Entries on their way into a topic's log, and their answers.
 
     After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
-    repeats only the failed entry would reverse the order of a key's messages.
+    repeats only the failed entry would reverse the order of a key's messages. After any entry of a strict sender that
+    failed, none of it is appended.
     """
 
     def __init__(
@@ -309,6 +310,7 @@ class Appending:
         entries: Sequence[bytes | CompactorError],
         senders: Sequence[str],
         on_answered: OnAnswered,
+        strict: Container[str] = (),
     ) -> None:
         """`entries`: an item that is an error is its own answer. `on_answered` is called once with an AppendResult or
         an error for each entry, by a thread that commits, perhaps before `begin` and `finish` return; it must be
@@ -320,6 +322,7 @@ class Appending:
         self._entries = entries
         self._senders = senders
         self._on_answered = on_answered
+        self._strict = strict
         self._answers: list[AppendOutcome | None] = [None] * len(entries)
         self._failures: dict[str, CompactorError] = {}
         self._lock = threading.Lock()
@@ -368,8 +371,10 @@ class Appending:
 
     def _answer(self, number: int, answer: AppendOutcome) -> None:
         """Note an answer, by the appending thread or by one that commits; the last answer ends the work."""
-        if isinstance(answer, CompactorError) and is_retryable(answer):
-            self._failures.setdefault(self._senders[number], answer)
+        if isinstance(answer, CompactorError):
+            sender = self._senders[number]
+            if is_retryable(answer) or sender in self._strict:
+                self._failures.setdefault(sender, answer)
         with self._lock:
             self._answers[number] = answer
             self._unanswered -= 1
@@ -401,17 +406,23 @@ class HeldLog:
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
-    def appending(self, entries: Sequence[bytes], senders: Sequence[str], on_answered: OnAnswered) -> Appending:
+    def appending(
+        self,
+        entries: Sequence[bytes],
+        senders: Sequence[str],
+        on_answered: OnAnswered,
+        strict: Container[str] = (),
+    ) -> Appending:
         """Return entries to append in order. `senders`: the sender of each entry. `on_answered`: as in `Appending`.
 
-        After an entry that failed and may be sent again, no later one of the same sender is appended. Raises Fenced if
-        the topic is lost.
+        After an entry that failed and may be sent again, no later one of the same sender is appended; after any that
+        failed, none of a sender that is in `strict`. Raises Fenced if the topic is lost.
         """
         if self.is_lost:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
             )
-        return Appending(self._logs, self._open_log, entries, senders, on_answered)
+        return Appending(self._logs, self._open_log, entries, senders, on_answered, strict)
 
     def release(self) -> None:
         """Release the log. Call it once."""

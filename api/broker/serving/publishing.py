@@ -6,7 +6,7 @@ kept. Neither the event loop nor a thread waits for the disk. Receipts are sent 
 
 After an entry that failed and may be sent again, no entry of its producer is appended or answered: the producer is
 disconnected. Its client connects again at once and sends every entry without a receipt, in order. Otherwise later
-entries would overtake the failed one.
+entries would overtake the failed one. Of a replicator this holds for any entry that failed.
 
 For one event loop. Must not know: connections, commands of a protocol.
 """
@@ -22,6 +22,7 @@ from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
+from storage.entries.replicated import Source
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import AppendOutcome
 from storage.model import MessageId, TopicName
@@ -36,13 +37,17 @@ PublishOutcome = AppendOutcome | MessageId | BaseException
 
 @dataclass(slots=True)
 class QueuedEntry:
-    """An entry that waits to be appended. Its sequence ids are those of the command SEND; `messages`: their number."""
+    """An entry that waits to be appended. Its sequence ids are those of its receipt; `messages`: their number.
+
+    `source`: the origin of an entry of a replicator.
+    """
 
     producer: Producer
     sequence_id: int
     highest_sequence_id: int
     messages: int
     entry: bytes
+    source: Source | None = None
 
 
 class PublishQueue:
@@ -54,15 +59,18 @@ class PublishQueue:
         append: Callable[[Sequence[QueuedEntry]], Awaitable[Sequence[PublishOutcome]]],
         on_appended: Callable[[], object],
         on_lost: Callable[[BaseException], object],
+        on_refused: Callable[[Producer, InvalidRecord], object],
         log_throttle: LogThrottle,
     ) -> None:
         """`append` is called again when it has answered the group before. `on_appended` is called when a group was
-        appended and answered, `on_lost` when another process writes the topic or has deleted it. `log_throttle` bounds
-        warnings: while a disk is full, each client reconnects and fails ten times a second."""
+        appended and answered, `on_lost` when another process writes the topic or has deleted it, `on_refused` when an
+        entry of a replicator can never be appended. `log_throttle` bounds warnings: while a disk is full, each client
+        reconnects and fails ten times a second."""
         self._topic = topic
         self._append = append
         self._on_appended = on_appended
         self._on_lost = on_lost
+        self._on_refused = on_refused
         self._log_throttle = log_throttle
         self._is_closed = False
         self._waiting: list[QueuedEntry] = []
@@ -141,6 +149,9 @@ class PublishQueue:
             if producer in failures:  # its client sends this again, in order
                 continue
             if isinstance(outcome, BaseException):
+                if entry.source is not None:
+                    failures[producer] = outcome
+                    continue
                 if isinstance(outcome, InvalidRecord):
                     producer.channel.send_error(entry.sequence_id, outcome)
                 if is_retryable(outcome):
@@ -151,6 +162,9 @@ class PublishQueue:
                 producer.published.add(entry.messages, len(entry.entry))
                 producer.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
         for producer, error in failures.items():
+            if isinstance(error, InvalidRecord) and not is_retryable(error):
+                self._on_refused(producer, error)
+                continue
             condition = f"producers are disconnected: {type(error).__name__}"
             text = "%s: the producer %s is disconnected, to send again: %s"
             self._log_throttle.warn(text, self._topic, producer.name, text_if_error(error), condition=condition)

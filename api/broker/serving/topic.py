@@ -31,10 +31,11 @@ from api.broker.serving.sequence_loads import SequenceLoads
 from api.broker.serving.subscription import Subscription
 from api.broker.serving.tail import Tail
 from api.broker.threads import LimitedWorkers, LoopResult, Pools, WaitsFor, Workers
+from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.clock import Clock
-from storage.errors import CompactorError, InvalidInput, NotFound
+from storage.errors import CompactorError, InvalidInput, InvalidRecord, NotFound
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -49,6 +50,8 @@ LOOP_ENTRIES, LOOP_BYTES = 16, 16 << 10
 """A group that the event loop checks by itself: a thread takes longer to wake. Larger ones would delay other tasks."""
 CLIENTS_AT_ONCE = 100
 """Producers, consumers or subscriptions that are visited before other tasks have a turn."""
+_REFUSED_MS = 10_000
+"""The time for which a replicator that sent an entry that cannot be stored is refused: it sends the entry again."""
 _READER_TICKS = 60
 """Ticks that a reader's position is kept without a consumer: after a seek the reader connects again."""
 
@@ -69,7 +72,7 @@ class PersistentTopic:
         tail: Tail,
         cursor_writer: CursorWriter,
         page_budget: PageBudget,
-        deduplication: Deduplication | None,
+        deduplication: Deduplication,
         sequence_loads: SequenceLoads,
         producer_epoch: int | None,
         over_quota: Callable[[], ExceededQuota | None],
@@ -97,7 +100,12 @@ class PersistentTopic:
         self.producers = ProducerRegistry(storage.record, metadata, self.database, clock, producer_epoch)
         self.subscriptions: dict[str, Subscription] = {}
         self.publishing = PublishQueue(
-            self.name, self.append, self._store_sequences_if_due, self.note_loss, log_throttle
+            self.name,
+            self.append,
+            self._store_sequences_if_due,
+            self.note_loss,
+            self.refuse_replicator,
+            log_throttle,
         )
         self.published = Rate()
         self.stale_reader_count = 0
@@ -110,6 +118,9 @@ class PersistentTopic:
         self._sequence_loads = sequence_loads
         self._is_storing_sequences = False
         self._on_lost = on_lost
+        self._log_throttle = log_throttle
+        self._refusals: dict[str, tuple[InvalidRecord, int]] = {}
+        """The replicators that are refused: the reason, and until when."""
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -129,7 +140,7 @@ class PersistentTopic:
     @property
     def is_deduplicating(self) -> bool:
         """True if entries that a producer repeats are dropped."""
-        return self._deduplication is not None
+        return self._deduplication.of_producers
 
     def check_open(self) -> None:
         """Raise TopicNotServed if the topic was closed after the caller got it: its client has to look it up again."""
@@ -159,7 +170,7 @@ class PersistentTopic:
         """
         is_small = len(group) <= LOOP_ENTRIES and sum(len(item.entry) for item in group) <= LOOP_BYTES
         deduplication = self._deduplication
-        if deduplication is None:
+        if not (deduplication.of_producers or deduplication.is_loaded):
             return await self._append(group, is_small)
         if is_small:
             new = deduplication.new_entries(group)
@@ -172,27 +183,31 @@ class PersistentTopic:
         """Append entries; small groups are checked and queued by the event loop, which does not wait for a thread."""
         result = LoopResult[list[AppendOutcome]]()
         entries, senders = [item.entry for item in group], [item.producer.name for item in group]
-        appending = self._held.appending(entries, senders, result.deliver)
+        replicators = {item.producer.name for item in group if item.source is not None}
+        appending = self._held.appending(entries, senders, result.deliver, replicators)
         if not (is_small and appending.begin()):
             await self._pools[WaitsFor.LOG].run_queued(appending.finish)
         return await result.future
 
     def last_sequence_id(self, producer_name: str) -> int:
         """Return the highest sequence id that a producer of that name has stored; -1: none is known."""
-        return -1 if self._deduplication is None else self._deduplication.last_sequence_id(producer_name)
+        return self._deduplication.last_sequence_id(producer_name)
 
-    async def load_sequences(self) -> None:
-        """Wait until the sequence ids of its producers are loaded, if the topic deduplicates. Consumers need not wait.
+    async def load_sequences(self, is_for_replicator: bool = False) -> None:
+        """Wait until the ids and positions of its senders are loaded, if entries of the new one are deduplicated.
+        Consumers need not wait.
 
         Raises CompactorError.
         """
-        if self._deduplication is not None:
+        if self._deduplication.of_producers or is_for_replicator:
             await self._sequence_loads.load(self.record.id, self._deduplication)
+        if is_for_replicator:
+            await self.database.run(self._deduplication.begin_sources)
 
     def _store_sequences_if_due(self) -> None:
         """Begin to store the sequence ids of producers, if that is due."""
         deduplication = self._deduplication
-        if deduplication is not None and not self._is_storing_sequences and deduplication.is_store_due():
+        if not self._is_storing_sequences and deduplication.is_store_due():
             self._is_storing_sequences = True
             self.spawn(self._store_sequences(deduplication))
 
@@ -335,6 +350,32 @@ class PersistentTopic:
         self.idle_since = None
         return turn
 
+    def check_replicator(self, name: str) -> None:
+        """Raise InvalidRecord for a replicator that has just sent an entry that cannot be stored; otherwise expect its
+        first entry."""
+        error, until_ms = self._refusals.get(name, (None, 0))
+        if error is not None and self.clock.now_ms() < until_ms:
+            raise error.copy()
+        self._refusals.pop(name, None)
+        self._deduplication.note_connected(name)
+
+    def refuse_replicator(self, producer: Producer, error: InvalidRecord) -> None:
+        """Disconnect a replicator whose entry cannot be stored, and refuse it for some time.
+
+        It keeps the entry and sends it again, before all later ones: none is lost, and the reason is in its log, too.
+        """
+        now = self.clock.now_ms()
+        self._refusals = {name: refused for name, refused in self._refusals.items() if refused[1] > now}
+        self._refusals[producer.name] = error, now + _REFUSED_MS
+        self._log_throttle.warn(
+            "%s: the replicator %s stops, and sends the entry again: %s",
+            self.name,
+            producer.name,
+            text_if_error(error),
+            condition=f"replicators stop: {error.message}",
+        )
+        producer.disconnect()
+
     def remove_producer(self, producer: Producer) -> None:
         self.producers.remove(producer)
         self._note_idle()
@@ -392,15 +433,13 @@ class PersistentTopic:
                     await subscription.close()
                 except CompactorError as error:
                     LOG.warning("the subscription %s of %s: %s", subscription.name, self.name, error)
-            if self._deduplication is not None:
-                self._deduplication.advance_load_start(self.tail.end)
+            self._deduplication.advance_load_start(self.tail.end)
         finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
             await self._pools[WaitsFor.LOG].run_required(self._release)
 
     def _release(self) -> None:
         try:
-            if self._deduplication is not None:
-                self._deduplication.store()
+            self._deduplication.store()
         finally:
             self._held.release()

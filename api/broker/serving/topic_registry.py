@@ -162,7 +162,7 @@ class TopicRegistry:
             Tail(self._tails),
             self.cursor_writer,
             self._pages,
-            self._deduplication(storage) if deduplicates else None,
+            self._deduplication(storage, deduplicates),
             self._sequence_loads,
             epoch,
             partial(self._over_quota, record),
@@ -191,11 +191,12 @@ class TopicRegistry:
         """Return whether the topic deduplicates, and the epoch of its last exclusive producer. For threads."""
         deduplicates = self._deduplicates(record)
         if not deduplicates:  # switched on again, it begins at the topic's end
-            self._metadata.producer_sequences.delete(record.id)
+            self._metadata.producer_sequences.end_producers(record.id)
         return deduplicates, self._metadata.topics.producer_epoch(record.id)
 
-    def _deduplication(self, storage: Topic) -> Deduplication:
-        return Deduplication(self._metadata, storage, self._settings.broker_deduplication_max_producers)
+    def _deduplication(self, storage: Topic, of_producers: bool) -> Deduplication:
+        max_producers = self._settings.broker_deduplication_max_producers
+        return Deduplication(self._metadata, storage, max_producers, of_producers=of_producers)
 
     def _deduplicates(self, record: TopicRecord) -> bool:
         return self._metadata.policies.effective(record).deduplication_enabled

@@ -114,6 +114,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "schema_version": _schema_version,
     "start_message_id": _optional("start_message_id", _message_id),
     "sticky_ranges": _sticky_ranges,
+    "supports_repl_dedup_by_lid_and_eid": lambda message: message.feature_flags.supports_repl_dedup_by_lid_and_eid,
     "subscription_properties": lambda message: _pairs(message.subscription_properties),
     "topic_epoch": _optional("topic_epoch"),
 }

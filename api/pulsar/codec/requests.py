@@ -36,13 +36,14 @@ class Request(Command):
 
 @dataclass(frozen=True)
 class Connect(Command):
-    """The first request of a client."""
+    """The first request of a client. `supports_repl_dedup_by_lid_and_eid`: its replicators send positions."""
 
     client_version: str
     protocol_version: int
     auth_method_name: str
     auth_data: bytes
     original_principal: str
+    supports_repl_dedup_by_lid_and_eid: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from api.broker import names
 from api.broker.serving.publishing import QueuedEntry
 from api.http.access import AuthAction
 from api.pulsar.codec import requests, responses
@@ -9,10 +10,15 @@ from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
 from api.pulsar.session import ConnectedProducer, IsReserved, Session
-from storage.errors import Fenced
+from storage.entries.replicated import take_source
+from storage.entries.source_position import without_position
+from storage.errors import ChecksumMismatch, Fenced, InvalidRecord
+from storage.model import TopicName
 
 REPLICATOR_PREFIX = "pulsar.repl"
 """The names of a broker's replicators begin so (Pulsar's replicatorPrefix)."""
+MARKER_RECEIPT = 1 << 63
+"""The highest sequence id in the receipt of a marker: Java's Long.MIN_VALUE."""
 
 
 async def create(session: Session, request: requests.Producer) -> responses.ProducerSuccess | None:
@@ -32,19 +38,17 @@ async def _create(
     name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE)
     if request.txn_enabled:
         raise Refused(ServerError.NotAllowedError, "transactions are not offered")
-    if request.producer_name.startswith(REPLICATOR_PREFIX):
-        raise Refused(
-            ServerError.NotAllowedError,
-            f"{request.producer_name!r} is the name of a geo-replicator, and replication is not offered: remove this "
-            f"cluster from the replication clusters of {name.tenant}/{name.namespace} or of the topic at its source; "
-            f"any other producer takes a name that does not begin with {REPLICATOR_PREFIX!r}",
-        )
+    is_replicator = request.producer_name.startswith(REPLICATOR_PREFIX)
+    if is_replicator:
+        _check_replication(session, name, request.producer_name)
     present = session.producers.get(request.producer_id)
     if present is not None and present.producer.options.epoch >= request.epoch:
         return _producer_success(request, present, b"")
     topic = await context.topics.get_or_open(name, session.settings.broker_auto_topic_creation, session.identity.audit)
     topic.check_backlog_quota()
-    await topic.load_sequences()
+    if is_replicator:
+        topic.check_replicator(request.producer_name)
+    await topic.load_sequences(is_replicator)
     version = b""
     if has_schema(request.schema):
         version = version_bytes(await ensure_stored(session, name, request.schema))
@@ -82,6 +86,24 @@ async def _create(
     return _producer_success(request, connected, version)
 
 
+def _check_replication(session: Session, name: TopicName, replicator: str) -> None:
+    """Raise Refused for a replicator that does not send positions, and for a system topic of its cluster."""
+    if not session.sends_positions:
+        raise Refused(
+            ServerError.NotAllowedError,
+            f"{replicator!r} is the name of a geo-replicator, and its broker does not send the positions of entries, "
+            "without which a repeated entry would be stored twice: replicate from a broker of Pulsar 4.0 or newer, or "
+            f"remove this cluster from the replication clusters of {name.tenant}/{name.namespace} or of the topic at "
+            f"its source; any other producer takes a name that does not begin with {REPLICATOR_PREFIX!r}",
+        )
+    if names.is_system_topic(name):
+        raise Refused(
+            ServerError.NotAllowedError,
+            f"{name} is a system topic of the cluster that {replicator!r} replicates, and is left out here: its broker "
+            "tries again from time to time, and its other topics are replicated",
+        )
+
+
 async def _settle_predecessor(connected: ConnectedProducer) -> None:
     """Wait until no entry of an earlier producer of the same name is in the queue of a topic that deduplicates.
 
@@ -116,7 +138,7 @@ def send(session: Session, request: requests.Send) -> None:
     """Queue an entry to be appended; its receipt or error follows.
 
     An entry of a producer that the session does not have, or that waits for its turn, is ignored. Raise MalformedFrame
-    for a SEND without an entry.
+    for a SEND without an entry. A replicator's entry follows other rules: see `_send_replicated`.
     """
     producer_id, sequence_id, highest_sequence_id, messages, is_transactional, entry = request
     connected = session.producers.get(producer_id)
@@ -125,13 +147,34 @@ def send(session: Session, request: requests.Send) -> None:
     topic, producer = connected.topic, connected.producer
     if topic.producers.named(producer.name) is not producer:
         return  # its turn has not come
-    if is_transactional:
+    is_replicator = producer.name.startswith(REPLICATOR_PREFIX)
+    if is_transactional and not is_replicator:
         error = Refused(ServerError.NotAllowedError, "transactions and markers are not offered")
         connected.send_error(sequence_id, error)
     elif not entry:
         raise MalformedFrame("SEND without an entry")
-    else:
+    elif is_replicator:
+        _send_replicated(request, connected)
+    else:  # a position in front would count as that of a replicator
+        entry = without_position(entry)
         topic.publishing.put(QueuedEntry(producer, sequence_id, highest_sequence_id, messages, entry))
+
+
+def _send_replicated(request: requests.Send, connected: ConnectedProducer) -> None:
+    """Queue an entry of a replicator. Its receipt names the position at the source; that of a marker, its sequence id.
+
+    An entry that cannot be stored stops the replicator; with an error for the entry alone its client would drop it.
+    """
+    topic, producer = connected.topic, connected.producer
+    try:
+        source, entry = take_source(request.entry)
+    except ChecksumMismatch:
+        producer.disconnect()  # its client sends the entry again
+    except InvalidRecord as error:
+        topic.refuse_replicator(producer, error)
+    else:
+        ids = (request.sequence_id, MARKER_RECEIPT) if source.is_marker else source.position
+        topic.publishing.put(QueuedEntry(producer, *ids, request.num_messages, entry, source))
 
 
 def close(session: Session, request: requests.CloseProducer) -> responses.Success | None:

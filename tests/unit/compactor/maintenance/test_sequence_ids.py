@@ -13,10 +13,13 @@ from compactor.maintenance.retention import Retention
 from compactor.maintenance.sequence_ids import store_sequence_ids
 from compactor.maintenance.truncation import truncate
 from storage.entries.encode import encode_message
+from storage.entries.source_position import with_position
 from storage.errors import Conflict, SegmentNotLocal
 from storage.log.directory import LogDirectory
 from storage.metadata.producer_sequences import ProducerSequences
+from storage.model import SourcePosition, SourceProgress
 from storage.topic import Topic
+from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench
 
 
@@ -62,6 +65,7 @@ def test_those_that_stored_last_are_kept_where_there_are_too_many(
     store_sequence_ids(bench, topic.record, 3)
     known = stored(bench, topic)
     assert known is not None
+    assert known.highest is not None
     assert list(known.highest.items()) == [("z", 9), ("b", 1), ("a", 2)], "as many as were stored"
 
 
@@ -84,7 +88,7 @@ def test_a_segment_of_another_machine_is_not_truncated_unread(bench: Workbench, 
     with pytest.raises(SegmentNotLocal, match=r"the sequence ids of producers of .* are not stored"):
         truncate(elsewhere, [topic.record])
     assert len(list(topic.messages())) == 1
-    bench.metadata.producer_sequences.delete(topic.record.id)
+    bench.metadata.producer_sequences.end_producers(topic.record.id)
     truncate(elsewhere, [topic.record])
     assert not list(topic.messages())
 
@@ -108,3 +112,15 @@ def test_a_truncation_begins_again_when_a_segment_is_rolled_meanwhile(
     late.extend("defghij")
     with pytest.raises(Conflict, match="cannot be removed"):
         truncate(bench, [topic.record])
+
+
+def test_positions_outlive_their_messages(bench: Workbench, topic: Topic) -> None:
+    """Also while producers are not deduplicated."""
+    known = {"us": SourceProgress(SourcePosition(2, 9), 50), "eu": SourceProgress(SourcePosition(1, 0), 7)}
+    bench.metadata.producer_sequences.store(topic.record.id, ProducerSequences(0, None, known))
+    described = metadata(replicated_from="us", publish_time=40)
+    with topic.append_log() as log:
+        log.append(with_position(entry(described, b"v"), SourcePosition(3, 0)))
+    truncate(bench, [topic.record])
+    progress = SourceProgress(SourcePosition(3, 0), 50)
+    assert stored(bench, topic) == ProducerSequences(1, None, {"us": progress, "eu": known["eu"]})

@@ -66,7 +66,7 @@ async def opened(
         Tail(TailBudget(0)),
         CursorWriter(bench.metadata, AtOnce()),
         page_budget or PageBudget(1 << 30),
-        Deduplication(bench.metadata, storage, 100) if deduplicates else None,
+        Deduplication(bench.metadata, storage, 100, of_producers=deduplicates),
         SequenceLoads(AtOnce().run),
         bench.metadata.topics.producer_epoch(storage.record.id),
         lambda: None,

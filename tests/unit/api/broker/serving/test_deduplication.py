@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -12,25 +13,27 @@ from typing import cast
 import pytest
 
 from api.broker.serving import deduplication
-from api.broker.serving.deduplication import Deduplication
+from api.broker.serving.deduplication import NOT_STORED, Deduplication
 from api.broker.serving.logs import HeldLog, TopicLogs
 from api.broker.serving.producer import Producer
 from api.broker.serving.publishing import QueuedEntry
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import truncate
 from storage.entries.encode import encode_message
+from storage.entries.replicated import POSITION_PROPERTY, Source, take_source
 from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavailable
 from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
-from storage.model import EARLIEST, MessageId
+from storage.metadata.producer_sequences import ProducerSequences
+from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content
 
 
-def queued(name: str, sequence_id: int, entry: bytes) -> QueuedEntry:
-    return QueuedEntry(cast(Producer, SimpleNamespace(name=name)), sequence_id, 0, 1, entry)
+def queued(name: str, sequence_id: int, entry: bytes, source: Source | None = None) -> QueuedEntry:
+    return QueuedEntry(cast(Producer, SimpleNamespace(name=name)), sequence_id, 0, 1, entry, source)
 
 
 def publish(name: str, sequence_id: int) -> QueuedEntry:
@@ -38,11 +41,20 @@ def publish(name: str, sequence_id: int) -> QueuedEntry:
     return queued(name, sequence_id, entry)
 
 
+def replicate(cluster: str, ledger_id: int, entry_id: int, publish_time: int = 1, **fields: object) -> QueuedEntry:
+    """An entry of the replicator of `cluster`, by a producer that this cluster has, too."""
+    described = metadata(producer_name="a", sequence_id=0, publish_time=publish_time, replicated_from=cluster, **fields)
+    described.properties.add(key=POSITION_PROPERTY, value=f"{ledger_id}:{entry_id}")
+    source, stored = take_source(entry(described, f"{ledger_id}:{entry_id}".encode()))
+    return queued(f"pulsar.repl.{cluster}", 0, stored, source)
+
+
 class Log:
     """A topic's log and what is known of its producers; `reopened` after the service died."""
 
-    def __init__(self, bench: Workbench, topic: Topic, max_producers: int = 100) -> None:
+    def __init__(self, bench: Workbench, topic: Topic, max_producers: int = 100, *, of_producers: bool = True) -> None:
         self._bench, self._topic, self._max_producers = bench, topic, max_producers
+        self.of_producers = of_producers
         self.open()
 
     def open(self) -> None:
@@ -51,7 +63,9 @@ class Log:
         self._renewer.__enter__()
         self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000, watch=self._renewer)
         self.held: HeldLog = self._logs.hold(self._topic)
-        self.known = Deduplication(self._bench.metadata, self._topic, self._max_producers)
+        self.known = Deduplication(
+            self._bench.metadata, self._topic, self._max_producers, of_producers=self.of_producers
+        )
         self.known.load()
 
     def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
@@ -73,6 +87,16 @@ class Log:
         answers = self.answers([publish(*item) for item in sent], self.append_unchecked)
         assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
         return [isinstance(answer, AppendResult) for answer in answers]
+
+    def replicate(self, *sent: QueuedEntry) -> list[bool]:
+        """Return whether each entry of a replicator was stored now."""
+        self.known.begin_sources()
+        answers = self.answers(sent, self.append_unchecked)
+        assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
+        return [isinstance(answer, AppendResult) for answer in answers]
+
+    def payloads(self) -> list[bytes | None]:
+        return [message.payload for message in self._topic.messages()]
 
     def roll(self) -> None:
         """Roll the segment, so that no other caller has to wait for it."""
@@ -101,6 +125,7 @@ def log(bench: Workbench, topic: Topic) -> Iterator[Log]:
 def stored(bench: Workbench, topic: Topic) -> dict[str, int]:
     sequences = bench.metadata.producer_sequences.of_topic(topic.record.id)
     assert sequences is not None
+    assert sequences.highest is not None
     return dict(sequences.highest)
 
 
@@ -273,3 +298,187 @@ def test_ids_are_told_in_the_order_in_which_they_are_compared() -> None:
     ascending = [(6, deduplication.WHOLE), (7, 0), (7, 1), (7, deduplication.WHOLE), (8, deduplication.WHOLE)]
     assert all(earlier < later for earlier, later in pairwise(ascending))
     assert [deduplication.last_complete_number(sequence) for sequence in ascending] == [6, 6, 6, 7, 8]
+
+
+# Replicators
+
+
+@pytest.fixture(params=[False, True])
+def replicated(bench: Workbench, topic: Topic, request: pytest.FixtureRequest) -> Iterator[Log]:
+    """A log, without and with the deduplication of producers."""
+    with closing(Log(bench, topic, of_producers=request.param)) as opened:
+        yield opened
+
+
+def test_a_replicator_that_goes_back_repeats_nothing(replicated: Log) -> None:
+    """Each source cluster for itself, and in one group as well as in several; a crash makes no difference."""
+    assert replicated.replicate(*(replicate("us", *place) for place in ((3, 7), (3, 8), (3, 8), (3, 7)))) == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert replicated.replicate(replicate("us", 3, 8), replicate("us", 4, 0), replicate("eu", 3, 7)) == [
+        False, True, True,
+    ]  # fmt: skip
+    replicated.reopened()
+    assert replicated.replicate(replicate("us", 4, 0), replicate("us", 4, 1), replicate("eu", 3, 7)) == [
+        False, True, False,
+    ]  # fmt: skip
+    replicated.roll()
+    replicated.reopened()
+    assert replicated.replicate(replicate("us", 4, 1), replicate("eu", 3, 8)) == [False, True]
+    assert replicated.payloads() == [b"3:7", b"3:8", b"4:0", b"3:7", b"4:1", b"3:8"]
+
+
+def test_producers_of_the_same_name_here_and_there(bench: Workbench, topic: Topic) -> None:
+    with closing(Log(bench, topic)) as log:
+        log.replicate(replicate("us", 3, 7))
+        log.reopened()
+        assert log.known.last_sequence_id("a") == -1
+        assert log.append(("a", 0), ("a", 0)) == [True, False]
+        log.reopened()
+        assert (log.known.last_sequence_id("a"), log.replicate(replicate("us", 3, 7))) == (0, [False])
+
+
+def test_producers_beside_a_replicator_are_not_deduplicated_without_the_policy(bench: Workbench, topic: Topic) -> None:
+    with closing(Log(bench, topic, of_producers=False)) as log:
+        log.known.begin_sources()
+        group = [publish("a", 0), replicate("us", 3, 7), publish("a", 0), replicate("us", 3, 7), publish("b", 1)]
+        answers = log.answers(group, log.append_unchecked)
+        assert [isinstance(answer, AppendResult) for answer in answers] == [True, True, True, False, True]
+        log.reopened()
+        assert log.append(("a", 0), ("a", 0)) == [True, True]
+        log.known.store()
+        known = bench.metadata.producer_sequences.of_topic(topic.record.id)
+        assert known == ProducerSequences(4, None, {"us": SourceProgress(SourcePosition(3, 7), 1)})
+
+
+def test_positions_outlive_a_policy_that_is_switched_off_and_on(bench: Workbench, topic: Topic) -> None:
+    """Producers are deduplicated from the end on then, as without a replicator."""
+    with closing(Log(bench, topic)) as log:
+        log.append(("a", 5))
+        log.replicate(replicate("us", 3, 7))
+        log.close()
+        bench.metadata.producer_sequences.end_producers(topic.record.id)
+        log.of_producers = False
+        log.open()
+        assert log.append(("a", 9)) == [True]
+        assert log.replicate(replicate("us", 3, 7), replicate("us", 3, 8)) == [False, True]
+        log.of_producers = True
+        log.reopened()
+        assert stored(bench, topic) == {}
+        assert (log.append(("a", 1)), log.replicate(replicate("us", 3, 8))) == ([True], [False])
+        log.reopened()
+        assert log.append(("a", 1), ("a", 2)) == [False, True]
+
+
+def test_a_topic_that_a_replicator_has_connected_to_is_kept_without_an_entry(bench: Workbench, topic: Topic) -> None:
+    """Its first entry may come while the process dies, and is not in SQL then."""
+    with closing(Log(bench, topic, of_producers=False)) as log:
+        assert bench.metadata.producer_sequences.of_topic(topic.record.id) is None
+        log.replicate(replicate("us", 3, 7))
+        log.close()
+        bench.metadata.producer_sequences.end_producers(topic.record.id)
+        log.open()
+        assert log.replicate(replicate("us", 3, 7)) == [False]
+
+
+def test_messages_are_removed_and_their_positions_are_not(bench: Workbench, topic: Topic) -> None:
+    with closing(Log(bench, topic, of_producers=False)) as log:
+        log.replicate(replicate("us", 3, 7), replicate("us", 3, 8))
+        log.close()
+        truncate(bench, [topic.record])
+        log.open()
+        assert log.replicate(replicate("us", 3, 8), replicate("us", 3, 9)) == [False, True]
+
+
+def test_a_cluster_that_was_built_again_is_refused(replicated: Log) -> None:
+    """None of its entries is taken, none counts as stored, and other senders go on."""
+    replicated.replicate(replicate("us", 9, 5, publish_time=100), replicate("us", 9, 6, publish_time=90))
+    group = [
+        replicate("us", 9, 6, publish_time=90),
+        replicate("us", 2, 0, publish_time=101),
+        replicate("us", 9, 7, publish_time=102),
+        replicate("eu", 2, 0, publish_time=101),
+    ]
+    answers = replicated.answers(group, replicated.append_unchecked)
+    assert answers[0] == EARLIEST
+    assert isinstance(answers[1], InvalidRecord)
+    assert "9:6" in answers[1].message
+    assert "2:0" in answers[1].message
+    assert isinstance(answers[2], Unavailable)
+    assert isinstance(answers[3], AppendResult)
+    assert replicated.payloads() == [b"9:5", b"9:6", b"2:0"]
+    (again,) = replicated.reopened().answers([group[1]], replicated.append_unchecked)
+    assert isinstance(again, InvalidRecord)
+
+
+def test_a_replicator_that_sends_a_group_again_is_no_cluster_that_was_built_again(replicated: Log) -> None:
+    group = [replicate("us", 9, 5, publish_time=100), replicate("us", 9, 6, publish_time=300)]
+    assert replicated.replicate(*group, *group) == [True, True, False, False]
+    assert replicated.replicate(*group) == [False, False]
+
+
+def test_a_marker_is_acknowledged_and_not_stored(replicated: Log) -> None:
+    replicated.known.begin_sources()
+    group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10), replicate("us", 3, 9)]
+    answers = replicated.answers(group, replicated.append_unchecked)
+    assert answers[1] == NOT_STORED
+    assert NOT_STORED != EARLIEST
+    assert replicated.payloads() == [b"3:7", b"3:9"]
+
+
+def test_the_source_clusters_have_a_bound(replicated: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deduplication, "MAX_SOURCES", 1)
+    replicated.replicate(replicate("us", 3, 7))
+    (answer,) = replicated.answers([replicate("eu", 3, 7)], replicated.append_unchecked)
+    assert isinstance(answer, InvalidRecord)
+    assert "'eu'" in answer.message
+    assert replicated.replicate(replicate("us", 3, 8)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_gap"),
+    [((3, 8), False), ((4, 0), False), ((3, 7), False), ((3, 9), True), ((4, 1), True)],
+)
+def test_a_gap_before_the_first_entry_of_a_connection_is_logged_once(
+    replicated: Log, caplog: pytest.LogCaptureFixture, sent: tuple[int, int], is_gap: bool
+) -> None:
+    replicated.known.note_connected("pulsar.repl.us")
+    replicated.replicate(replicate("us", 3, 7))
+    replicated.known.note_connected("pulsar.repl.us")
+    replicated.replicate(replicate("us", *sent), replicate("us", 9, 9))
+    expected = [f"position {sent[0]}:{sent[1]} after position 3:7"] if is_gap else []
+    assert [text for text in expected if text in caplog.text] == expected
+    assert len(caplog.records) == len(expected)
+
+
+def test_a_marker_before_the_first_entry_of_a_connection_is_no_gap(
+    replicated: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicated.known.begin_sources()
+    group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10)]
+    replicated.answers(group, replicated.append_unchecked)
+    replicated.known.note_connected("pulsar.repl.us")
+    replicated.replicate(replicate("us", 3, 9))
+    assert not caplog.records
+
+
+def test_an_older_log_takes_what_it_lacks_again(
+    bench: Workbench, topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database knows a later position than the log, as after a restore of the log alone."""
+    with closing(Log(bench, topic, of_producers=False)) as log:
+        log.replicate(replicate("us", 3, 7), replicate("us", 3, 8))
+        log.close()
+        later = {name: SourceProgress(SourcePosition(5, 1), 200) for name in ("us", "eu")}
+        bench.metadata.producer_sequences.store(topic.record.id, ProducerSequences(9, None, later))
+        with caplog.at_level(logging.WARNING):
+            log.open()
+        assert "ends at offset 2" in caplog.text
+        assert "after position 3:8 up to position 5:1 are missing" in caplog.text
+        assert log.replicate(replicate("us", 3, 8), replicate("us", 3, 9), replicate("eu", 5, 1)) == [
+            False, True, False,
+        ]  # fmt: skip
+        caplog.clear()
+        log.reopened()
+        assert not caplog.records, "the warning is logged once"
+        assert log.replicate(replicate("us", 3, 9), replicate("us", 5, 1)) == [False, True]

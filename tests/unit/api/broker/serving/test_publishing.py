@@ -13,8 +13,9 @@ from api.broker.serving import publishing
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.observability.logs import LogThrottle
+from storage.entries.replicated import Source
 from storage.errors import Fenced, InvalidRecord, Unavailable
-from storage.model import EARLIEST, MessageId, TopicName
+from storage.model import EARLIEST, MessageId, SourcePosition, TopicName
 from tests.event_loop import in_event_loop
 
 FULL = Unavailable("the disk is full", "make room")
@@ -63,9 +64,15 @@ class Bench:
         self.groups: list[list[bytes]] = []
         self.defect: Exception | None = None
         self.lost: list[BaseException] = []
+        self.refused: list[tuple[Producer, InvalidRecord]] = []
         self.warnings: list[tuple[str, str]] = []
         self.queue = PublishQueue(
-            TopicName.parse("t"), self._append, lambda: None, self.lost.append, cast(LogThrottle, self)
+            TopicName.parse("t"),
+            self._append,
+            lambda: None,
+            self.lost.append,
+            lambda producer, error: self.refused.append((producer, error)),
+            cast(LogThrottle, self),
         )
 
     def warn(self, text: str, *arguments: object, condition: str) -> None:
@@ -118,6 +125,19 @@ async def test_what_can_never_be_appended_is_refused_and_the_rest_goes_on() -> N
     await bench.queue.drain()
     assert sender.answers == [(0, "duplicate"), (1, "refused"), (2, "duplicate")]
     assert not sender.producer.is_closed
+
+
+@in_event_loop
+async def test_a_replicator_gets_no_receipt_after_any_entry_that_failed() -> None:
+    sender, other = Sender("pulsar.repl.us"), Sender("a")
+    bench = Bench(r1=WRONG)
+    source = Source("us", SourcePosition(1, 1), 1)
+    for name in ("r0", "r1", "r2"):
+        bench.queue.put(QueuedEntry(sender.producer, int(name[1]), 0, 1, name.encode(), source))
+    bench.put(other, "a3")
+    await bench.queue.drain()
+    assert (sender.answers, other.answers) == ([(0, "duplicate")], [(3, "duplicate")])
+    assert bench.refused == [(sender.producer, WRONG)]
 
 
 @in_event_loop

@@ -20,10 +20,15 @@ from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from api.settings.settings import Settings
 from storage.entries.encode import encode_message
+from storage.entries.entry import MAGIC
+from storage.entries.replicated import POSITION_PROPERTY
+from storage.entries.source_position import position_of, with_position
 from storage.errors import Unavailable
 from storage.metadata.stores import TopicStore
+from storage.model import SourcePosition
 from storage.topic import Topic
 from tests.frames import FrameParser, encoded
+from tests.pulsar_entries import entry, metadata
 from tests.unit.api.broker.serving.served_topic import POOLS, opened
 from tests.unit.api.pulsar.fairness import Owner, shared_state
 from tests.workbench import Workbench
@@ -55,7 +60,7 @@ class GatedPool:
 class Client(asyncio.Transport):
     """A client of the topic: it sends commands and keeps the answers."""
 
-    def __init__(self, topic: PersistentTopic) -> None:
+    def __init__(self, topic: PersistentTopic, **feature_flags: bool) -> None:
         super().__init__()
         self._parser = FrameParser()
         self.answers: list[BaseCommand] = []
@@ -71,7 +76,8 @@ class Client(asyncio.Transport):
         )
         self.connection = Connection(Owner(), cast(ServerContext, context), HANDLERS)
         self.connection.connection_made(self)
-        self.send(type=BaseCommand.CONNECT, connect={"client_version": "t", "protocol_version": 20})
+        connect = {"client_version": "t", "protocol_version": 20, "feature_flags": feature_flags}
+        self.send(type=BaseCommand.CONNECT, connect=connect)
 
     @staticmethod
     def _topic_of(topic: PersistentTopic) -> Callable[..., Any]:
@@ -207,7 +213,7 @@ def test_a_producer_whose_epoch_cannot_be_stored_is_refused_and_holds_up_no_othe
 
 
 @pytest.mark.parametrize("name", ["pulsar.repl.us-east", "pulsar.repl.us-east-->compactor"])
-def test_a_geo_replicator_is_refused(bench: Workbench, topic: Topic, name: str) -> None:
+def test_a_geo_replicator_without_positions_is_refused(bench: Workbench, topic: Topic, name: str) -> None:
     async def main() -> None:
         async with opened(bench, topic) as served:
             client = Client(served)
@@ -215,8 +221,163 @@ def test_a_geo_replicator_is_refused(bench: Workbench, topic: Topic, name: str) 
             error = (await client.answer(BaseCommand.ERROR)).error
             assert error.error == ServerError.NotAllowedError
             assert name in error.message
-            assert "replication" in error.message
+            assert "positions" in error.message
             assert not len(served.producers)
+
+    asyncio.run(main())
+
+
+REPLICATOR = "pulsar.repl.us-east-->compactor"
+
+
+class Replicator(Client):
+    """A client of a broker that sends positions."""
+
+    def __init__(self, topic: PersistentTopic) -> None:
+        super().__init__(topic, supports_repl_dedup_by_lid_and_eid=True)
+
+    async def create(self, **fields: object) -> None:
+        self.request_producer(REPLICATOR, **fields)
+        await self.answer(BaseCommand.PRODUCER_SUCCESS)
+
+    def replicate(self, position: str, sequence_id: int = 7, **fields: Any) -> None:
+        described = metadata(replicated_from="us-east", **fields)
+        described.properties.add(key=POSITION_PROPERTY, value=position)
+        send = {"producer_id": 1, "sequence_id": sequence_id, "marker": "marker_type" in fields}
+        self.send(entry(described, position.encode()), type=BaseCommand.SEND, send=send)
+
+    async def positions(self, count: int) -> list[tuple[int, int, bool]]:
+        """Return the sequence ids of the first receipts, and whether their entries were stored, not duplicates."""
+        async with asyncio.timeout(30):
+            while len(self.receipts) < count:
+                await asyncio.sleep(0)
+        receipts = [command.send_receipt for command in self.answers if command.type == BaseCommand.SEND_RECEIPT]
+        return [
+            (receipt.sequence_id, receipt.highest_sequence_id, receipt.message_id.ledger_id < 1 << 63)
+            for receipt in receipts
+        ]
+
+
+@pytest.mark.parametrize("deduplicates", [False, True])
+def test_receipts_of_a_replicator_name_the_positions_at_the_source(
+    bench: Workbench, topic: Topic, deduplicates: bool
+) -> None:
+    async def main() -> None:
+        async with opened(bench, topic, deduplicates=deduplicates) as served:
+            client = Replicator(served)
+            connected = (await client.answer(BaseCommand.CONNECTED)).connected
+            assert connected.feature_flags.supports_repl_dedup_by_lid_and_eid
+            await client.create()
+            for position in ("3:0", "3:1", "3:0"):
+                client.replicate(position)
+            client.replicate("3:2", sequence_id=5, marker_type=10)
+            client.replicate("3:3")
+            assert await client.positions(5) == [
+                (3, 0, True), (3, 1, True), (3, 0, False), (5, 1 << 63, False), (3, 3, True),
+            ]  # fmt: skip
+            entries = served.tail.read(0) or []
+            assert [message.payload for message in topic.messages()] == [b"3:0", b"3:1", b"3:3"]
+            assert [dict(message.properties) for message in topic.messages()] == [{}] * 3
+            assert [position_of(item.data) for item in entries] == [(3, 0), (3, 1), (3, 3)][: len(entries)]
+
+    asyncio.run(main())
+
+
+def test_an_entry_that_cannot_be_stored_stops_its_replicator(bench: Workbench, topic: Topic) -> None:
+    """No later entry is stored before it, and its next creation is refused with the reason; others go on."""
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client, other = Replicator(served), Client(served)
+            await client.create()
+            other.request_producer("other")
+            client.replicate("3:0")
+            client.replicate("nonsense")
+            client.replicate("3:2")
+            await client.answer(BaseCommand.CLOSE_PRODUCER)
+            client.request_producer(REPLICATOR, request_id=2, epoch=1)
+            error = (await client.answer(BaseCommand.ERROR)).error
+            assert "'nonsense'" in error.message
+            await other.answer(BaseCommand.PRODUCER_SUCCESS)
+            other.publish("other", 0)
+            await other.answer(BaseCommand.SEND_RECEIPT)
+            bench.clock.advance(10_000)
+            client.answers.clear()
+            await client.create(request_id=3, epoch=2)
+            client.replicate("3:1")
+            await client.positions(1)
+            payloads = [message.payload for message in topic.messages()]
+            assert [payload for payload in payloads if payload != b"3:0"] == [b"v", b"3:1"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [9_000, 12_000])
+def test_an_entry_that_the_log_refuses_stops_its_replicator(bench: Workbench, topic: Topic, size: int) -> None:
+    """It is larger than the topic allows, with 10 KiB of metadata on top."""
+    bench.set_policies(topic, **{"max.message.bytes": 1})
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Replicator(served)
+            await client.create()
+            client.replicate("3:0")
+            client.replicate("3:1", schema_version=b"x" * size)
+            client.replicate("3:2")
+            if size < 10 << 10:
+                assert [place[:2] for place in await client.positions(3)] == [(3, 0), (3, 1), (3, 2)]
+                return
+            await client.answer(BaseCommand.CLOSE_PRODUCER)
+            client.request_producer(REPLICATOR, request_id=2, epoch=1)
+            assert "larger than the limit" in (await client.answer(BaseCommand.ERROR)).error.message
+            assert [message.payload for message in topic.messages()] == [b"3:0"]
+
+    asyncio.run(main())
+
+
+def test_a_damaged_entry_is_sent_again(bench: Workbench, topic: Topic) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Replicator(served)
+            await client.create()
+            client.send(MAGIC + bytes(20), type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 1})
+            await client.answer(BaseCommand.CLOSE_PRODUCER)
+            client.answers.clear()
+            await client.create(request_id=2, epoch=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__change_events", "__change_events-partition-0", "__transaction_buffer_snapshot", "t-s__transaction_pending_ack"],
+)
+def test_a_system_topic_of_a_source_is_left_out(bench: Workbench, topic: Topic, name: str) -> None:
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Replicator(served)
+            client.request_producer(REPLICATOR, topic=f"persistent://public/default/{name}")
+            error = (await client.answer(BaseCommand.ERROR)).error
+            assert (error.error, name in error.message) == (ServerError.NotAllowedError, True)
+            client.request_producer("a", topic=f"persistent://public/default/{name}", request_id=2, producer_id=2)
+            await client.answer(BaseCommand.PRODUCER_SUCCESS)
+
+    asyncio.run(main())
+
+
+def test_a_producer_cannot_pose_as_a_source(bench: Workbench, topic: Topic) -> None:
+    """A position that it puts in front of its entry does not count."""
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Client(served)
+            client.request_producer("a")
+            await client.answer(BaseCommand.PRODUCER_SUCCESS)
+            forged = with_position(entry(metadata(replicated_from="us-east"), b"v"), SourcePosition(99, 0))
+            client.send(forged, type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 1})
+            await client.answer(BaseCommand.SEND_RECEIPT)
+            (scan,) = topic.producer_sequences(0)
+            assert not scan.sources
 
     asyncio.run(main())
 
