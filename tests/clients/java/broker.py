@@ -1,0 +1,44 @@
+"""An unmodified standalone broker of Pulsar, from the libraries of `pulsar-broker.lock`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from benchmarks.peers.artifacts import Artifacts
+from benchmarks.peers.pulsar import Pulsar
+from tests.clients.java.jvm import OPTIONS, java
+from tests.clients.java.maven import class_path
+
+VERSION = "4.2.4"
+CLUSTER = "standalone"
+_HERE = Path(__file__).resolve().parent
+_HEAP = (*OPTIONS, "-Xmx512m", "-XX:MaxDirectMemorySize=768m", "-XX:-UsePerfData")
+_STARTS_WITHIN_SECONDS = 240
+
+
+@contextmanager
+def pulsar_broker(folder: Path, **settings: str) -> Iterator[Pulsar]:
+    """Start one with its data in `folder`, and end it."""
+    artifacts = Artifacts(VERSION, Path(java()), class_path(_HERE / "pulsar-broker.lock"), "")
+    broker = Pulsar(artifacts, folder / "broker", False, _STARTS_WITHIN_SECONDS, heap=_HEAP, settings=settings)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+def replicate_to(admin: httpx.Client, cluster: str, url: str, broker_service_url: str, namespace: str) -> None:
+    """Let the broker replicate a namespace of the tenant `public`, which it creates, to another cluster."""
+    clusters = [CLUSTER, cluster]
+    for method, path, body in (
+        ("PUT", f"clusters/{cluster}", {"serviceUrl": url, "brokerServiceUrl": broker_service_url}),
+        ("POST", "tenants/public", {"adminRoles": [], "allowedClusters": clusters}),
+        ("PUT", f"namespaces/public/{namespace}", {"replication_clusters": clusters}),
+    ):
+        answer = admin.request(method, f"/admin/v2/{path}", json=body)
+        assert answer.is_success, answer.text

@@ -1,0 +1,135 @@
+"""Pulsar's own geo-replication into a service: an unmodified broker replicates, and the service is killed meanwhile.
+
+Two topics at the same time, one of which deduplicates its producers here. Each has a producer that batches and one that
+does not. Everything must be here once, in the order of the source.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pulsar
+import pytest
+
+from benchmarks.peers.broker import free_ports
+from tests.clients.java.broker import pulsar_broker, replicate_to
+from tests.clients.python.conftest import WAIT_MS, connected, wait_for
+from tests.servers.compactor_service import RunningService, compactor_service
+
+MESSAGES = 300
+"""Messages that are sent to each topic in one life of the service."""
+CAUGHT_UP_WITHIN_SECONDS = 120
+NAMESPACE = "public/repl"
+TOPICS = ("plain", "deduplicating")
+
+
+class Lives:
+    """A service that is killed and starts again, at the same ports."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._life = ExitStack()
+        port, broker_service_port = free_ports(2)
+        self._ports = ("--port", str(port), "--broker-service-port", str(broker_service_port))
+        self.service = self.start()
+        stack.callback(lambda: self._life.close())
+        self.rest = stack.enter_context(httpx.Client(base_url=self.service.url, timeout=60))
+
+    def start(self) -> RunningService:
+        self.service = self._life.enter_context(compactor_service(self._folder, *self._ports))
+        return self.service
+
+    def kill(self) -> None:
+        self.service.process.kill()
+        self.service.process.wait()
+        self._life.close()
+
+    def entries(self, topic: str) -> int:
+        """The number of entries that have ever been stored in a topic."""
+        answer = self.rest.get(f"/admin/v2/persistent/{NAMESPACE}/{topic}/internalStats")
+        return int(answer.json()["entriesAddedCounter"]) if answer.is_success else 0
+
+
+@contextmanager
+def _senders(url: str, topic: str) -> Iterator[list[pulsar.Producer]]:
+    client = connected(url)
+    name = f"persistent://{NAMESPACE}/{topic}"
+    single = client.create_producer(name, producer_name="single", batching_enabled=False)
+    batching = {"batching_enabled": True, "batching_max_messages": 20, "batching_max_publish_delay_ms": 5}
+    batches = client.create_producer(name, producer_name="batches", **batching)
+    yield [single, batches]
+    client.close()
+
+
+def _received(url: str, topic: str) -> list[tuple[Any, ...]]:
+    client = connected(url)
+    try:
+        reader = client.create_reader(f"persistent://{NAMESPACE}/{topic}", pulsar.MessageId.earliest)
+        messages = []
+        while reader.has_message_available():
+            message = reader.read_next(WAIT_MS)
+            times = message.publish_timestamp(), message.event_timestamp()
+            messages.append((message.data(), message.partition_key(), message.properties(), *times))
+        return messages
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("max_kills", "seconds"),
+    [pytest.param(10, 60, marks=pytest.mark.slow), pytest.param(100, 1_800, marks=pytest.mark.soak)],
+)
+def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: int, seconds: float) -> None:
+    """Up to `max_kills` kills, the last one of which begins within that time."""
+    rng = random.Random(5)
+    with ExitStack() as stack:
+        lives = Lives(tmp_path, stack)
+        for path in (f"namespaces/{NAMESPACE}", f"persistent/{NAMESPACE}/deduplicating"):
+            assert lives.rest.put(f"/admin/v2/{path}").is_success
+        enabled = lives.rest.post(f"/admin/v2/persistent/{NAMESPACE}/deduplicating/deduplicationEnabled", json=True)
+        assert enabled.is_success
+        broker = stack.enter_context(pulsar_broker(tmp_path))
+        source = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60))
+        replicate_to(source, "compactor", lives.service.url, lives.service.broker_service_url, "repl")
+        senders = {topic: stack.enter_context(_senders(broker.url, topic)) for topic in TOPICS}
+        kills = sent = 0
+        until = time.monotonic() + seconds
+        while kills < max_kills and time.monotonic() < until:
+            for _ in range(MESSAGES):
+                for topic in TOPICS:
+                    value, number = f"{sent}".encode(), rng.random() < 0.5
+                    options = {
+                        "partition_key": f"k{sent % 50}",
+                        "properties": {"n": f"{sent}"},
+                        "event_timestamp": sent,
+                    }
+                    senders[topic][number].send_async(value, lambda *_: None, **options)
+                sent += 1
+            topic = rng.choice(TOPICS)
+            stored = lives.entries(topic) + rng.randrange(1, MESSAGES // 4)
+            wait_for(lambda topic=topic, stored=stored: lives.entries(topic) >= stored, seconds=60)
+            lives.kill()
+            kills += 1
+            lives.start()
+        for topic in TOPICS:
+            for producer in senders[topic]:
+                producer.flush()
+
+        def is_caught_up(topic: str) -> bool:
+            stats = source.get(f"/admin/v2/persistent/{NAMESPACE}/{topic}/stats").json()["replication"]["compactor"]
+            return bool(stats["connected"] and not stats["replicationBacklog"])
+
+        for topic in TOPICS:
+            wait_for(lambda topic=topic: is_caught_up(topic), seconds=CAUGHT_UP_WITHIN_SECONDS)
+            expected = _received(broker.url, topic)
+            assert len(expected) == sent
+            assert _received(lives.service.broker_service_url, topic) == expected, f"{topic} after {kills} kills"
+        assert kills >= 3, "the machine is too slow for what this test is to prove"
+        stored_topics = lives.rest.get(f"/admin/v2/persistent/{NAMESPACE}").json()
+        assert sorted(stored_topics) == sorted(f"persistent://{NAMESPACE}/{topic}" for topic in TOPICS)
