@@ -58,10 +58,15 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
         except DataLoss as error:
             end = _after_damage(environment, topic, end, below, error)
         except SegmentNotLocal as error:
+            remedy = "repeat it on the machine of the log directory"
+            if stored.sources is None:
+                remedy += (
+                    ", or switch the policy deduplication.enabled off and connect a producer or consumer, so that the "
+                    "ids are not needed"
+                )
             raise SegmentNotLocal(
                 f"the sequence ids of producers of {topic.name} are not stored: {error.message}",
-                "repeat it on the machine of the log directory, or switch the policy deduplication.enabled off and "
-                "connect a producer or consumer, so that the ids are not needed",
+                remedy,
                 public=f"the sequence ids of producers of {topic.name} are not stored",
             ) from error
     known = {name: last_complete_number(sequence) for name, sequence in highest.items()}

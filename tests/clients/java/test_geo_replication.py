@@ -130,6 +130,7 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: i
             expected = _received(broker.url, topic)
             assert len(expected) == sent
             assert _received(lives.service.broker_service_url, topic) == expected, f"{topic} after {kills} kills"
+        print(f"{kills} kills, {sent} messages of each topic")
         assert kills >= 3, "the machine is too slow for what this test is to prove"
         stored_topics = lives.rest.get(f"/admin/v2/persistent/{NAMESPACE}").json()
         assert sorted(stored_topics) == sorted(f"persistent://{NAMESPACE}/{topic}" for topic in TOPICS)

@@ -58,6 +58,13 @@ def test_properties_are_merged_and_removed(rest_topic: RestTopic, whole: RestTop
     assert missing.ask("DELETE", "/properties?key=a").status_code == 404
 
 
+@pytest.mark.parametrize("name", ["__change_events", "__transaction_buffer_snapshot", "a-s__transaction_pending_ack"])
+def test_a_replicating_broker_creates_no_system_topic(served: Served, name: str) -> None:
+    for below, body in (("", None), ("/partitions", 2)):
+        assert_refused(RestTopic(served, name).ask("PUT", below, body), 412, "system topic")
+    assert RestTopic(served, name).ask("GET", "/stats").status_code == 404
+
+
 def test_a_partitions_name_is_for_partitions(rest_topic: RestTopic, whole: RestTopic) -> None:
     assert_refused(_partition(rest_topic, 0).ask("PUT"), 412, "there isn't a partitioned topic")
     assert _partition(whole, 3).ask("PUT").status_code == 412

@@ -13,9 +13,11 @@ from api.pulsar.codec.responses import Failure, Reply
 from api.pulsar.errors import ServerError
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.rebuild import DeliverableEntry
+from storage.entries.source_position import with_position
 from storage.metadata.schemas import SchemaRecord
-from storage.model import EARLIEST, MessageId
+from storage.model import EARLIEST, MessageId, SourcePosition
 from tests.frames import FrameParser
+from tests.pulsar_entries import brokers, entry, metadata
 
 VALUES: dict[str, Any] = {
     "int": 7,
@@ -94,3 +96,12 @@ def test_a_refusal_has_the_type_that_its_request_expects(request_type: type | No
     assert message.request_id == 9
     code = message.error_code if hasattr(message, "error_code") else message.error
     assert code == ServerError.MetadataError
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_source_position_leaves_the_service_with_no_entry(size: int) -> None:
+    plain = entry(metadata(), bytes(size))
+    for stored, expected in ((with_position(plain, SourcePosition(7, 3)), plain), (brokers(plain), brokers(plain))):
+        delivered = DeliverableEntry(3, 4, 0, 1, stored, 1, False)
+        ((_, sent),) = FrameParser().feed(b"".join(encode_delivery(1, delivered, 1, 0, -1, None)))
+        assert sent == expected
