@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-I64 = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from storage.slices import I64, Flags, Spans, slices
 
 LEAST_BATCHES = 12
 """With fewer batches a step costs more than a loop over their messages."""
@@ -266,7 +264,7 @@ class _Block:
         rows, at = rows[order], at[order]
         value = at + 4 + ((self._words[at] >> 24) & 0xFF)
         value_size = (self._words[value] >> 8) & 0xFF
-        texts = self._slices(pa.string(), (at + 4, value - at - 4, None), (value + 2, value_size, None))
+        texts = slices(self._data, self._end, pa.string(), Spans(at + 4, value - at - 4), Spans(value + 2, value_size))
         try:
             for text in texts:
                 text.validate(full=True)
@@ -280,10 +278,12 @@ class _Block:
         is_regular = np.repeat(self.regular, self._counts)
         rows: Any = slice(None) if is_regular.all() else np.flatnonzero(is_regular)
         key_size = self._key_size[rows]
-        keys, payloads = self._slices(
+        keys, payloads = slices(
+            self._data,
+            self._end,
             pa.binary(),
-            (self._key[rows], key_size, key_size < 0),
-            (self._payload[rows], self._payload_size[rows], self._null[rows]),
+            Spans(self._key[rows], key_size, key_size < 0),
+            Spans(self._payload[rows], self._payload_size[rows], self._null[rows]),
         )
         return BatchColumns(
             keys,
@@ -294,25 +294,6 @@ class _Block:
             (np.cumsum(is_regular) - 1)[self._property_rows],
             *self._texts,
         )
-
-    def _slices(self, data_type: pa.DataType, *spans: tuple[I64, I64, Flags | None]) -> list[pa.Array]:
-        """Return an array for each of `spans`: (position, size, mask of the nulls) of its values.
-
-        The bytes of a value follow those of the same row in the span before.
-        """
-        width = 2 * len(spans)
-        count = len(spans[0][0])
-        edges = np.empty(count * width + 1, np.int32)
-        for number, (position, size, _) in enumerate(spans):
-            edges[2 * number : -1 : width] = position
-            edges[2 * number + 1 : -1 : width] = position + np.maximum(size, 0)
-        edges[-1] = self._end
-        whole = pa.Array.from_buffers(data_type, count * width, [None, pa.py_buffer(edges), self._data])
-        chosen = np.arange(0, count * width, width)
-        return [
-            whole.take(pa.array(chosen + 2 * number, mask=null if null is not None and null.any() else None))
-            for number, (_, _, null) in enumerate(spans)
-        ]
 
 
 def _values(numbers: list[int]) -> I64:

@@ -1,0 +1,138 @@
+"""Compression of Kafka's batches: gzip, Snappy (raw, or in the frames of xerial's Java library), LZ4 frames, ZSTD.
+
+The size of the uncompressed bytes is not stated. Decompression stops at `MAX_BYTES`, so a small batch cannot fill the
+memory. In messages of magic 0 the checksum of an LZ4 frame's header covers the frame's magic number, too, which is
+wrong; it is put right before the frame is read (KAFKA-3160).
+
+Raises Undecompressable and nothing else, for any bytes. Must not know: batches. Source: Kafka's CompressionType.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAX_BYTES = 1 << 30
+"""The most bytes of a batch, uncompressed. Arrow's positions in a block of batches have 31 bits."""
+
+
+class Codec(IntEnum):
+    """Compressions of batches, by Kafka's numbers."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_STREAMS = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+_PIECE_BYTES = 1 << 18
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_CONTENT_SIZE, _LZ4_DICTIONARY = 0x08, 0x01
+_PRIME_1, _PRIME_2, _PRIME_3, _PRIME_4, _PRIME_5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+_U32 = 0xFFFFFFFF
+
+
+class Undecompressable(Exception):
+    """Compressed bytes are damaged, too large, or of a compression that is not known."""
+
+
+def decompress(codec: int, data: Buffer, *, magic: int = 2) -> Buffer:
+    """Return the uncompressed bytes. `codec`: a number of Codec; `magic`: the format of the message that has them."""
+    try:
+        known = Codec(codec)
+    except ValueError:
+        raise Undecompressable(f"the compression {codec} is not known") from None
+    if known is Codec.NONE:
+        return data
+    try:
+        if known is Codec.SNAPPY:
+            return b"".join(_snappy(bytes(data)))
+        return _stream(known, with_correct_checksum(bytes(data)) if known is Codec.LZ4 and magic == 0 else data)
+    except (pa.ArrowException, OSError) as error:
+        raise Undecompressable(f"{known.name} data is damaged ({error})") from error
+
+
+def _stream(codec: Codec, data: Buffer) -> bytes:
+    pieces, size = [], 0
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _STREAMS[codec]) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            _check_size(size)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _snappy(data: bytes) -> Iterator[bytes]:
+    if not data.startswith(_XERIAL):
+        yield _snappy_block(data, 0)
+        return
+    at, size = _XERIAL_HEADER_BYTES, 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
+            raise Undecompressable("SNAPPY data ends inside a frame")
+        block = _snappy_block(data[at + 4 : end], size)
+        size += len(block)
+        yield block
+        at = end
+
+
+def _snappy_block(data: bytes, before: int) -> bytes:
+    """Return the uncompressed bytes of a block, which begins with their number. `before`: the bytes before it."""
+    size = 0
+    for number, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            break
+    else:
+        raise Undecompressable("SNAPPY data does not begin with its size")
+    _check_size(before + size)
+    if not size:
+        return b""
+    block: bytes = pa.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
+    return block
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise Undecompressable(f"it has more than {MAX_BYTES} bytes, uncompressed")
+
+
+def with_correct_checksum(frame: bytes) -> bytes:
+    """Return an LZ4 frame with the checksum of its header that the format prescribes; other bytes as they are."""
+    if not frame.startswith(_LZ4_MAGIC) or len(frame) < 7:
+        return frame
+    flags = frame[4]
+    at = 6 + (8 if flags & _LZ4_CONTENT_SIZE else 0) + (4 if flags & _LZ4_DICTIONARY else 0)
+    if at >= len(frame):
+        return frame
+    return frame[:at] + bytes([(short_xxh32(frame[4:at]) >> 8) & 0xFF]) + frame[at + 1 :]
+
+
+def short_xxh32(data: bytes) -> int:
+    """Return the XXH32 of fewer than 16 bytes, with seed 0."""
+    value, at = (_PRIME_5 + len(data)) & _U32, 0
+    while at + 4 <= len(data):
+        value = (value + int.from_bytes(data[at : at + 4], "little") * _PRIME_3) & _U32
+        value = (_rotated(value, 17) * _PRIME_4) & _U32
+        at += 4
+    for byte in data[at:]:
+        value = (value + byte * _PRIME_5) & _U32
+        value = (_rotated(value, 11) * _PRIME_1) & _U32
+    value = ((value ^ (value >> 15)) * _PRIME_2) & _U32
+    value = ((value ^ (value >> 13)) * _PRIME_3) & _U32
+    return value ^ (value >> 16)
+
+
+def _rotated(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (32 - bits))) & _U32

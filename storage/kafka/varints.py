@@ -1,0 +1,67 @@
+"""Variable-length numbers of records (zigzag, low bits first): of many records at once, or one at a time.
+
+Must not know: records.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from storage.slices import I64
+
+WORD_BYTES = 8
+PADDING = bytes(3 * WORD_BYTES)
+"""What must follow the data, so that a number at its last byte can be read without a check."""
+_MOST_BYTES = 10
+
+
+class Varints(NamedTuple):
+    """Numbers, and the positions after them, shape (n,)."""
+
+    values: I64
+    ends: I64
+
+
+def words_of(data: bytes) -> I64:
+    """Return the eight bytes from each position of `data` on, as a number."""
+    return np.ndarray(len(data) - WORD_BYTES + 1, "<i8", data, strides=(1,))
+
+
+def read_varints(words: I64, positions: I64) -> Varints:
+    """Return the numbers at `positions`. A number of more than ten bytes is cut; damage shows in what follows it."""
+    word = words[positions]
+    values = word & 0x7F
+    more = (word >> 7) & 1
+    sizes = more + 1
+    for index in range(1, WORD_BYTES):
+        if not more.any():
+            break
+        values |= ((word >> (8 * index)) & (0x7F * more)) << (7 * index)
+        more &= word >> (8 * index + 7)
+        sizes += more
+    else:
+        for index in range(WORD_BYTES, _MOST_BYTES):
+            if not more.any():
+                break
+            byte = words[positions + index] & 0xFF
+            values |= (byte & (0x7F * more)) << (7 * index)
+            more &= byte >> 7
+            if index + 1 < _MOST_BYTES:
+                sizes += more
+    return Varints(((values >> 1) & ((1 << 63) - 1)) ^ -(values & 1), positions + sizes)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and the position after it.
+
+    Raises IndexError if the data ends before it does, or if it has more than ten bytes.
+    """
+    value = 0
+    for number in range(_MOST_BYTES):
+        byte = data[at + number]
+        value |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at + number + 1
+    raise IndexError("a number has more than ten bytes")
