@@ -1,25 +1,31 @@
-"""Bulk append: messages become sealed ledgers at once, and become visible together.
+"""Bulk append: messages, or whole ledgers of Pulsar, become sealed ledgers at once, and become visible together.
 
 The active segment is rolled first, so ids and offsets continue in order. All or nothing: objects are written while the
 topic's writer lease is held; one SQL transaction, fenced by the lease's token, makes them exist. A failure, or a crash,
 leaves objects that no row names.
 
 Memory: at most `workers` + 1 ledgers: `workers` that are sealed and one that is cut. Each has at most `ledger_bytes`
-logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a row.
+logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a row. A ledger of
+Pulsar is sealed while it is read.
+
+A ledger of Pulsar keeps the ids of its entries and batches, and its ledger id if it and all ids above it are free in
+this database: ids ascend in a topic, and one is used once over all topics. Otherwise it gets the next id.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.entries.decode import StoredEntry, unpack_some
 from storage.environment import Environment
 from storage.errors import InvalidRecord
 from storage.failpoints import Failpoint, failpoint
@@ -50,6 +56,18 @@ INPUT_SCHEMA = pa.schema(
     ]
 )
 """The input of a bulk append; columns as in `rows.SCHEMA`. A null publish time stands for the time of the append."""
+
+SOURCE_SCHEMA = pa.schema([*INPUT_SCHEMA, rows.SCHEMA.field("producer"), rows.SCHEMA.field("sequence_id")])
+"""The same of messages that another log has: their producer, and their position there as their sequence id."""
+
+
+@dataclass(frozen=True)
+class SourceLedger:
+    """A ledger of another log, to be appended as it is: its id there, and its entries, some at a time, with ids and
+    offsets from 0."""
+
+    ledger_id: int
+    entries: Iterable[list[StoredEntry]]
 
 
 @dataclass(frozen=True)
@@ -108,11 +126,20 @@ class BulkAppend:
         failpoint(Failpoint.IMPORT_LEASE_RELEASED)
 
     def append_under(self, lease: Lease, tables: Iterable[pa.Table]) -> BulkAppendResult:
-        """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
+        """Append every message of `tables`, in order, as unbatched entries of new ledgers.
 
-        `lease`: from `lease`. Without messages, nothing is committed. Raises Fenced, InvalidRecord, TopicNotFound, any
-        store error, and any error of `tables`; then nothing was appended.
+        `tables`: of INPUT_SCHEMA or SOURCE_SCHEMA. `lease`: from `lease`. Without messages, nothing is committed.
+        Raises Fenced, InvalidRecord, TopicNotFound, any store error, and any error of `tables`; then nothing was
+        appended.
         """
+        return self._append(lease, lambda sealer, first_offset: self._seal_all(sealer, first_offset, tables))
+
+    def append_ledgers_under(self, lease: Lease, ledgers: Iterable[SourceLedger]) -> BulkAppendResult:
+        """Append ledgers as they are, in order; each becomes one, with its entries. For the rest see `append_under`."""
+        return self._append(lease, lambda sealer, first_offset: self._seal_ledgers(sealer, first_offset, ledgers))
+
+    def _append(self, lease: Lease, seal: Callable[[Sealer, int], Iterator[LedgerRecord]]) -> BulkAppendResult:
+        """Append the ledgers that `seal` writes; it gets the sealer, and the offset of their first message."""
         self._roll(lease)
         attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
         failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
@@ -123,7 +150,7 @@ class BulkAppend:
             with Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
                 # No other process moves it while this one holds the lease: read after taking it, not before.
                 next_offset = self.environment.metadata.topics.get(self.topic.name).next_offset
-                ledgers = tuple(self._seal_all(sealer, next_offset, tables))
+                ledgers = tuple(seal(sealer, next_offset))
             if ledgers:
                 failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
                 self.environment.metadata.ledgers.append(lease, ledgers)
@@ -143,7 +170,7 @@ class BulkAppend:
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.environment.clock.now_ms()
-        max_ahead_ms = self.environment.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
+        max_ahead_ms = self._max_ahead_ms()
         running: deque[Future[LedgerRecord]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
@@ -161,6 +188,32 @@ class BulkAppend:
                 for future in running:
                     future.cancel()
 
+    def _seal_ledgers(
+        self, sealer: Sealer, next_offset: int, ledgers: Iterable[SourceLedger]
+    ) -> Iterator[LedgerRecord]:
+        now = self.environment.clock.now_ms()
+        check_times = partial(_check_times, now=now, max_ahead_ms=self._max_ahead_ms())
+        for source in ledgers:
+            ids = self.environment.metadata.ledgers
+            ledger_id = source.ledger_id if ids.claim_id(source.ledger_id) else ids.allocate_ids(1)
+            record = sealer.seal(_source_rows(source, ledger_id, next_offset, check_times), ledger_id, now)
+            next_offset = record.last_offset + 1
+            yield record
+
+    def _max_ahead_ms(self) -> int | None:
+        return self.environment.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
+
+
+def _source_rows(
+    source: SourceLedger, ledger_id: int, first_offset: int, check: Callable[[pa.Table], None]
+) -> Iterator[pa.Table]:
+    """Yield the rows (rows.SCHEMA) of a ledger that is appended from an offset on; `check` gets each table."""
+    field = rows.SCHEMA.field("offset")
+    for entries in source.entries:
+        for table in unpack_some(entries, ledger_id) if entries else ():
+            check(table)
+            yield table.set_column(0, field, pc.add(table.column("offset"), first_offset))
+
 
 def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
     """Raise InvalidRecord for a publish time that is too far in the future."""
@@ -170,7 +223,7 @@ def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
 
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
-    """Cut a stream of tables (INPUT_SCHEMA) into ledgers of at most `ledger_bytes` logical bytes.
+    """Cut a stream of tables (INPUT_SCHEMA or SOURCE_SCHEMA) into ledgers of at most `ledger_bytes` logical bytes.
 
     A ledger has at least one message, and at most `rows.LEDGER_ROWS`. Raises InvalidRecord for a message that is too
     large.
@@ -190,7 +243,7 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
 
 
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
-    """Return `content` (INPUT_SCHEMA) as `rows.SCHEMA`, with the ids, offsets and defaults of a bulk import.
+    """Return `content` (INPUT_SCHEMA, SOURCE_SCHEMA) as `rows.SCHEMA`, with ids, offsets and defaults of a bulk import.
 
     Entry ids count from 0, offsets from `first_offset`. `now` (ms): the publish time of messages without one.
     """
@@ -200,7 +253,7 @@ def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> p
         "entry_id": pa.array(np.arange(count)),
         "ledger_id": rows.constant(ledger_id, "ledger_id", count),
         "publish_time": content.column("publish_time").fill_null(now),
-        **{name: content.column(name) for name in ("key", "payload", "event_time", "properties")},
+        **{name: content.column(name) for name in content.column_names if name != "publish_time"},
     }
     defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "slot": 0}
     columns = [

@@ -22,6 +22,8 @@ from storage.model import LedgerRecord
 
 LEDGER_SEQUENCE = "ledger"
 """The row of `sequences`; the first migration makes it."""
+MOST_CLAIMED_ID = 1 << 48
+"""Higher ids are not claimed: they would leave few to allocate."""
 _OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).order_by(ledgers.c.first_offset)
 
 
@@ -42,6 +44,15 @@ def skip_ids(connection: Connection, highest: int) -> None:
     """Make sure that no id up to `highest` is allocated: files have them whose rows were lost."""
     lower = (sequences.c.name == LEDGER_SEQUENCE) & (sequences.c.next_value <= highest)
     queries.change_where(connection, sequences, lower, next_value=highest + 1)
+
+
+def claim_id(connection: Connection, ledger_id: int) -> bool:
+    """Allocate one id, if it and all ids above it are free; return whether it is allocated now. The ids that are passed
+    over are lost."""
+    if not 0 <= ledger_id < MOST_CLAIMED_ID:
+        return False
+    free = (sequences.c.name == LEDGER_SEQUENCE) & (sequences.c.next_value <= ledger_id)
+    return queries.change_where(connection, sequences, free, next_value=ledger_id + 1) == 1
 
 
 def append(connection: Connection, context: Context, lease: Lease, new: Sequence[LedgerRecord]) -> None:

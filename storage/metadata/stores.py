@@ -170,6 +170,7 @@ class LedgerStore(Store):
 
     allocate_ids = writes(ledgers.allocate_ids)
     skip_ids = writes(ledgers.skip_ids)
+    claim_id = writes(ledgers.claim_id)
     append = writes_once(
         ledgers.append,
         ledgers.has_appended,

@@ -145,6 +145,19 @@ def test_no_ids_cannot_be_allocated(store: MetadataStore) -> None:
         store.ledgers.allocate_ids(0)
 
 
+def test_an_id_is_claimed_once_and_never_below_an_allocated_one(open_stores: OpenStores) -> None:
+    stores = open_stores(4)
+    first = stores[0].ledgers.allocate_ids(1)
+    assert not stores[0].ledgers.claim_id(first)
+    claimed = at_once(*(partial(store.ledgers.claim_id, first + 100) for store in stores))
+    assert sorted(map(bool, claimed)) == [False, False, False, True]
+    assert not stores[0].ledgers.claim_id(first + 50), "ids ascend"
+    assert stores[1].ledgers.allocate_ids(1) == first + 101
+    assert stores[0].ledgers.claim_id(first + 102)
+    assert not any(map(stores[0].ledgers.claim_id, (-1, 1 << 48)))
+    assert stores[0].ledgers.allocate_ids(1) == first + 103
+
+
 def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRecord) -> None:
     first = append(store, topic, 3, 4)
     second = append(store, topic, 1)
