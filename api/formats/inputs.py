@@ -2,6 +2,9 @@
 
 The reader of a format streams a file as tables of `storage.log.bulk_append.INPUT_SCHEMA`. At the first invalid line or
 row it raises InvalidRecord, which names file, line or row, and reason. The import then keeps nothing of the file.
+
+Files of other logs (`LOG_FORMATS`) have readers of their own, which take many files together: kafka_segments.py,
+pulsar_ledgers.py.
 """
 
 from __future__ import annotations
@@ -24,6 +27,18 @@ class InputFormat(StrEnum):
 
     JSONL = "jsonl"
     PARQUET = "parquet"
+    KAFKA_SEGMENTS = "kafka-segments"
+    PULSAR_OFFLOAD = "pulsar-offload"
+
+
+LOG_FORMATS = frozenset({InputFormat.KAFKA_SEGMENTS, InputFormat.PULSAR_OFFLOAD})
+
+
+class EmptyValues(StrEnum):
+    """Treatments of a record of Kafka that has a key and an empty value."""
+
+    REFUSE = "refuse"
+    DELETE = "delete"
 
 
 def read_messages(

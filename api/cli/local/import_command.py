@@ -3,157 +3,101 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.kit.quantity_parsers import parse_bytes
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
-from api.cli.kit.stderr import counted, say, say_created, size
+from api.cli.kit.stderr import counted, say, size
+from api.cli.local.append_target import AppendTarget, bulk_writer, with_file_name
+from api.cli.local.log_import import import_kafka_segments, import_pulsar_ledgers
 from api.components import open_for_writing
-from api.formats.inputs import InputFormat, read_messages
+from api.formats.inputs import LOG_FORMATS, EmptyValues, InputFormat, read_messages
 from api.formats.text_encoding import TextEncoding
-from storage.errors import CompactorError, InvalidRecord, NotFound, TopicNotFound
+from storage.errors import InvalidInput, InvalidRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from pyarrow import Table
 
-    from storage.environment import Environment
-    from storage.errors import LeaseHeld
-    from storage.log.bulk_append import BulkAppendResult
+    from api.settings.settings import Settings
     from storage.model import TopicName
-    from storage.topic import Topic as OpenTopic
-
-
-Writer = TypeVar("Writer")
-
-WAIT_SECONDS = 30
-"""Maximum wait for another writer, in seconds."""
-
-
-def with_file_name(message: str, file: str) -> str:
-    """Return a message about a file with the file's name in front, unless the message contains it. `file` `-`: standard
-    input."""
-    name = "standard input" if file == "-" else file
-    return message if name in message else f"{name}: {message}"
-
-
-class AppendTarget:
-    """The topic that a command appends to: created if it does not exist. A context manager.
-
-    At its end it reports the creation. After a failure it deletes a topic that it created and that was not used, and
-    reports what stays: the topic if it was used, else a tenant and namespace that were created with it.
-    """
-
-    def __init__(self, environment: Environment, name: TopicName) -> None:
-        """Raises Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput
-        for a partition that its partitioned topic does not have."""
-        self._environment = environment
-        self._name = name
-        self._created_scopes = _missing_scopes(environment, name)
-        self._open()
-
-    def _open(self) -> None:
-        from api.broker import names
-        from compactor.maintenance.backlog_limits import BacklogLimits
-        from storage.topic import Topic as OpenTopic
-
-        existing = self._environment.metadata.topics.by_names([self._name]).get(self._name)
-        record = existing or names.ensure_with_namespace(self._environment, self._name)
-        self._is_new = existing is None
-        BacklogLimits(self._environment).check(record)
-        self.topic = OpenTopic(self._environment, record)
-
-    @contextmanager
-    def writing(self, open_writer: Callable[[OpenTopic], AbstractContextManager[Writer]]) -> Iterator[Writer]:
-        """Hold the writer of the topic inside the context. `open_writer`: waits for the topic's lease.
-
-        A topic that was deleted before the writer had its lease is created again: a failed command that created the
-        topic deletes it, also while others wait for its lease.
-        """
-        with ExitStack() as stack:
-            while True:
-                try:
-                    writer = stack.enter_context(open_writer(self.topic))
-                    break
-                except TopicNotFound:
-                    self._open()
-            yield writer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        if not self._is_new:
-            return
-        if failure is None or not self._delete_unused():
-            say_created(self._name)
-        elif self._created_scopes:
-            say(f"The {' and the '.join(self._created_scopes)} did not exist: created, and kept after the failure")
-
-    def _delete_unused(self) -> bool:
-        """Delete the topic if it was not used. Return whether it does not exist any more; the caller reports it if
-        it does."""
-        try:
-            return self._environment.metadata.tenancy.delete_unused_topic(self.topic.record.id)
-        except CompactorError:
-            return False
-
-
-def _missing_scopes(environment: Environment, name: TopicName) -> list[str]:
-    """Return the tenant and namespace of a topic, as texts, as far as they do not exist."""
-    tenancy, namespace = environment.metadata.tenancy, f"{name.tenant}/{name.namespace}"
-    missing = []
-    for scope, find in (
-        (f"tenant {name.tenant}", lambda: tenancy.tenant(name.tenant)),
-        (f"namespace {namespace}", lambda: tenancy.namespace(namespace)),
-    ):
-        try:
-            find()
-        except NotFound:
-            missing.append(scope)
-    return missing
-
-
-def lease_wait_reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
-    """Return a callback that reports that another writer has the topic. `max_seconds`: the longest wait, for the
-    message."""
-    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {max_seconds} s at most")
 
 
 def import_files(
     context: typer.Context,
     topic: Topic,
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="Files to import, in order; - is standard input. For segments and ledgers also folders, and "
+            "s3://bucket/prefix.",
+        ),
+    ],
     input_format: Annotated[
         InputFormat | None,
-        typer.Option(help="Format of the files. [default: parquet for names that end in .parquet, else jsonl]"),
+        typer.Option(
+            "--input-format",
+            "--format",
+            help="Format of the files. [default: parquet for names that end in .parquet, else jsonl]",
+        ),
     ] = None,
     ledger_size: Annotated[
         str, typer.Option(metavar="BYTES", help="Logical bytes per ledger; K, M and G are allowed.")
     ] = "128M",
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
+    empty_values: Annotated[
+        EmptyValues | None,
+        typer.Option(
+            help="Of Kafka's records with a key and an empty value, which delete the key here: end with an error, or "
+            "let them delete it. [default: refuse]"
+        ),
+    ] = None,
 ) -> None:
     """Append files to a topic.
 
     They become sealed ledgers, each file as a whole or not at all; a missing topic is created. JSON Lines
-    may be compressed by gzip.
+    may be compressed by gzip. Segments of Kafka and offloaded ledgers of Pulsar are read from a disk or from S3.
     """
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
-    sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
+    if empty_values is not None and input_format is not InputFormat.KAFKA_SEGMENTS:
+        raise InvalidInput("--empty-values does not apply to this format", "leave it out")
+    if input_format in LOG_FORMATS:
+        _check_log_options(files, key_encoding, value_encoding)
+    if input_format is InputFormat.KAFKA_SEGMENTS:
+        import_kafka_segments(context.obj, topic, files, ledger_bytes, empty_values or EmptyValues.REFUSE)
+    elif input_format is InputFormat.PULSAR_OFFLOAD:
+        import_pulsar_ledgers(context.obj, topic, files)
+    else:
+        sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
+        _import_messages(context.obj, topic, sources, ledger_bytes)
+
+
+def _check_log_options(files: list[str], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+    """Raise InvalidInput for arguments that files of logs cannot have."""
+    if "-" in files:
+        raise InvalidInput("files of a log cannot be read from standard input", "name files or folders")
+    if TextEncoding.BASE64 in (key_encoding, value_encoding):
+        raise InvalidInput("--key-encoding and --value-encoding do not apply to files of a log", "leave them out")
+
+
+def _import_messages(
+    settings: Settings, topic: TopicName, sources: list[tuple[str, Iterator[Table]]], ledger_bytes: int
+) -> None:
+    """Append files, each a name and its messages, in order."""
     with (
-        open_for_writing(context.obj) as environment,
+        open_for_writing(settings) as environment,
         AppendTarget(environment, topic) as target,
-        target.writing(lambda opened: _writer(opened, ledger_bytes)) as append,
+        target.writing(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
     ):
         for file, tables in sources:
             started = time.perf_counter()
             try:
-                appended = append(tables)
+                appended = writer.append_under(lease, tables)
             except InvalidRecord as error:
                 raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
             seconds = time.perf_counter() - started
@@ -162,13 +106,3 @@ def import_files(
                 f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
                 f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
             )
-
-
-@contextmanager
-def _writer(topic: OpenTopic, ledger_bytes: int) -> Iterator[Callable[[Iterable[Table]], BulkAppendResult]]:
-    """Hold the topic's lease inside the context; yield the function that appends a file's messages under it."""
-    writer = topic.bulk_append(
-        ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=lease_wait_reporter(WAIT_SECONDS)
-    )
-    with writer.lease() as lease:
-        yield lambda tables: writer.append_under(lease, tables)

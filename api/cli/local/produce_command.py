@@ -9,7 +9,7 @@ import typer
 
 from api.cli.kit.shared_arguments import KeyEncoding, Topic, ValueEncoding
 from api.cli.kit.stderr import counted, discard_output, say
-from api.cli.local.import_command import AppendTarget, lease_wait_reporter, with_file_name
+from api.cli.local.append_target import AppendTarget, lease_wait_reporter, with_file_name
 from api.components import open_for_writing
 from api.formats.text_encoding import TextEncoding, parse_key
 from storage.errors import CompactorError, Unavailable

@@ -236,7 +236,7 @@ def test_a_topic_that_is_deleted_while_a_writer_waits_is_created_again(
         def reporter(max_seconds: int) -> Callable[[LeaseHeld], object]:
             return lambda held: environment.metadata.tenancy.delete_topic(record.id)
 
-        for module in ("import_command", "produce_command"):
+        for module in ("append_target", "produce_command"):
             monkeypatch.setattr(f"api.cli.local.{module}.lease_wait_reporter", reporter)
         result = program(command, "t", "in.jsonl").done()
     assert result.stderr.endswith("persistent://public/default/t did not exist: it was created\n")
