@@ -1,4 +1,4 @@
-"""`compactor compactions`: runs listed, shown and cancelled; workers that are cancelled, or die, while Spark works.
+"""`compactor compactions`: runs listed, shown and cancelled; workers that are cancelled, or die, while they work.
 
 A worker is held in a phase by a read rate of one byte a second: its tasks would take hours, so a test that ends at all
 has seen them stopped.
@@ -151,9 +151,9 @@ def test_cancel(program: Program, history: str, in_process_engine: None) -> None
 # --- workers that are cancelled, or die ----------------------------------------------------------------------------
 
 
-def worker(topic: str, read_rate: int) -> AbstractContextManager[Command]:
-    """A `compact-topic` on Spark that would take hours, at that many bytes a second."""
-    options = ("--spark-master", "local[1]", "--engine", "spark", "--max-read-rate", str(read_rate))
+def worker(topic: str, read_rate: int, engine: str) -> AbstractContextManager[Command]:
+    """A `compact-topic` that would take hours, at that many bytes a second."""
+    options = ("--spark-master", "local[1]", "--engine", engine, "--max-read-rate", str(read_rate))
     return started("compact-topic", "--topic", topic, *options)
 
 
@@ -186,13 +186,20 @@ def topic_that_takes_long_in(phase: str, program: Program, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["phase one", "phase two"])
+@pytest.mark.parametrize(
+    ("phase", "engine"),
+    [
+        ("phase one", "in-process"),
+        ("phase two", "spark"),
+        pytest.param("phase one", "spark", marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_that_is_cancelled_in_a_phase_stops_and_leaves_nothing(
-    program: Program, folder: Path, phase: str, in_process_engine: None
+    program: Program, folder: Path, phase: str, engine: str, in_process_engine: None
 ) -> None:
     topic = topic_that_takes_long_in(phase, program, folder)
     raw = program("read", topic).messages
-    with worker(topic, READ_RATES[phase]) as process:
+    with worker(topic, READ_RATES[phase], engine) as process:
         run = run_in_phase(process, phase)
         assert (run.statistics["tasks_done"], run.statistics["tasks_total"], run.statistics["bytes_done"]) == (0, 1, 0)
         program("compactions", "cancel", str(run.run_id), "--reason", "too much load").done()
@@ -220,7 +227,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
     """A worker on another machine: one on this machine is known to be dead at once (storage/owner.py)."""
     monkeypatch.setattr("storage.metadata.liveness.is_dead", lambda _: False)
     topic = topic_that_takes_long_in("phase one", program, folder)
-    with worker(topic, READ_RATES["phase one"]) as process:
+    with worker(topic, READ_RATES["phase one"], "in-process") as process:
         run = run_in_phase(process, "phase one")
         process.kill()
         assert process.wait(60) == -signal.SIGKILL

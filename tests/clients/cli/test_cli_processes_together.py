@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.cli.conftest import write_lines
-from tests.clients.cli.processes import Command, acknowledged, ended, piped, received, run, send, started
+from tests.clients.cli.processes import Command, acknowledged, ended, piped, received, send, started
 from tests.program import Program
 
 pytestmark = pytest.mark.slow
@@ -24,6 +24,13 @@ pytestmark = pytest.mark.slow
 def followed(reader: Command, count: int) -> list[int]:
     """The values of the next messages; waits for them."""
     return [int(received(reader)["value"]) for _ in range(count)]
+
+
+def outcome(*arguments: str) -> tuple[int, str]:
+    """Run a command to its end; return its exit code and what it wrote to stderr."""
+    with started(*arguments) as command:
+        _, stderr = command.communicate()
+        return command.wait(), stderr
 
 
 @pytest.mark.parametrize(
@@ -63,9 +70,9 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(program: Program
         ]
         for reader in readers:
             assert followed(reader, 100) == [*range(100)]
-        refused = run("produce", "t", os.devnull, "--wait", "0")
-        assert refused.returncode == 4
-        assert f"{socket.gethostname()}:{first.pid}:" in refused.stderr
+        code, answer = outcome("produce", "t", os.devnull, "--wait", "0")
+        assert code == 4
+        assert f"{socket.gethostname()}:{first.pid}:" in answer
         importing = stack.enter_context(started("import", "t", "in.jsonl"))
         assert ended(first) == 0
         assert importing.wait() == 0, piped(importing.stderr).read()
@@ -90,8 +97,8 @@ def test_a_compaction_beside_a_producer_and_its_readers(program: Program) -> Non
         acknowledged(producer, 50)
         raw = stack.enter_context(started("read", "t", "--follow"))
         assert followed(raw, 50) == [*range(50)]
-        compaction = run("compact-topic", "--topic", "t", "--spark-master", "local[1]", "--engine", "spark")
-        assert compaction.returncode == 0, compaction.stderr
+        code, answer = outcome("compact-topic", "--topic", "t", "--engine", "in-process")
+        assert code == 0, answer
         compacted = stack.enter_context(started("read", "t", "--follow", "--read-compacted"))
         assert followed(compacted, 7) == [*range(43, 50)]
         send(producer, *range(50, 80))
