@@ -1,7 +1,8 @@
 """Real input with an exact oracle: 33,098 changes of a large repository, on both kinds of store and database.
 
 ../shared/data/bookkeeper.changes.jsonl.gz imported in 1, 7 and 40 ledgers; the compacted view must equal
-bookkeeper.tree.tsv.gz, and raw must give everything back in order, also with a compaction half-way.
+bookkeeper.tree.tsv.gz, and raw must give everything back in order, also with a compaction half-way. CI tries each
+number of ledgers and each deployment with one of these, `make soak` with all.
 """
 
 from __future__ import annotations
@@ -74,18 +75,28 @@ def servers(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, Object
     return postgres.new_database(), store
 
 
-SERVERS = pytest.param(servers, marks=pytest.mark.slow, id="s3+postgresql")
 EMBEDDED = pytest.param(embedded, id="local+sqlite")
-BY_LEDGERS = pytest.mark.parametrize(
-    ("bench", "ledgers"),
-    [
-        pytest.param(embedded, 1, id="local+sqlite-1"),
-        pytest.param(embedded, 7, id="local+sqlite-7"),
-        pytest.param(servers, 40, id="s3+postgresql-40", marks=pytest.mark.slow),
-    ],
-    indirect=["bench"],
-)
-"""Each number of ledgers on one of the deployments: a run's result does not depend on both together."""
+SERVERS = pytest.param(servers, id="s3+postgresql", marks=pytest.mark.soak)
+
+
+def by_ledgers(*, in_soak: int) -> pytest.MarkDecorator:
+    """Each number of ledgers on one of the deployments: a run's result does not depend on both together.
+
+    The number `in_soak` is tried by `make soak` alone; CI tries it in the other test.
+    """
+    cases = {"local+sqlite-1": (embedded, 1), "local+sqlite-7": (embedded, 7), "s3+postgresql-40": (servers, 40)}
+    return pytest.mark.parametrize(
+        ("bench", "ledgers"),
+        [
+            pytest.param(opener, ledgers, id=name, marks=_tier(opener, ledgers == in_soak))
+            for name, (opener, ledgers) in cases.items()
+        ],
+        indirect=["bench"],
+    )
+
+
+def _tier(opener: object, in_soak: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.soak] if in_soak else [pytest.mark.slow] if opener is servers else []
 
 
 @pytest.fixture(params=[EMBEDDED, SERVERS])
@@ -136,7 +147,7 @@ def as_change(message: Message) -> dict[str, object]:
     }
 
 
-@BY_LEDGERS
+@by_ledgers(in_soak=40)
 def test_the_compacted_view_is_the_tree(bench: Workbench, real_input: RealInput, ledgers: int) -> None:
     topic = bench.topic(f"bookkeeper-{ledgers}")
     import_in(bench, topic, input_tables(), ledgers)
@@ -152,7 +163,7 @@ def test_the_compacted_view_is_the_tree(bench: Workbench, real_input: RealInput,
     assert list(map(as_change, topic.messages())) == real_input.changes
 
 
-@BY_LEDGERS
+@by_ledgers(in_soak=1)
 def test_half_compacted_then_the_other_half(bench: Workbench, real_input: RealInput, ledgers: int) -> None:
     whole = pa.concat_tables(input_tables())
     half = len(whole) // 2
