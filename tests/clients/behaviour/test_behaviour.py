@@ -11,7 +11,7 @@ import pytest
 from tests.clients.behaviour.differences import DIFFERENT
 from tests.clients.behaviour.endpoint import PROXY, SECRET_KEY, SUPERUSER, Endpoint
 from tests.clients.behaviour.table import PROBES, RECORDED, answers
-from tests.servers.compactor_service import SERVE, compactor_service
+from tests.servers.compactor_service import compactor_service
 
 TRIES = 3
 """Number of times that a probe with another answer is asked: on a busy machine a message comes after its quiet time."""
@@ -35,7 +35,7 @@ def test_answers_are_those_of_a_broker(tmp_path: Path) -> None:
         name: DIFFERENT[name].applied(each) if name in DIFFERENT else each for name, each in _recorded().items()
     }
     actual: dict[str, Any] = {}
-    with compactor_service(tmp_path, command=SERVE, **access) as service:
+    with compactor_service(tmp_path, **access) as service:
         for _ in range(TRIES):
             differing = [name for name, each in expected.items() if name not in actual or actual[name] != each]
             actual |= answers(Endpoint(service.url, service.broker_service_url), differing)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients.python.conftest import Admin, connected
 from tests.clients.python.test_python_large_messages import COMPACTED_SIZES, RAW_SIZES, produce_large
-from tests.servers.compactor_service import SERVE, RunningService, compactor_service
+from tests.servers.compactor_service import RunningService, compactor_service
 from tests.servers.versitygw import CACHE, QUICK_BUILD, ToolMissing, find_go
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ TOPIC = "persistent://public/default/go"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with compactor_service(tmp_path_factory.mktemp("service"), command=SERVE) as running:
+    with compactor_service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
