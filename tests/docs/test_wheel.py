@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -81,9 +82,27 @@ def installed(wheel: Path) -> Iterator[Path]:
         if done.returncode and not IN_CI:
             pytest.skip(f"pip cannot fill an environment here: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stderr
+        link_bytecode(folder)
         yield folder / "bin"
     finally:
         shutil.rmtree(folder)
+
+
+def link_bytecode(folder: Path) -> None:
+    """Link what this environment has compiled, a third of the test's CPU: uv links the same files of its cache in both.
+
+    Python takes it where the source has the size and the time of the one that was compiled, and compiles the others.
+    """
+    (theirs,) = folder.glob("lib/python*/site-packages")
+    compiled = Path(sysconfig.get_path("purelib"))
+    for parent, folders, _ in os.walk(compiled):
+        target = theirs / Path(parent).relative_to(compiled)
+        if not target.is_dir():
+            folders.clear()
+        elif "__pycache__" in folders:
+            folders.remove("__pycache__")
+            if not (target / "__pycache__").exists():
+                shutil.copytree(Path(parent) / "__pycache__", target / "__pycache__", copy_function=os.link)
 
 
 def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

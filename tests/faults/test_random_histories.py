@@ -11,7 +11,7 @@ from tests.faults.histories.rounds import run
 from tests.servers.postgres import PostgresServer
 from tests.servers.versitygw import Versitygw
 
-SECONDS = 6.0
+SECONDS = 3.0
 
 
 @pytest.mark.slow

@@ -143,11 +143,19 @@ def test_a_page_that_refreshes_after_a_log_out_leads_to_the_login(browser: Brows
         expect(page.get_by_label("Token")).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1280, False),
+        (390, True),
+        pytest.param(1280, True, marks=pytest.mark.soak),
+        pytest.param(390, False, marks=pytest.mark.soak),
+    ],
+)
 def test_no_page_has_a_serious_accessibility_finding(
-    dark: bool, width: int, browser: Browser, service: RunningService
+    width: int, dark: bool, browser: Browser, service: RunningService
 ) -> None:
+    """The width decides where things stand, the scheme their colours: CI tries each width and each scheme once."""
     with watched(browser, service, width, dark) as watch:
         for name, path in PAGES.items():
             check_accessible(watch.open(path), name)
