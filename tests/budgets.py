@@ -22,6 +22,11 @@ SPARK_EXAMPLES = 12 if IN_SOAK else 2
 """The examples of a property that is tried on Spark, too: each takes seconds there."""
 
 
+def examples(count: int) -> int:
+    """Return how many of a property's examples are tried: in CI, which draws the same ones each time, a third."""
+    return -(-count // 3) if IN_CI else count
+
+
 class _OutOfTime(pytest.skip.Exception):
     """The end of a budget. A skip, since hypothesis draws no example after one; `within` takes it for a pass."""
 

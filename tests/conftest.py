@@ -1,8 +1,8 @@
 """Fixtures of all tests: hypothesis, temporary folders, a workbench, a local object store, a Spark.
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
-examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both
-continue exploring.
+examples each time, a third of all, and topics hash their keys alike, so that a change is judged by what it changed;
+without, both continue exploring.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 import typer.main
 from hypothesis import settings
 from sqlalchemy import URL, Engine as DatabaseEngine
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
@@ -31,14 +32,14 @@ from storage.metadata.engine import SQLITE, Database
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
-from tests.budgets import IN_CI
+from tests.budgets import IN_CI, examples
 from tests.servers.light_java import LIGHT_JAVA
 from tests.workbench import Workbench, hashing_alike
 
 pytest_plugins = ["tests.costs", "tests.distribution"]
 
 
-settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
+settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI, max_examples=examples(100))
 settings.load_profile("compactor")
 
 _SERVERS = frozenset(
@@ -112,22 +113,22 @@ def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once() -> Iterator[None]:
-    """Engines of SQLite share what they have compiled: compiling each statement for each test took a tenth of its time.
+    """Engines share what they have compiled: compiling each statement for each test took a tenth of its time.
 
-    A statement is found by its dialect, so dialects of one class are equal here.
+    A statement is found by its dialect, so dialects of one class are equal here: a run has one version of PostgreSQL.
     """
-    compiled, open_engine = LRUCache(2000), engine_module.open_engine
+    compiled, open_engine = LRUCache(4000), engine_module.open_engine
 
     def sharing(url: URL) -> DatabaseEngine:
         engine = open_engine(url)
-        if engine.dialect.name == SQLITE:
-            engine._compiled_cache = compiled
+        engine._compiled_cache = compiled
         return engine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "open_engine", sharing)
-        patch.setattr(SQLiteDialect_pysqlite, "__eq__", lambda dialect, other: type(dialect) is type(other))
-        patch.setattr(SQLiteDialect_pysqlite, "__hash__", lambda dialect: hash(type(dialect)))
+        for dialect_class in (SQLiteDialect_pysqlite, PGDialect_psycopg):
+            patch.setattr(dialect_class, "__eq__", lambda dialect, other: type(dialect) is type(other))
+            patch.setattr(dialect_class, "__hash__", lambda dialect: hash(type(dialect)))
         yield
 
 

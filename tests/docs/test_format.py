@@ -32,6 +32,7 @@ from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
+from tests.budgets import examples
 from tests.chunked import append, chunk, message, whole
 from tests.docs.format_reader import (
     PAGE,
@@ -59,7 +60,7 @@ def read_ledger(store: ObjectStore, index: IndexLocation) -> tuple[list[dict[str
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_tables(ledgers=1))
 def test_the_page_reads_the_rows_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +72,7 @@ def test_the_page_reads_the_rows_of_any_ledger(object_store: ObjectStore, table:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_tables(ledgers=1))
 def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +119,7 @@ def may_belong(row: dict[str, Any]) -> bool:
     return row["chunk_uuid"] is not None and index is not None and count is not None and bool(index < count)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(rows_tables(ledgers=1), st.integers(0, 3))
 def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, table: pa.Table, bits: int) -> None:
     """A level is cut into hash ranges; together they are the index that one range would have been."""
@@ -177,7 +178,7 @@ def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[d
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(contents(max_size=30), min_size=1, max_size=4))
 def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFactory, history: list[pa.Table]) -> None:
     """After each of several runs: parts that were kept or rewritten, their deleted rows, levels of the index."""

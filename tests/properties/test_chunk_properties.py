@@ -211,7 +211,7 @@ BY_EVENT = RunPolicies(event_time_order=True)
 
 
 @pytest.mark.slow
-@within(fast=2, ci=6)
+@within(fast=2, ci=3)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
 @example(one_run([drawn_row("x", b"1", 1)], [drawn_row("u", None, 2), drawn_row("u", b"", 0)]), BY_EVENT, False, True)
@@ -222,7 +222,7 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
     replay(InProcessEngine(), schedule, first, colliding, uniform)
 
 
-@within(fast=2, ci=4)
+@within(fast=2, ci=2)
 @pytest.mark.slow
 @settings(max_examples=SPARK_EXAMPLES // 2, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)

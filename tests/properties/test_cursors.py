@@ -20,11 +20,12 @@ from storage.errors import Fenced
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, MessageId, TopicName
+from tests.budgets import IN_SOAK
 from tests.clocks import ManualClock
 
 LOW, HIGH = RANGE_OFFSETS - 25, RANGE_OFFSETS + 25
 """What happens, happens here; all below LOW is acknowledged from the beginning."""
-LIVES, STEPS = 60, 60
+LIVES, STEPS = 60 if IN_SOAK else 15, 60
 
 
 def at(offset: int) -> LogPosition:
@@ -139,6 +140,7 @@ class Life:
 
 
 @pytest.mark.slow
+@pytest.mark.budgeted
 def test_random_lives(tmp_path: Path) -> None:
     metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", ManualClock())
     metadata.upgrade()

@@ -35,7 +35,7 @@ GRACE_MS = PIN_TTL_MS // 4
 """Shorter than a pin's term, so that a few steps are enough to outlive the one and not the other."""
 TIMES = [GRACE_MS // 2, GRACE_MS, 2 * GRACE_MS, PIN_TTL_MS]
 SCHEDULES, STEPS = 30, 30
-FEW, MORE = 6, 15
+FEW, MORE = 6, 10
 """Schedules of the fast tier, and of CI; `make soak` runs the rest."""
 
 

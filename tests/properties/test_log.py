@@ -31,7 +31,7 @@ from storage.metadata.stores import LeaseStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.positions import StartOffset
 from storage.reading.page_reader import ReadLimits
-from tests.budgets import IN_CI, IN_SOAK
+from tests.budgets import IN_SOAK
 from tests.properties.log_life import LogLife
 from tests.properties.log_model import (
     PagesReader,
@@ -52,7 +52,7 @@ from tests.pulsar_entries import PUBLISHED
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = 100 if IN_SOAK else 20 if IN_CI else 10
+EXAMPLES = 100 if IN_SOAK else 8
 AFTER_TERM = 60_000
 
 

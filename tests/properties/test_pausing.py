@@ -25,6 +25,7 @@ from storage.errors import CompactionPaused, CompactionRunning, Conflict, ErrorT
 from storage.metadata.records import RUN_DEAD_MS, RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from tests.budgets import IN_SOAK
 from tests.clocks import ManualClock
 
 pytestmark = pytest.mark.slow
@@ -198,5 +199,5 @@ class Pausing(RuleBasedStateMachine):
         assert activity.running == (self.requested or self.phase == IN_PROGRESS)
 
 
-TestPausing = Pausing.TestCase
-TestPausing.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestPausing = pytest.mark.budgeted(Pausing.TestCase)
+TestPausing.settings = settings(max_examples=25 if IN_SOAK else 8, stateful_step_count=25, deadline=None)

@@ -78,7 +78,7 @@ run_steps = st.lists(
 
 
 @pytest.mark.slow
-@within(fast=2, ci=6)
+@within(fast=2, ci=3)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
@@ -152,7 +152,7 @@ trim_steps = st.lists(
 
 
 @pytest.mark.slow
-@within(fast=2, ci=4)
+@within(fast=2, ci=2)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:

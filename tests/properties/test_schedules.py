@@ -192,7 +192,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 
 
 @pytest.mark.slow
-@within(fast=2, ci=6)
+@within(fast=2, ci=3)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
 def test_equals_the_reference_replayed_over_the_same_schedule(
@@ -201,7 +201,7 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
     replay(InProcessEngine(), schedule, first, colliding)
 
 
-@within(fast=2, ci=4)
+@within(fast=2, ci=2)
 @pytest.mark.slow
 @settings(max_examples=SPARK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)

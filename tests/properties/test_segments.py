@@ -20,7 +20,7 @@ from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.high_watermark import read_high_watermark
 from storage.log.segment import FlushPolicy
 from storage.log.segment_dump import FrameState, SegmentScan
-from tests.budgets import IN_CI, IN_SOAK
+from tests.budgets import IN_SOAK
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.segments import OneSegment, SteppedWriter, flip, message
@@ -28,7 +28,7 @@ from tests.segments import OneSegment, SteppedWriter, flip, message
 pytestmark = pytest.mark.slow
 
 SECTOR = 64
-EXAMPLES = 300 if IN_SOAK else 50 if IN_CI else 25
+EXAMPLES = 300 if IN_SOAK else 20
 
 
 @st.composite

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from storage.errors import Conflict, NotFound
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from tests.budgets import IN_SOAK
 from tests.clocks import ManualClock
 
 pytestmark = pytest.mark.slow
@@ -165,5 +166,5 @@ class Tenancy(RuleBasedStateMachine):
         assert all(tenancy.deleted_topic(uid) is not None for uid in self.ended)
 
 
-TestTenancy = Tenancy.TestCase
-TestTenancy.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+TestTenancy = pytest.mark.budgeted(Tenancy.TestCase)
+TestTenancy.settings = settings(max_examples=25 if IN_SOAK else 6, stateful_step_count=30, deadline=None)

@@ -70,7 +70,7 @@ def topic_is_empty() -> object:
     return EARLIEST
 
 
-@within(fast=2, ci=5)
+@within(fast=2, ci=2)
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @example([(([content((b"k", b"1"), (b"k", None))], 1), False, Sizing(1))], False)
 @example([(([content((None, b"x"), (None, None))], 1), True, Sizing(4, 1, 1, 1, 1))], False)
@@ -79,7 +79,7 @@ def test_equals_the_reference_after_each_run(schedule: list[Failpoint], collidin
     replay(InProcessEngine(), schedule, colliding)
 
 
-@within(fast=2, ci=4)
+@within(fast=2, ci=2)
 @settings(max_examples=SPARK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.booleans())
 def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Failpoint], colliding: bool) -> None:
@@ -87,7 +87,7 @@ def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Fail
 
 
 @pytest.mark.slow
-@within(fast=2, ci=4)
+@within(fast=2, ci=2)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(contents(max_size=20), min_size=1, max_size=3), st.data())
 def test_readers_from_any_start_with_any_page(tables: list[pa.Table], data: st.DataObject) -> None:

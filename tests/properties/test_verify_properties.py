@@ -96,7 +96,7 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
 
 
 @pytest.mark.slow
-@within(fast=2, ci=5)
+@within(fast=2, ci=2)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
 def test_a_clean_topic_has_no_difference(

@@ -28,6 +28,7 @@ from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.model import LedgerRecord, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
+from tests.budgets import examples
 from tests.sealed import (
     NOW,
     SEED,
@@ -74,7 +75,7 @@ def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTask
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(histories(), HASHERS, st.integers(0, 3), st.booleans())
 def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, bits: int, retain_null_key: bool
@@ -98,7 +99,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(histories(), HASHERS, st.integers(0, 3), st.booleans())
 def test_the_new_index_names_the_survivors_and_nothing_else(
     object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, bits: int, retain_null_key: bool
@@ -176,7 +177,7 @@ def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(contents(max_size=8), min_size=5, max_size=5), HASHERS, st.sampled_from([1, 3, 1000]), st.booleans())
 def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
     object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, range_records: int, retained: bool

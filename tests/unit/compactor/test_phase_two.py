@@ -32,6 +32,7 @@ from storage.ledger.rows_file import RowsReader
 from storage.log.bulk_append import to_rows
 from storage.model import Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
+from tests.budgets import examples
 from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source
 from tests.strategies import histories
 from tests.workbench import content
@@ -103,7 +104,7 @@ sizings = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(histories(), sizings, st.booleans())
 def test_parts_are_the_survivors_with_every_column(
     object_store: ObjectStore, history: list[pa.Table], sizing: Sizing, retain_null_key: bool
@@ -118,7 +119,7 @@ def test_parts_are_the_survivors_with_every_column(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     histories(max_tables=5), st.lists(sizings, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3), st.data()
 )

@@ -20,6 +20,7 @@ from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.rows_file import RowsReader
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
+from tests.budgets import examples
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal
 
 BASE = 1000
@@ -300,7 +301,7 @@ drawn_rows = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(drawn_rows, min_size=1, max_size=20, unique_by=lambda row: row.key or object()),
     st.sets(st.integers(0, 19), max_size=8),

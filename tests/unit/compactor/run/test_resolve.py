@@ -15,6 +15,7 @@ from hypothesis import example, given, settings, strategies as st
 from compactor.run.plan import RunPolicies
 from compactor.run.resolve import RangeResolution, ResolutionRules, mark_expired, resolve, winners_of
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
+from tests.budgets import examples
 
 HOUR = 3_600_000
 LATENESS = 3
@@ -214,7 +215,7 @@ steps = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(steps, max_size=7), st.booleans())
 @example([Step([[Sent(1, False, 5)]]), Step([[Sent(1, True, 5)]]), Step([[Sent(1, False, 4)]], merged=4)], True)
 @example([Step([[Sent(0, False, None)]]), Step([[Sent(0, True, None)]]), Step([], merged=4)], False)

@@ -16,6 +16,7 @@ from storage.ledger.manifest import DeletedRows, Part
 from storage.model import LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
+from tests.budgets import examples
 from tests.sealed import damaged_copy, new_id
 
 RELATIVE = st.integers(0, 2**32 - 2)
@@ -45,7 +46,7 @@ class Counting(LocalStore):
         return super().get(name, start, length)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(BITMAPS)
 def test_bitmaps_that_share_an_object_are_read_back_each_by_itself(
     object_store: ObjectStore, bitmaps: list[BitMap]
@@ -64,7 +65,7 @@ def test_a_part_without_deleted_rows_has_an_empty_bitmap_and_costs_no_read(objec
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(BITMAPS, min_size=1, max_size=3), st.randoms(use_true_random=False), st.data())
 def test_neighbours_come_in_one_read_whatever_their_order(
     object_store: ObjectStore, objects: list[list[BitMap]], shuffled: object, data: st.DataObject

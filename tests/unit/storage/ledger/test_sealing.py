@@ -16,6 +16,7 @@ from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsReader
 from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
+from tests.budgets import examples
 from tests.sealed import NOW, SEED, CollidingHasher, seal
 from tests.strategies import rows_tables
 
@@ -50,7 +51,7 @@ def unkeyed(store: ObjectStore, index: IndexLocation) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows_tables(ledgers=1))
 def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: pa.Table) -> None:
     ledger_id = table.column("ledger_id")[0].as_py()

@@ -31,6 +31,7 @@ from storage.model import (
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from storage.reading.key_lookup import point_read
+from tests.budgets import examples
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal, seal_history
 from tests.segments import NO_LOG
 from tests.strategies import contents
@@ -121,7 +122,7 @@ def offset_and_payload(message: Message | None) -> tuple[int, bytes | None] | No
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(contents(max_size=12), min_size=1, max_size=5),
     st.integers(0, 5),

@@ -19,6 +19,7 @@ from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSn
 from storage.model import EARLIEST, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import SnapshotReader
+from tests.budgets import examples
 from tests.sealed import NOW, SEED, damaged_copy, new_id, seal
 from tests.segments import NO_LOG
 
@@ -63,7 +64,7 @@ def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.sets(st.integers(0, COUNT - 1), max_size=COUNT - 1), st.integers(0, 30))
 def test_deleted_rows_are_left_out_and_no_others(object_store: ObjectStore, dead: set[int], start: int) -> None:
     reader = reader_of(object_store, part_without(object_store, dead))
