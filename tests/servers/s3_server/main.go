@@ -3,7 +3,8 @@
 //	s3-server ADDRESS FOLDER
 //
 // It is what `versitygw --quiet --port ADDRESS posix FOLDER` runs, with that program's defaults. The user's keys are
-// ROOT_ACCESS_KEY and ROOT_SECRET_KEY.
+// ROOT_ACCESS_KEY and ROOT_SECRET_KEY. Clients of other servers, for events and for accounts, are replaced by the
+// modules in `absent`, which have the names that versitygw needs and do nothing.
 package main
 
 import (
