@@ -22,6 +22,7 @@ from tests.clients.java.broker import pulsar_broker, replicate_to
 from tests.clients.python.conftest import WAIT_MS, connected, wait_for
 from tests.servers.compactor_service import RunningService, compactor_service
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2_400)]
 MESSAGES = 300
 """Messages that are sent to each topic in one life of the service."""
 CAUGHT_UP_WITHIN_SECONDS = 120
@@ -83,7 +84,7 @@ def _received(url: str, topic: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("max_kills", "seconds"),
-    [pytest.param(10, 60, marks=pytest.mark.slow), pytest.param(100, 1_800, marks=pytest.mark.soak)],
+    [(10, 60), pytest.param(100, 1_800, marks=pytest.mark.soak)],
 )
 def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: int, seconds: float) -> None:
     """Up to `max_kills` kills, the last one of which begins within that time."""
