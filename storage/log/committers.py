@@ -110,9 +110,15 @@ class Committers:
                 self._threads += 1
 
     def _run(self) -> None:
-        while taken := self._take():
-            self._commit(taken)
-            del taken  # a queue that ended is not kept while the thread waits
+        try:
+            while taken := self._take():
+                self._commit(taken)
+                del taken  # a queue that ended is not kept while the thread waits
+        except BaseException:  # a defect: another thread takes this one's place
+            with self._lock:
+                self._threads -= 1
+                self._ensure_thread()
+            raise
 
     def _take(self) -> list[Committed]:
         """Return the queues to commit next; none: the thread ends."""
@@ -120,13 +126,17 @@ class Committers:
         while True:
             with self._lock:
                 self._free += 1
-                seconds = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else IDLE_SECONDS
+                seconds = IDLE_SECONDS
+                if self._timers:
+                    seconds = min(max(0.0, self._timers[0][0] - time.monotonic()), IDLE_SECONDS)
             try:
                 first, is_idle = self._ready.get(timeout=seconds), False
             except queue.Empty:
                 first, is_idle = None, True
+            finally:
+                with self._lock:
+                    self._free -= 1
             with self._lock:
-                self._free -= 1
                 while self._timers and self._timers[0][0] <= time.monotonic():
                     self._ready.put(heapq.heappop(self._timers)[2])
                     is_idle = False

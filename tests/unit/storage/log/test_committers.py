@@ -90,6 +90,14 @@ def queues() -> Queues:
     return Queues()
 
 
+def test_a_timer_far_in_the_future_stops_nothing() -> None:
+    """Kafka's default of `flush.ms` is 292 million years."""
+    threads, turns, ends = Committers(1, NoKernel()), SimpleQueue[int | None](), SimpleQueue[object]()
+    threads.put_at(time.monotonic() + 9.2e15, Waiting(None, turns, ends))
+    threads.put(Waiting(None, turns, ends))
+    assert turns.get(timeout=TIMEOUT) is None
+
+
 def test_queues_take_turns_in_the_order_in_which_they_were_put(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     files, threads = Files(monkeypatch), Committers(1, NoKernel())
     threads.put(queues[1])
