@@ -89,7 +89,8 @@ class RowsEncoder:
             if self._parquet is None:
                 self._parquet = self._open(group)
             self._restart_checksum()
-            self._parquet.write_table(group, row_group_size=len(group))
+            # Pages are cut at the ends of chunks, too: the same rows shall give the same bytes.
+            self._parquet.write_table(group.combine_chunks(), row_group_size=len(group))
             self._buffered.flush()
             self._checksums.append(self._sink.checksum)
 
@@ -137,7 +138,11 @@ class RowsWriter:
 
     def __enter__(self) -> RowsWriter:
         self._object: ObjectWriter = self._store.create(self._name)
-        self._object.__enter__()
+        try:
+            self._object.__enter__()
+        except BaseException:
+            self._encoder.abandon()
+            raise
         try:
             self._encoder.pass_to(self._object)
         except BaseException as failure:
