@@ -58,6 +58,8 @@ class MaintenanceLoop:
         self._seal_ms = settings.maintenance_seal_interval_ms
         self._stop = threading.Event()
         self._checked_at: int | None = None
+        self._has_growth = False
+        """True if a segment may be prepared and no sealing process runs."""
         self._failing: set[int] = set()
         """Topics that cannot be rolled."""
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
@@ -88,17 +90,24 @@ class MaintenanceLoop:
         self._thread.join()
         self._sealer.__exit__()
 
-    def wake_sealer(self, grown_topic_id: int | None = None) -> None:
+    def wake_sealer(self) -> None:
         """Let the sealing process check for rolled segments at once; start it if it does not run.
 
-        `grown_topic_id`: the open segment of that topic has grown, and may be prepared. For any thread. Raises
-        nothing: an error is logged, and the loop tries again.
+        Callable from any thread. Raises nothing: an error is logged, and the loop tries again.
         """
         try:
             if not self._stop.is_set() and self._store_trial is None:
-                self._sealer.wake(grown_topic_id)
+                self._sealer.wake()
         except Exception:
             _log.exception("the sealing process cannot be started now")
+
+    def note_growth(self, topic_id: int) -> None:
+        """Let the sealing process prepare the open segment of a topic; this loop starts it if it does not run.
+
+        Callable from any thread; it waits for nothing and raises nothing.
+        """
+        if self._store_trial is None and not self._sealer.note_growth(topic_id):
+            self._has_growth = True
 
     def _rest(self, seconds: float) -> None:
         """Wait between two topics of thousands; sealing does not wait for all of them."""
@@ -162,10 +171,12 @@ class MaintenanceLoop:
             self.wake_sealer()
 
     def _seal(self, log_uid: str) -> None:
-        """Start the sealing process for segments that another process, or one that has died, left rolled."""
+        """Start the sealing process for segments that another process, or one that has died, left rolled, and for
+        growth."""
         now = self._environment.clock.now_ms()
         if not is_due(self._checked_at, self._seal_ms, now):
             return
         self._checked_at = now
-        if self._environment.metadata.segments.topics_with_segments([SegmentState.ROLLED], log_uid):
+        has_growth, self._has_growth = self._has_growth, False
+        if has_growth or self._environment.metadata.segments.topics_with_segments([SegmentState.ROLLED], log_uid):
             self.wake_sealer()

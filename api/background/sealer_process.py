@@ -73,20 +73,14 @@ class BackgroundSealer:
     def __enter__(self) -> BackgroundSealer:
         return self
 
-    def wake(self, grown_topic_id: int | None = None) -> None:
+    def wake(self) -> None:
         """Let the process check for rolled segments at once; start it if it does not run. Callable from any thread.
 
-        `grown_topic_id`: the topic's open segment has grown, so that it may be prepared. Raises OSError if no process
-        can be started now.
+        Raises OSError if no process can be started now.
         """
         with self._lock:
-            if self._process is not None and self._writer_lives is not None and self._process.is_alive():
-                with suppress(BrokenPipeError):  # it ends now
-                    with suppress(BlockingIOError):  # it is woken already
-                        self._writer_lives.send_bytes(
-                            _WAKE if grown_topic_id is None else _TOPIC_ID.pack(grown_topic_id)
-                        )
-                    return
+            if self._was_sent(_WAKE):
+                return
             self._end()
             theirs, self._writer_lives = self._context.Pipe(duplex=False)
             os.set_blocking(self._writer_lives.fileno(), False)
@@ -100,6 +94,23 @@ class BackgroundSealer:
             finally:
                 theirs.close()
             self._process = process
+
+    def note_growth(self, topic_id: int) -> bool:
+        """Let the process prepare the open segment of a topic, which has grown; return False if it does not run.
+
+        Callable from any thread.
+        """
+        with self._lock:
+            return self._was_sent(_TOPIC_ID.pack(topic_id))
+
+    def _was_sent(self, message: bytes) -> bool:
+        """Send a message to the process; return False if it does not run. A message that finds no room is left out: the
+        process checks for rolled segments every few seconds. For the holder of the lock."""
+        if self._process is None or self._writer_lives is None or not self._process.is_alive():
+            return False
+        with suppress(BrokenPipeError, BlockingIOError):  # it ends now; it has many messages
+            self._writer_lives.send_bytes(message)
+        return True
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -131,7 +142,7 @@ def seal_until_stopped(
         report = _Once(f"compactor: sealing {topic_name}", report_error)
     try:
         with open_for_writing(settings) as environment:
-            prepared = PreparedSegments(environment.log, settings.maintenance_prepared_bytes)
+            prepared = PreparedSegments(environment.log, environment.clock, settings.maintenance_prepared_bytes)
             sealing = Sealing(environment, lambda: writer is None or writer.is_alive(), prepared)
             if topic_name is None:
                 sealing.repeat_until_stopped(stop, sealing.seal_one_per_topic, report)
@@ -159,10 +170,7 @@ class Sealing:
         self._environment = environment
         self._writer_lives = writer_lives
         self._prepared = prepared
-        self._grown: dict[int, bool] = {}
-        """Topics whose open segments have grown, by id, in the order of their turns; True: not looked at yet."""
-        self._open: dict[int, TopicActiveSegment] = {}
-        """The rows of topics that grow, by id."""
+        self._preparing = _Preparing(environment, prepared)
         self._is_woken = False
         self._again_at: dict[int, int] = {}
         self._reports: dict[int, _Once] = {}
@@ -181,12 +189,12 @@ class Sealing:
         while not last:
             last = self._is_closed(stop, wait, wakes=wait != RETRY_SECONDS)
             try:
-                if last or more or self._is_woken or not self._grown:
+                if last or more or self._is_woken or not self._preparing.has_more:
                     self._is_woken = False
                     more = seal(last)
                     while more and last:
                         more = seal(last)
-                wait = 0.0 if more or (not last and self._prepare_next()) else POLL_SECONDS
+                wait = 0.0 if more or (not last and self._prepare()) else POLL_SECONDS
             except Exception as error:  # whatever it is: later it may go
                 report(error)
                 wait = RETRY_SECONDS
@@ -210,36 +218,11 @@ class Sealing:
     def _note(self, message: bytes) -> None:
         if message == _WAKE:
             self._is_woken = True
-        elif len(self._grown) < _TOPICS_AT_ONCE:
-            self._grown[_TOPIC_ID.unpack(message)[0]] = True
+        else:
+            self._preparing.note_growth(_TOPIC_ID.unpack(message)[0])
 
-    def _prepare_next(self) -> HasMore:
-        """Prepare a piece of the open segment of a topic that has grown."""
-        if not self._grown or not self._writer_lives():
-            return False
-        topic_id = next(iter(self._grown))
-        is_new = self._grown.pop(topic_id)
-        active = self._open.get(topic_id) or self._active_segment(topic_id)
-        if active is not None and active.open is not None:
-            try:
-                if self._prepared.extend(active.topic, active.open):
-                    self._grown[topic_id] = False
-                elif is_new:
-                    self._open.pop(topic_id, None)  # it may have another open segment now
-            except (CompactorError, OSError) as error:  # the segment is sealed from its file, which reports it
-                LOG.debug("the open segment of %s is not prepared: %s", active.topic.name, error)
-                self._open.pop(topic_id, None)
-        return bool(self._grown)
-
-    def _active_segment(self, topic_id: int) -> TopicActiveSegment | None:
-        """Read the open segment of a topic, if it is in this log directory."""
-        for active in self._environment.metadata.segments.active_segments([topic_id]):
-            if active.open is not None and active.open.log_uid == self._environment.log.known_uid:
-                if len(self._open) >= _TOPICS_AT_ONCE:
-                    self._open.clear()
-                self._open[topic_id] = active
-                return active
-        return None
+    def _prepare(self) -> HasMore:
+        return self._writer_lives() and self._preparing.prepare_next()
 
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         """Seal all rolled segments of a topic, and remove its old files."""
@@ -283,11 +266,68 @@ class Sealing:
         if not self._writer_lives():
             return False
         turn = self._turns.pop(topic.id, None) or LogManager(self._environment, prepared=self._prepared).seal(topic)
-        self._open.pop(topic.id, None)
+        self._preparing.forget(topic.id)
         if next(turn, None) is None:
             return False
         self._turns[topic.id] = turn
         return True
+
+
+class _Preparing:
+    """The preparation of open segments that grow: topics take turns, a piece each. Raises nothing."""
+
+    def __init__(self, environment: Environment, prepared: PreparedSegments) -> None:
+        self._environment = environment
+        self._prepared = prepared
+        self._turns: dict[int, bool] = {}
+        """Topics that have grown, by id, in the order of their turns; True: no piece of this growth is prepared yet."""
+        self._rows: dict[int, TopicActiveSegment] = {}
+        """The rows of open segments that were prepared last, by topic id."""
+        self._report = _Once("preparing open segments", LOG.warning)
+
+    @property
+    def has_more(self) -> bool:
+        """True if a topic waits for its turn."""
+        return bool(self._turns)
+
+    def note_growth(self, topic_id: int) -> None:
+        """Give a topic a turn."""
+        if len(self._turns) < _TOPICS_AT_ONCE:
+            self._turns[topic_id] = True
+
+    def forget(self, topic_id: int) -> None:
+        """Read the open segment of a topic again before its next turn."""
+        self._rows.pop(topic_id, None)
+
+    def prepare_next(self) -> HasMore:
+        """Prepare a piece of the topic whose turn it is. The segment is sealed from its file if that fails."""
+        if not self._turns:
+            return False
+        topic_id = next(iter(self._turns))
+        is_new = self._turns.pop(topic_id)
+        try:
+            active = self._rows.get(topic_id) or self._active_segment(topic_id)
+            if active is not None and active.open is not None and self._prepared.extend(active.topic, active.open):
+                self._turns[topic_id] = False
+            elif is_new:
+                self.forget(topic_id)  # it may have another open segment now
+        except (CompactorError, OSError) as error:  # its sealer or readers report it
+            LOG.debug("the open segment of topic %d is not prepared: %s", topic_id, error)
+            self.forget(topic_id)
+        except Exception as error:  # whatever it is, segments must be sealed
+            self._report(error)
+            self.forget(topic_id)
+        return self.has_more
+
+    def _active_segment(self, topic_id: int) -> TopicActiveSegment | None:
+        """Read the open segment of a topic, if it is in this log directory."""
+        for active in self._environment.metadata.segments.active_segments([topic_id]):
+            if active.open is not None and active.open.log_uid == self._environment.log.known_uid:
+                if len(self._rows) >= _TOPICS_AT_ONCE:
+                    self._rows.clear()
+                self._rows[topic_id] = active
+                return active
+        return None
 
 
 class _Once:

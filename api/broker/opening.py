@@ -37,6 +37,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
             environment.log,
             wake_sealer=lambda: maintenance.wake_sealer(),
             wake_writers=lambda: leases.wake(),
+            has_preparation=settings.maintenance_prepared_bytes > 0,
         )
         environment = replace(environment, log=log)
         metadata, clock = environment.metadata, environment.clock
@@ -59,7 +60,8 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
             settings.producers_idle_ms,
             maintenance.wake_sealer,
             leases,
-            maintenance.wake_sealer if settings.maintenance_prepared_bytes else None,
+            maintenance.note_growth if settings.maintenance_prepared_bytes else None,
+            settings.limits_bodies_bytes,
         )
         try:
             yield Broker(

@@ -37,15 +37,16 @@ class LogDirectory:
     """The log directory of this machine, at `path`. It is created with its first file.
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
-    there is none, and any process may seal them. `wake_writers`: lets the logs that are open in this process check for
-    requested rolls at once; None: they are in another process. `space_limit`: the limits of appends; None: the disk is
-    the limit.
+    there is none, and any process may seal them. `has_preparation`: that process prepares open segments
+    (prepared_segments.py). `wake_writers`: lets the logs that are open in this process check for requested rolls at
+    once; None: they are in another process. `space_limit`: the limits of appends; None: the disk is the limit.
     """
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
     wake_writers: Callable[[], object] | None = field(default=None, compare=False)
     space_limit: LogSpaceLimit | None = field(default=None, compare=False)
+    has_preparation: bool = field(default=False, compare=False)
     lost_ids_reserved: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when this process has reserved the ledger ids of files that the database has lost (ledger_id_recovery.py)."""
     decoding: DecodeBudget = field(default_factory=DecodeBudget, compare=False, repr=False)

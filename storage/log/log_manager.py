@@ -16,8 +16,8 @@ segment, and of two attempts at the same one, one commits. An interruption leave
 both and never neither: the transaction decides, and readers follow the rows.
 
 Errors: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment in another log
-directory, Misconfigured for a store of another database, any error of store and database. Memory: one segment, about
-four times its logical size (`segment.bytes`, storage/log/segment_lifecycle.py bounds it) and 250 bytes a message.
+directory, Misconfigured for a store of another database, any error of store and database. Memory of sealing: about
+200 MiB, 150 bytes a message, and four times the largest entry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.ledger.sealing import Sealer
 from storage.log.damaged import recovered_rows
 from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
-from storage.log.prepared_segments import GROWTH_BYTES, PreparedSegments
+from storage.log.prepared_segments import PIECE_BYTES, PreparedSegments
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -52,8 +52,7 @@ SEALER_WAIT_MS = 60_000
 """The time that the process has which is woken to seal large segments."""
 SMALL_BYTES = 16 << 20
 SMALL_MESSAGES = 100_000
-"""A segment of at most that many logical bytes and messages takes less than 100 MiB to seal, if it has less than
-`GROWTH_BYTES`: a larger one may be prepared in the process that is woken."""
+"""A segment of at most that many logical bytes and messages takes less than 100 MiB to seal."""
 SEALER_DEAD_MS = 60_000
 """The age of a heartbeat from which its sealer has lost the segment."""
 _HEARTBEAT_SECONDS = 5.0
@@ -293,7 +292,7 @@ class LogManager:
         """Claim the oldest segment that may be sealed here; write nothing if there is none."""
         others = {
             *damaged,
-            *(segment.ledger_id for segment in waiting if self.environment.log.wake_sealer and not _is_small(segment)),
+            *(segment.ledger_id for segment in waiting if self._is_left_to_sealer(segment)),
         }
         abandoned = () if again else self._abandoned(topic, waiting)
         if all(segment.ledger_id in others or segment in abandoned for segment in waiting):
@@ -307,6 +306,15 @@ class LogManager:
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
+
+    def _is_left_to_sealer(self, segment: SegmentRecord) -> bool:
+        """Return whether only the process that `wake_sealer` wakes seals a segment: if it is large, or may be prepared
+        there."""
+        log = self.environment.log
+        if log.wake_sealer is None:
+            return False
+        may_be_prepared = log.has_preparation and segment.content is not None and segment.content.size >= PIECE_BYTES
+        return may_be_prepared or not _is_small(segment)
 
     def _check_abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
         """Raise Misconfigured for a segment that was tried too often, unless the last try may still run."""
@@ -378,7 +386,7 @@ class LogManager:
     ) -> RecoveredLedger:
         """Write all rows of a segment; with `accept_loss`, those that are readable."""
         now = self.environment.clock.now_ms()
-        begun = None if self.prepared is None else self.prepared.take(segment)
+        begun = None if self.prepared is None else self.prepared.take(topic, segment)
         try:
             reader = SegmentTableReader(self.environment.log)
             tables = reader.all_tables(topic, segment, begun.next_offset if begun else segment.first_offset)
@@ -418,9 +426,9 @@ class LogManager:
 
 
 def _is_small(segment: SegmentRecord) -> bool:
-    """Return whether sealing takes little memory, no sealer has died over it, and none has prepared it."""
+    """Return whether sealing takes little memory, and no sealer has died over it."""
     content = segment.content
-    if content is None or segment.sealing_tries or content.size >= GROWTH_BYTES:
+    if content is None or segment.sealing_tries:
         return False
     return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
 

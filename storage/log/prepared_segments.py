@@ -4,11 +4,11 @@ A compaction rolls the open segment and waits until it is sealed. What was prepa
 for the last few MiB instead of the whole segment. The bytes of the ledger are the same either way.
 
 Only flushed entries are prepared, because no recovery cuts them off. They are encoded in pieces, so a segment that
-waits to be sealed waits for one piece at most. Memory: `max_bytes` for all segments, and one piece with its keys. A
-segment that does not fit is not prepared further; the segments that have grown last keep their place. What is in memory
-ends with the process: the segment is sealed from its file.
+waits to be sealed waits for one piece at most. Memory: `max_bytes` for all segments, and one piece. A segment is not
+prepared further when memory is full, unless another one has not grown for `IDLE_MS`: that one is dropped. What is in
+memory ends with the process: the segment is sealed from its file.
 
-Errors: ObjectMissing, ObjectDamaged, Misconfigured, Unavailable; then nothing of that segment stays prepared, and its
+Errors: ObjectMissing, ObjectDamaged, Misconfigured, Unavailable; then the segment is not prepared any more, and its
 sealer reports the damage. For one thread. Must not know: SQL, the object store.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.clock import Clock
 from storage.entries.decode import StoredEntry, unpack_some
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import LedgerBuilder
@@ -26,27 +27,42 @@ from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
 
-GROWTH_BYTES = 2 << 20
-"""Bytes by which a segment grows before it is worth a piece."""
 PIECE_BYTES = 2 << 20
-"""Bytes of entries, uncompressed, that are encoded together."""
+"""Bytes of entries, uncompressed, that are encoded together, and the least growth of a segment that is prepared."""
+OVERHEAD_BYTES = 5 << 20
+"""Memory of a segment besides its encoded bytes and keys: buffers of Parquet, and rows of the next row group."""
+IDLE_MS = 60_000
+"""Time without growth after which a segment makes room for others."""
 
 
 @dataclass
 class PreparedSegment:
-    """The beginning of a segment. `next_offset`: the offset after it; `size`: its bytes of the segment's file."""
+    """The beginning of a segment of the topic `topic_uid`.
 
+    `next_offset`: the offset after it; `size`: its bytes of the segment's file; `grown_at`: the time (ms) of its last
+    piece.
+    """
+
+    topic_uid: str
+    first_offset: int
     ledger: LedgerBuilder
     next_offset: int
     size: int = HEADER_BYTES
+    grown_at: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes in memory."""
+        return OVERHEAD_BYTES + self.ledger.held_bytes
 
 
 class PreparedSegments:
     """The prepared segments of one log directory."""
 
-    def __init__(self, log: LogDirectory, max_bytes: int) -> None:
+    def __init__(self, log: LogDirectory, clock: Clock, max_bytes: int) -> None:
         """`max_bytes`: of all of them in memory; 0: none is prepared."""
         self._log = log
+        self._clock = clock
         self._max_bytes = max_bytes
         self._by_ledger: dict[int, PreparedSegment] = {}
         """By ledger id; those that have grown last come last."""
@@ -54,43 +70,51 @@ class PreparedSegments:
     @property
     def held_bytes(self) -> int:
         """The bytes of all prepared segments in memory."""
-        return sum(prepared.ledger.held_bytes for prepared in self._by_ledger.values())
+        return sum(prepared.held_bytes for prepared in self._by_ledger.values())
 
-    def extend(self, topic: TopicRecord, segment: SegmentRecord) -> int:
-        """Prepare the next piece of an open segment. Return its bytes of the segment's file; 0: too little was flushed,
-        or memory is full."""
+    def extend(self, topic: TopicRecord, segment: SegmentRecord) -> bool:
+        """Prepare the next piece of an open segment. Return False if too little was flushed, or memory is full."""
         self._log.check_is_local(topic.name, segment)
         local = LocalSegment.of(self._log, topic, segment)
         watermark = read_high_watermark(local.files.high_watermark, local.header.checksum)
         if watermark is None:  # what is flushed is not known
-            return 0
-        flushed = watermark.flushed_bytes
-        prepared = self._by_ledger.pop(segment.ledger_id, None)
+            return False
+        prepared = self._by_ledger.get(segment.ledger_id)
+        if watermark.flushed_bytes - (prepared.size if prepared else HEADER_BYTES) < PIECE_BYTES:
+            return False
         if prepared is None:
-            prepared = PreparedSegment(LedgerBuilder(Xxh3KeyHasher(topic.hash_seed)), segment.first_offset)
-        self._make_room(prepared)
-        before = prepared.size
-        if flushed - before >= GROWTH_BYTES and self._has_room(prepared):
-            try:
-                self._add_piece(prepared, SegmentReader(local, flushed), segment.ledger_id)
-            except BaseException:
-                prepared.ledger.encoder.abandon()
-                raise
-        if prepared.ledger.held_bytes:
-            self._by_ledger[segment.ledger_id] = prepared
-        return prepared.size - before
+            builder = LedgerBuilder(Xxh3KeyHasher(topic.hash_seed))
+            prepared = PreparedSegment(topic.uid, segment.first_offset, builder, segment.first_offset)
+        if not self._made_room(prepared):
+            return False
+        self._by_ledger.pop(segment.ledger_id, None)
+        try:
+            self._add_piece(prepared, SegmentReader(local, watermark.flushed_bytes), segment.ledger_id)
+        except BaseException:
+            prepared.ledger.encoder.abandon()
+            raise
+        prepared.grown_at = self._clock.now_ms()
+        self._by_ledger[segment.ledger_id] = prepared
+        return True
 
-    def take(self, segment: SegmentRecord) -> PreparedSegment | None:
+    def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreparedSegment | None:
         """Return what is prepared of a segment, and forget it; None: nothing is."""
-        return self._by_ledger.pop(segment.ledger_id, None)
+        prepared = self._by_ledger.pop(segment.ledger_id, None)
+        if prepared is None or (prepared.topic_uid, prepared.first_offset) != (topic.uid, segment.first_offset):
+            return None
+        return prepared
 
-    def _make_room(self, prepared: PreparedSegment) -> None:
-        """Drop segments that have not grown for longer than this one, until a piece of it fits."""
-        while self._by_ledger and not self._has_room(prepared):
-            self._by_ledger.pop(next(iter(self._by_ledger))).ledger.encoder.abandon()
-
-    def _has_room(self, prepared: PreparedSegment) -> bool:
-        return self.held_bytes + prepared.ledger.held_bytes + PIECE_BYTES <= self._max_bytes
+    def _made_room(self, grown: PreparedSegment) -> bool:
+        """Return whether a piece of `grown` fits. Drop segments that have been idle for long, as far as needed."""
+        now = self._clock.now_ms()
+        others = {ledger_id: item for ledger_id, item in self._by_ledger.items() if item is not grown}
+        held = grown.held_bytes + PIECE_BYTES + sum(item.held_bytes for item in others.values())
+        for ledger_id, item in others.items():
+            if held <= self._max_bytes or 0 <= now - item.grown_at < IDLE_MS:
+                break
+            self._by_ledger.pop(ledger_id).ledger.encoder.abandon()
+            held -= item.held_bytes
+        return held <= self._max_bytes
 
     def _add_piece(self, prepared: PreparedSegment, reader: SegmentReader, ledger_id: int) -> None:
         entries: list[StoredEntry] = []

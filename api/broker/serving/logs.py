@@ -23,7 +23,6 @@ from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome, Done, OnAnswered
 from storage.log.lease_renewer import LeaseRenewer
-from storage.log.prepared_segments import GROWTH_BYTES
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
@@ -31,6 +30,8 @@ from storage.topic import Topic
 
 OPEN_WAIT_MS = 2_000
 """The time to wait for the lease: a compaction of this process has it for a moment, to roll."""
+GROWTH_BYTES = 2 << 20
+"""Bytes by which a log grows before it is noted that it has grown."""
 CHECK_SECONDS = 1.0
 """The time between two searches for idle logs."""
 _log = logging.getLogger(__name__)
@@ -66,16 +67,20 @@ class TopicLogs:
         on_rolled: Callable[[], object] = lambda: None,
         watch: LeaseRenewer | None = None,
         on_grown: Callable[[int], object] | None = None,
+        max_pending_bytes: int | None = None,
     ) -> None:
         """`max_open`: maximum number of open logs. `idle_ms`: time without a use after which a log is closed.
         `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object.
-        `on_grown` is called with the id of a topic whose log has grown by `GROWTH_BYTES`; it must be quick."""
+        `on_grown` is called with the id of a topic whose log has grown by `GROWTH_BYTES`; it must be quick.
+        `max_pending_bytes`: the bytes of entries of `submit` that wait for a disk together; None: any number."""
         self._clock = clock
         self._max_open = max_open
         self._idle_ms = idle_ms
         self._on_rolled = on_rolled
         self._watch = watch
         self._on_grown = on_grown
+        self._max_pending_bytes = max_pending_bytes
+        self._pending_bytes = 0
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self.on_appended: OnAppended = lambda _topic, _entries: None
@@ -126,19 +131,47 @@ class TopicLogs:
         """Append entries as `append` does, without waiting for the disk if others wait: `on_answered` gets the answers.
 
         The answer of an item that is an error is that error. `on_answered` is called once, by any thread, and must be
-        quick. Raises what `append` raises; then it is not called.
+        quick. Raises what `append` raises, and Unavailable if too many bytes wait; then it is not called.
         """
-        open_log = self._use(topic)
+        size = sum(len(entry) for entry in entries if isinstance(entry, bytes))
+        self._take_pending(topic, size)
+        open_log: _Open | None = None
 
-        def answered(answers: list[AppendOutcome]) -> None:
-            self._release_soon(open_log)
-            on_answered(answers)
+        def release() -> None:
+            self._add_pending(-size)
+            if open_log is not None:
+                self._release_soon(open_log)
+
+        def deliver(answers: list[AppendOutcome]) -> None:
+            try:
+                on_answered(answers)
+            finally:
+                release()
 
         try:
-            Appending(self, open_log, entries, [""] * len(entries), answered).finish()
+            open_log = self._use(topic)
+            Appending(self, open_log, entries, [""] * len(entries), deliver).finish()
         except BaseException:
-            self._release_soon(open_log)
+            release()
             raise
+
+    def _take_pending(self, topic: Topic, size: int) -> None:
+        """Count bytes that wait for a disk. Raises Unavailable if too many do, whatever their requests wait for."""
+        with self._lock:
+            pending, limit = self._pending_bytes, self._max_pending_bytes
+            if limit is None or not pending or pending + size <= limit:
+                self._pending_bytes += size
+                return
+        raise Unavailable(
+            f"{size} bytes for {topic.name} are not taken: {pending} bytes of messages wait for the disk of the log, "
+            f"of at most {limit}",
+            "try again when the disk is faster, or raise limits.bodies-bytes",
+            public="too many messages wait for the disk of the log",
+        )
+
+    def _add_pending(self, size: int) -> None:
+        with self._lock:
+            self._pending_bytes += size
 
     def hold(self, topic: Topic) -> HeldLog:
         """Return the topic's log, which stays open until `HeldLog.release`; until then this service owns the topic.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -183,7 +183,9 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    sealing = Sealing(replace(environment, clock=clock), lambda: True, PreparedSegments(environment.log, 0))
+    sealing = Sealing(
+        replace(environment, clock=clock), lambda: True, PreparedSegments(environment.log, environment.clock, 0)
+    )
     tries: list[TopicRecord] = []
 
     def away(_: LogManager, topic: TopicRecord) -> Iterator[object]:
@@ -215,7 +217,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogManager, "seal", recording)
     for name in ("t", "t", "t", "u"):
         roll(name)
-    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, 0))
+    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 0))
     assert sealing.seal_one_per_topic(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")
@@ -228,10 +230,9 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
 def test_an_open_segment_that_has_grown_is_prepared_when_nothing_waits(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.log.prepared_segments.GROWTH_BYTES", 1)
     monkeypatch.setattr("storage.log.prepared_segments.PIECE_BYTES", 1)
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
-    prepared = PreparedSegments(environment.log, 1 << 30)
+    prepared = PreparedSegments(environment.log, environment.clock, 1 << 30)
     sealing = Sealing(environment, lambda: True, prepared)
     held: list[int] = []
     errors: list[Exception] = []
@@ -253,6 +254,42 @@ def test_an_open_segment_that_has_grown_is_prepared_when_nothing_waits(
     assert errors == []
     assert held[:2] == [0, 0], "first all that can be sealed"
     assert 0 < held[2] == held[3]
+
+
+@pytest.mark.parametrize("error", [Unavailable("the log is away", "try again"), ValueError("a defect")])
+def test_an_error_of_preparation_holds_up_no_segment(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(PreparedSegments, "extend", fail)
+    monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
+    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 1 << 30))
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    looks: list[bool] = []
+    errors: list[Exception] = []
+    topic = ensure_topic(environment, TopicName.parse("t"))
+    with topic.append_log() as log:
+        log.append(single(b"a", b"1"))
+        writer.send_bytes(struct.pack(">q", topic.record.id))
+
+        def seal(last: bool) -> bool:
+            looks.append(last)
+            if len(looks) == 2:
+                writer.close()
+            return False
+
+        sealing.repeat_until_stopped(reader, seal, errors.append)
+    assert errors == []
+    assert looks == [False, False, True]
+
+
+def test_growth_starts_no_process(settings: Settings) -> None:
+    """One that dies at its start would be started with each growth."""
+    with BackgroundSealer(settings, NAME) as sealer:
+        assert not sealer.note_growth(1)
+        assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])

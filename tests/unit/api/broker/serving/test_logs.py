@@ -35,6 +35,25 @@ def producers(bench: Workbench) -> Iterator[TopicLogs]:
     created.drain_and_close()
 
 
+def test_bytes_that_wait_for_a_disk_are_bounded(bench: Workbench) -> None:
+    """Also those of requests that were abandoned."""
+    kernel = HeldKernel()
+    logged = replace(bench, log=replace(bench.log, committers=Committers(1, kernel)))
+    topic, data, answered = logged.topic("t"), entry(b"v" * 100), SimpleQueue[list[AppendOutcome]]()
+    logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000, max_pending_bytes=2 * len(data))
+    for _ in range(2):
+        logs.submit(topic, [data], answered.put)
+    with pytest.raises(Unavailable, match="bytes of messages wait for the disk of the log, of at most"):
+        logs.submit(topic, [data], answered.put)
+    for _ in range(2):
+        kernel.next()(None)
+        assert isinstance(answered.get(timeout=30)[0], AppendResult)
+    kernel.take_no_more()
+    logs.submit(topic, [data], answered.put)
+    assert isinstance(answered.get(timeout=30)[0], AppendResult)
+    logs.drain_and_close()
+
+
 def test_growth_is_noted_once_for_each_step(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = encode_message(b"k", b"v" * 100, producer="p", sequence_id=0, publish_time=1)
     monkeypatch.setattr("api.broker.serving.logs.GROWTH_BYTES", 3 * len(entry))
