@@ -1,4 +1,4 @@
-"""Two and eight publishers at once, twenty rounds each, on each database: one winner a round (A1; property 8).
+"""Two and eight publishers at once, ten rounds each, on each database: one winner a round (A1; property 8).
 
 All publishers of a round hold the same claim, each with a compacted ledger and a horizon of its own, as if the worker
 had been started twice. The same rounds are then played with the compare-and-swap taken out, and must find two winners:
@@ -24,7 +24,7 @@ from tests.budgets import IN_SOAK
 from tests.conformance.metadata.builders import append, at_once, claim, compacted
 from tests.conformance.metadata.conftest import OpenStore
 
-ROUNDS = 100 if IN_SOAK else 20
+ROUNDS = 100 if IN_SOAK else 10
 
 
 def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:

@@ -18,16 +18,16 @@ TRIED = range(60)
 """If the code has changed so that the seed below does not come by the bug any more, one of these does."""
 FOUND_BY = {
     "publish-unfenced": 18,
-    "publish-any-epoch": 18,
+    "publish-any-epoch": 13,
     "delete-cursor-keeps-epoch": 0,
     "gc-ignores-pins": 14,
     "gc-ignores-attempts": 2,
     "gc-ignores-retired": 4,
     "gc-dry-run-deletes": 3,
-    "marker-dropped": 18,
+    "marker-dropped": 7,
     "bitmaps-not-united": 1,
     "horizon-at-survivor": 2,
-    "reader-jumps": 1,
+    "reader-jumps": 13,
     "reader-ignores-deleted": 1,
     "reader-starts-again": 13,
     "reader-silently-stale": 1,
@@ -38,7 +38,7 @@ FOUND_BY = {
     "sealed-beside-its-segment": 0,
     "dirty-over-segments": 37,
     "import-does-not-roll": 0,
-    "reader-repeats-after-sealing": 1,
+    "reader-repeats-after-sealing": 14,
     "sweep-takes-unsealed": 0,
     "commit-not-looked-for": 0,
     "trim-ignores-cursors": 3,
@@ -51,7 +51,7 @@ FOUND_BY = {
     "claimed-while-paused": 0,
     "lost-lease-unnoticed": 2,
 }
-"""By bug, a seed that comes by it; found by trying."""
+"""By bug, a seed that comes by it, with little CPU; found by trying."""
 RUN_BY_MAKE_TEST = (0, 1, 2)
 EVENTS = {
     0: {"COMMIT AFTER", "deleted", "deleted topic collected", "interrupted", "paused", "run ERROR", "truncated"},
@@ -81,7 +81,7 @@ def test_a_life_holds(seed: int) -> None:
 def test_the_same_seed_is_the_same_life() -> None:
     life = simulate(5, STEPS // 2)
     assert simulate(5, STEPS // 2) == life
-    assert simulate(6, STEPS // 2).log != life.log
+    assert simulate(6, 1).log[:10] != life.log[:10]
 
 
 def test_every_bug_has_its_seed() -> None:
