@@ -39,7 +39,7 @@ QUICK_BUILD = {
     "CGO_ENABLED": "0",
     "GOFLAGS": "-mod=readonly '-gcflags=all=-N -l -dwarf=false' '-ldflags=-s -w'",
     "GOTOOLCHAIN": "auto",
-    "GOGC": "400",
+    "GOGC": "800",
 }
 """Settings of Go's builds: without C, optimisation and debug information. Builds with equal ones share packages.
 
