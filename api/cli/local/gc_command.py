@@ -12,7 +12,7 @@ from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import print_line
 from api.components import open_for_changing
-from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
+from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -28,7 +28,7 @@ def collect_garbage(
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
     grace: Annotated[
         int | None,
-        duration_option("--grace", "Age of garbage before it is deleted: 10m, 2d. [default: 1h]", LEAST_GRACE_MS),
+        duration_option("--grace", "Age of garbage before it is deleted: 10m, 2d. [default: gc.grace]", LEAST_GRACE_MS),
     ] = None,
     dry_run: DryRun = False,
     unknown_topics: Annotated[
@@ -53,7 +53,7 @@ def collect_garbage(
 
         reports = compaction.collect_garbage(
             environment,
-            GRACE_MS if grace is None else grace,
+            context.obj.gc_grace_ms if grace is None else grace,
             names or None,
             unknown_topics=unknown_topics,
             dry_run=not yes,

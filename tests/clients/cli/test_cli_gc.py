@@ -49,6 +49,14 @@ def test_a_longer_grace_time_keeps_it(program: Program, replaced: str) -> None:
     assert program("gc", "--grace", "1h").done().stdout != ""
 
 
+def test_the_setting_is_the_default_of_the_grace_time(
+    program: Program, replaced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPACTOR_GC_GRACE", "61m")
+    assert program("gc").done().stdout == ""
+    assert program("gc", "--grace", "1h").done().stdout != ""
+
+
 def test_one_topic(program: Program, replaced: str, history: str, clock: ManualClock) -> None:
     assert program("gc", "--topic", history).done().stdout == ""
     assert program("gc", "--topic", replaced, "--topic", replaced).done().stdout.count("\n") == 3
