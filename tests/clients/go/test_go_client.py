@@ -1,4 +1,4 @@
-"""Pulsar's Go client, unmodified, at a real service."""
+"""Pulsar's Go client, unmodified, at a real service. It is compiled without Athenz, a way to log in (`absent`)."""
 
 from __future__ import annotations
 
