@@ -56,6 +56,7 @@ def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, seco
     assert created.schema == rows.SCHEMA
     assert len(created) == len(content)
     absent = ["producer", "sequence_id", "chunk_uuid", "chunk_index", "chunk_count", "metadata", "retained_at"]
+    absent += ["source_ledger_id", "source_entry_id"]
     nothing = dict.fromkeys(absent)
     for number, (given_, row) in enumerate(zip(content.to_pylist(), created.to_pylist(), strict=True)):
         publish_time = 1_234 if given_["publish_time"] is None else given_["publish_time"]
