@@ -18,6 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from storage.errors import InvalidRecord
+from storage.varints import read_unsigned_varint
 
 BLOCK_HEADER_BYTES = 28
 """The bytes of a block's header that have a meaning; the rest is reserved."""
@@ -130,24 +131,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a protobuf message. Raises IndexError for other bytes."""
     at = 0
     while at < len(data):
-        tag, at = _number(data, at)
+        tag, at = read_unsigned_varint(data, at)
         kind = tag & 7
         if kind == 0:
-            value, at = _number(data, at)
+            value, at = read_unsigned_varint(data, at)
             yield tag >> 3, value
             continue
-        size, at = _number(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), at)
+        size, at = read_unsigned_varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), at)
         if at + size > len(data):
             raise IndexError("a field ends after its message")
         yield tag >> 3, data[at : at + size]
         at += size
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for number in range(10):
-        byte = data[at + number]
-        value |= (byte & 0x7F) << (7 * number)
-        if byte < 0x80:
-            return value, at + number + 1
-    raise IndexError("a number has more than ten bytes")

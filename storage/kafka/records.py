@@ -24,8 +24,8 @@ from storage.kafka.compression import Undecompressable, decompress
 from storage.kafka.header_properties import LocatedHeaders, properties_of
 from storage.kafka.message_set import read_message_set
 from storage.kafka.record_batch import RecordBatch, damaged
-from storage.kafka.varints import PADDING, read_varint, read_varints, words_of
 from storage.slices import I64, Spans, slices
+from storage.varints import PADDING, read_varint, read_varints, words_of
 
 BLOCK_BYTES = 2 << 20
 """Uncompressed bytes of batches that are decoded together: their arrays stay in a core's cache."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from storage.kafka.compression import Undecompressable, decompress
 from storage.kafka.record_batch import RecordBatch, damaged
-from storage.kafka.varints import read_varint
+from storage.varints import read_varint
 
 _CONTROL_KEY = Struct(">hh")
 _ABORT, _COMMIT = 0, 1

@@ -1,6 +1,6 @@
-"""Variable-length numbers of records (zigzag, low bits first): of many records at once, or one at a time.
+"""Variable-length numbers, low bits first, as Kafka's records (zigzag) and protobuf messages have them.
 
-Must not know: records.
+Must not know: records, messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from storage.slices import I64
 
 WORD_BYTES = 8
 PADDING = bytes(3 * WORD_BYTES)
-"""What must follow the data, so that a number at its last byte can be read without a check."""
+"""The bytes after the data: with them a number at its last byte can be read without a check."""
 _MOST_BYTES = 10
 
 
@@ -30,7 +30,10 @@ def words_of(data: bytes) -> I64:
 
 
 def read_varints(words: I64, positions: I64) -> Varints:
-    """Return the numbers at `positions`. A number of more than ten bytes is cut; damage shows in what follows it."""
+    """Return the signed (zigzag) numbers at `positions`.
+
+    A number of more than ten bytes is cut; damage shows in what follows it.
+    """
     word = words[positions]
     values = word & 0x7F
     more = (word >> 7) & 1
@@ -54,6 +57,12 @@ def read_varints(words: I64, positions: I64) -> Varints:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the signed (zigzag) number at `at`, and the position after it. Raises as `read_unsigned_varint`."""
+    value, end = read_unsigned_varint(data, at)
+    return (value >> 1) ^ -(value & 1), end
+
+
+def read_unsigned_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at `at`, and the position after it.
 
     Raises IndexError if the data ends before it does, or if it has more than ten bytes.
@@ -63,5 +72,5 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at + number]
         value |= (byte & 0x7F) << (7 * number)
         if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at + number + 1
+            return value, at + number + 1
     raise IndexError("a number has more than ten bytes")
