@@ -233,6 +233,13 @@ class SourceProgress(NamedTuple):
         return SourceProgress(max(self.position, other.position), max(self.publish_time, other.publish_time))
 
 
+def merged_progress(
+    newer: Mapping[str, SourceProgress], older: Mapping[str, SourceProgress]
+) -> dict[str, SourceProgress]:
+    """Return the progress of each source cluster, by name, over the entries of both."""
+    return {**older, **{name: progress.merged(older.get(name)) for name, progress in newer.items()}}
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """An object that a row names. `crc32c` covers all its bytes; of a rows object, the footer (docs/format.md)."""

@@ -20,7 +20,7 @@ from storage.environment import Environment
 from storage.errors import DataLoss, SegmentNotLocal
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.records import TopicRecord
-from storage.model import SourceProgress
+from storage.model import SourceProgress, merged_progress
 from storage.reading.snapshot_reader import last_of
 from storage.topic import Topic
 
@@ -48,8 +48,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
             for scanned in Topic(environment, topic).producer_sequences(end):
                 for name, sequence in scanned.highest.items():
                     highest[name] = max(sequence, highest.pop(name, sequence))
-                for cluster, progress in scanned.sources.items():
-                    sources[cluster] = progress.merged(sources.get(cluster))
+                sources = merged_progress(scanned.sources, sources)
                 end = scanned.end
                 if end >= below:
                     break

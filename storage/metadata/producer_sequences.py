@@ -24,7 +24,7 @@ from storage.errors import Conflict
 from storage.metadata import queries, topics
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import producer_sequences
-from storage.model import SourcePosition, SourceProgress
+from storage.model import SourcePosition, SourceProgress, merged_progress
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _merged_sources(
 ) -> Mapping[str, SourceProgress] | None:
     if newer is None or older is None:
         return older if newer is None else newer
-    return {**older, **{name: progress.merged(older.get(name)) for name, progress in newer.items()}}
+    return merged_progress(newer, older)
 
 
 def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:

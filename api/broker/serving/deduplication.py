@@ -39,7 +39,7 @@ from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.store import MetadataStore
-from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress
+from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress, merged_progress
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
@@ -161,8 +161,7 @@ class Deduplication:
         in_log: dict[str, SourceProgress] = {}
         if stored.sources:
             for scan in self._topic.producer_sequences(self._topic.snapshot_reader().first_offset):
-                for cluster, progress in scan.sources.items():
-                    in_log[cluster] = progress.merged(in_log.get(cluster))
+                in_log = merged_progress(scan.sources, in_log)
         LOG.warning(
             "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset "
             "%d: acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take "
