@@ -23,6 +23,7 @@ from storage.clock import Clock
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome, Done, OnAnswered
 from storage.log.lease_renewer import LeaseRenewer
+from storage.log.prepared_segments import PIECE_BYTES
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
@@ -30,8 +31,6 @@ from storage.topic import Topic
 
 OPEN_WAIT_MS = 2_000
 """The time to wait for the lease: a compaction of this process has it for a moment, to roll."""
-GROWTH_BYTES = 2 << 20
-"""Bytes by which a log grows before it is noted that it has grown."""
 CHECK_SECONDS = 1.0
 """The time between two searches for idle logs."""
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class TopicLogs:
     ) -> None:
         """`max_open`: maximum number of open logs. `idle_ms`: time without a use after which a log is closed.
         `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object.
-        `on_grown` is called with the id of a topic whose log has grown by `GROWTH_BYTES`; it must be quick.
+        `on_grown` is called with the id of a topic whose log has grown by `PIECE_BYTES`; it must be quick.
         `max_pending_bytes`: the bytes of entries of `submit` that wait for a disk together; None: any number."""
         self._clock = clock
         self._max_open = max_open
@@ -186,7 +185,7 @@ class TopicLogs:
             self.appended_entries += len(appended)
             self.appended_bytes += size
             open_log.grown_bytes += size
-            has_grown = open_log.grown_bytes >= GROWTH_BYTES
+            has_grown = open_log.grown_bytes >= PIECE_BYTES
             if has_grown:
                 open_log.grown_bytes = 0
         if has_grown and self._on_grown is not None:

@@ -56,7 +56,7 @@ def test_bytes_that_wait_for_a_disk_are_bounded(bench: Workbench) -> None:
 
 def test_growth_is_noted_once_for_each_step(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = encode_message(b"k", b"v" * 100, producer="p", sequence_id=0, publish_time=1)
-    monkeypatch.setattr("api.broker.serving.logs.GROWTH_BYTES", 3 * len(entry))
+    monkeypatch.setattr("api.broker.serving.logs.PIECE_BYTES", 3 * len(entry))
     grown: list[int] = []
     logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000, on_grown=grown.append)
     topic = bench.topic("t")
