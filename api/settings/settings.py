@@ -188,8 +188,8 @@ class Settings:
     maintenance_prepared_bytes: int = size(
         128 << 20,
         "maintenance.prepared-bytes",
-        "Memory of the sealing process for open segments that it encodes while they fill; 0: none i"
-        "s encoded before its roll.",
+        "Memory of the sealing process for open segments that it encodes while they fill; 0: none is "
+        "encoded before its roll.",
     )
     maintenance_interval_ms: int = duration(
         300_000,

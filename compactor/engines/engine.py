@@ -2,8 +2,8 @@
 
 An engine calls one function for the numbers 0 … n-1. It may run a task anywhere and several times (retries,
 speculation). It returns one outcome per number: an answer, or `TaskFailure` if all retries of the task failed, so that
-one bad topic fails alone. `compactor/engines/spark.py` is the engine of large jobs; `InProcessEngine`
-runs small ones in threads of this process, and is the shortest description of the contract.
+one bad topic fails alone. `compactor/engines/spark.py` is the engine of large jobs; `InProcessEngine` runs
+small ones in threads of this process, and is the shortest description of the contract.
 """
 
 from __future__ import annotations

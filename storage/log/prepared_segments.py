@@ -65,7 +65,7 @@ class PreparedSegments:
         self._clock = clock
         self._max_bytes = max_bytes
         self._by_ledger: dict[int, PreparedSegment] = {}
-        """By ledger id; those that have grown last come last."""
+        """Prepared segments by ledger id; those that have grown last come last."""
 
     @property
     def held_bytes(self) -> int:

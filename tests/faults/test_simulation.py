@@ -51,7 +51,7 @@ FOUND_BY = {
     "claimed-while-paused": 0,
     "lost-lease-unnoticed": 2,
 }
-"""By bug, a seed that comes by it, with little CPU; found by trying."""
+"""A seed that comes by each bug with little CPU; found by trying."""
 RUN_BY_MAKE_TEST = (0, 1, 2)
 EVENTS = {
     0: {"COMMIT AFTER", "deleted", "deleted topic collected", "interrupted", "paused", "run ERROR", "truncated"},

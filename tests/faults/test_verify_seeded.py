@@ -27,7 +27,7 @@ from tests.workbench import Workbench, content, hashing_alike
 SIZING = Sizing(parallelism=2, range_records=30, small_range_records=1, part_bytes=1 << 20, small_part_bytes=1)
 POLICIES = RunPolicies(retain_null_key=True, tombstone_retention_ms=1000)
 SHARES = (0.02, 0.4, 0.97)
-"""Of an object's bytes before the one whose bit is flipped."""
+"""Shares of an object's bytes before the one whose bit is flipped."""
 
 
 def verify(bench: Workbench, forger: Forger) -> Report:
