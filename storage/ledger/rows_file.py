@@ -95,15 +95,16 @@ class RowsEncoder:
             self._checksums.append(self._sink.checksum)
 
     def _open(self, group: pa.Table) -> Any:
-        return pq.ParquetWriter(self._buffered, rows.SCHEMA, **rows.writer_options(group))
+        return pq.ParquetWriter(self._buffered, rows.FILE_SCHEMA, **rows.writer_options(group))
 
     def finish(self, name: str) -> RowsObject:
         """Encode the remaining rows and the footer; return the object of that name that the bytes are."""
         self._write_groups(self._cutter.remaining())
         if self._parquet is None:
-            self._parquet = self._open(rows.SCHEMA.empty_table())
+            self._parquet = self._open(rows.FILE_SCHEMA.empty_table())
         checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
-        self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
+        metadata = {VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums}
+        self._parquet.add_key_value_metadata(rows.ARROW_SCHEMA | metadata)
         self._restart_checksum()
         start = self._sink.tell()
         self._parquet.close()

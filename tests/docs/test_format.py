@@ -326,7 +326,9 @@ def test_the_directory_of_a_level_is_read_as_the_page_says() -> None:
 
 
 def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
-    table = {cells[0]: cells[1:] for cells in page_table("| column | type | Parquet | null | encoding | meaning |")}
+    table = {
+        cells[0]: cells[1:] for cells in page_table("| column | id | type | Parquet | null | encoding | meaning |")
+    }
     assert list(table) == rows.SCHEMA.names
     ledger = example_ledger(object_store)
     written = pq.ParquetFile(pa.BufferReader(object_store.get(ledger.rows.name))).metadata.row_group(0)
@@ -335,7 +337,8 @@ def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
         chunk = written.column(i)
         chunks.setdefault(chunk.path_in_schema.split(".")[0], []).append(chunk)
     for field in rows.SCHEMA:
-        type_, physical, null, encoding, meaning = table[field.name]
+        id_, type_, physical, null, encoding, meaning = table[field.name]
+        assert int(id_) == rows.FIELD_IDS[field.name]
         assert type_ == str(field.type)
         assert null == ("yes" if field.nullable else "no")
         assert meaning
@@ -346,6 +349,21 @@ def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
             assert not encoding or encoding in chunk.encodings
             unmeasured = field.name in ("key", "payload", "metadata", "properties")
             assert chunk.is_stats_set is not unmeasured
+
+
+def test_field_ids_of_columns_and_leaves_are_those_of_the_page(object_store: ObjectStore) -> None:
+    """Tables of Arrow are the same with and without."""
+    ledger = example_ledger(object_store)
+    data = object_store.get(ledger.rows.name)
+    schema = pq.read_schema(pa.BufferReader(data))
+    leaves = (schema.field("properties").type.key_field, schema.field("properties").type.item_field)
+    stored = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in (*schema, *leaves)}
+    columns = page_table("| column | id | type | Parquet | null | encoding | meaning |")
+    assert stored == {cells[0]: int(cells[1]) for cells in columns} | {leaves[0].name: 14, leaves[1].name: 15}
+    assert "the map's key and value have 14 and 15" in PROSE
+    assert sorted(rows.FIELD_IDS.values()) == list(range(1, 25))
+    assert schema.equals(rows.SCHEMA)
+    assert pq.read_table(pa.BufferReader(data)).schema.equals(rows.SCHEMA)
 
 
 def test_the_page_names_the_limits_that_are_kept() -> None:
