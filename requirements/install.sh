@@ -91,7 +91,8 @@ uv() {
     .venv/bin/python -m pip install -qq --progress-bar off --no-compile --only-binary :all: --require-hashes \
         --target .venv/installer -r .venv/uv.lock &&
         .venv/installer/bin/uv pip install -q --python .venv/bin/python --require-hashes --only-binary :all: \
-            --no-binary pyspark --no-build-isolation --config-settings-package "pyspark:$stored" -r "requirements/$want.lock"
+            --no-binary pyspark --no-deps --no-build-isolation --config-settings-package "pyspark:$stored" \
+            -r "requirements/$want.lock"
 }
 
 # The build backend first, from the lock: with build isolation pip would fetch one that is not pinned. pyspark's wheel is
