@@ -36,7 +36,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         log = replace(
             environment.log,
             wake_sealer=lambda: maintenance.wake_sealer(),
-            wake_writers=lambda: leases.wake(),
+            roll_open=lambda topic_id, wait_ms: leases.roll(topic_id, wait_ms),
             has_preparation=settings.maintenance_prepared_bytes > 0,
         )
         environment = replace(environment, log=log)

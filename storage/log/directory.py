@@ -38,13 +38,14 @@ class LogDirectory:
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
     there is none, and any process may seal them. `has_preparation`: that process prepares open segments
-    (prepared_segments.py). `wake_writers`: lets the logs that are open in this process check for requested rolls at
-    once; None: they are in another process. `space_limit`: the limits of appends; None: the disk is the limit.
+    (prepared_segments.py). `roll_open`: rolls the log of a topic id, if it is open in this process, and waits for that
+    for a number of milliseconds; returns whether the segment was rolled; None: logs are open in another process.
+    `space_limit`: the limits of appends; None: the disk is the limit.
     """
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
-    wake_writers: Callable[[], object] | None = field(default=None, compare=False)
+    roll_open: Callable[[int, int], bool] | None = field(default=None, compare=False)
     space_limit: LogSpaceLimit | None = field(default=None, compare=False)
     has_preparation: bool = field(default=False, compare=False)
     lost_ids_reserved: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)

@@ -44,7 +44,7 @@ class _Watched:
     """A lease or an open log, and its running work, one piece at a time."""
 
     on_fenced: Callable[[], object]
-    work: Future[None] | None = field(default=None, init=False)
+    work: Future[object] | None = field(default=None, init=False)
 
     @property
     def busy(self) -> bool:
@@ -93,7 +93,6 @@ class LeaseRenewer:
         self._lock = threading.Lock()
         self._watched: dict[_Watched, None] = {}
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._rolls = ThreadPoolExecutor(POOL, "log-roll")
         self._fences = ThreadPoolExecutor(POOL, "log-fence")
         self._threads = [
@@ -109,7 +108,6 @@ class LeaseRenewer:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stop.set()
-        self._wake.set()
         for thread in self._threads:
             thread.join()
         self._rolls.shutdown()
@@ -141,15 +139,23 @@ class LeaseRenewer:
         """
         return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll, appended))
 
-    def wake(self) -> None:
-        """Let the thread poll all logs at once: a roll was requested. Callable from any thread."""
-        self._wake.set()
+    def roll(self, topic_id: int, wait_ms: int) -> bool:
+        """Roll the topic's log, if this renewer polls it; return whether its segment was rolled within `wait_ms`.
 
-    def poll_logs(self) -> list[Future[None]]:
+        Callable from any thread. A failure is logged as that of a requested roll.
+        """
+        log = next((log for log in self._watched_of(_OpenLog) if log.topic_id == topic_id), None)
+        work = None if log is None else self._begin(log, self._rolls, self._roll)
+        if work is None:
+            return False
+        ended, _ = wait([work], wait_ms / 1000)
+        return work in ended and not work.cancelled() and work.result() is True
+
+    def poll_logs(self) -> list[Future[object]]:
         """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
         requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
-        begun: list[Future[None] | None] = []
+        begun: list[Future[object] | None] = []
         for log in logs:
             if log.topic_id not in requested:
                 begun.append(self._begin(log, self._fences, self._fence))
@@ -157,7 +163,7 @@ class LeaseRenewer:
                 begun.append(self._begin(log, self._rolls, self._roll))
         return [work for work in begun if work is not None]
 
-    def renew_due_leases(self) -> list[Future[None]]:
+    def renew_due_leases(self) -> list[Future[object]]:
         """Renew the leases that are due; return the work that begins for lost ones.
 
         All are due once in `TICKS` ticks, and after the process was paused for as long as a lease lasts, because
@@ -214,18 +220,20 @@ class LeaseRenewer:
                 wait([work])
 
     def _begin(
-        self, watched: AnyWatched, pool: ThreadPoolExecutor, step: Callable[[AnyWatched], None]
-    ) -> Future[None] | None:
+        self, watched: AnyWatched, pool: ThreadPoolExecutor, step: Callable[[AnyWatched], object]
+    ) -> Future[object] | None:
         with self._lock:
             if watched not in self._watched or watched.busy:
                 return None
             watched.work = pool.submit(step, watched)
             return watched.work
 
-    def _roll(self, log: _OpenLog) -> None:
+    def _roll(self, log: _OpenLog) -> bool:
+        """Return whether the log was rolled; a failure is logged."""
         try:
             log.roll()
             log.failing = False
+            return True
         except (Fenced, TopicNotFound):
             self._fence(log)
         except Exception as error:  # the next poll tries again
@@ -233,6 +241,7 @@ class LeaseRenewer:
             log.failing = True
             known = isinstance(error, CompactorError)
             _log.log(level, "a segment of topic %d cannot be rolled now: %s", log.topic_id, error, exc_info=not known)
+        return False
 
     def _fence(self, watched: _Watched) -> None:
         with self._lock:
@@ -242,9 +251,9 @@ class LeaseRenewer:
         except Exception:
             _log.exception("a fenced log failed to release its segment")
 
-    def _renew(self, held: Sequence[_HeldLease]) -> tuple[list[Future[None]], list[_HeldLease]]:
+    def _renew(self, held: Sequence[_HeldLease]) -> tuple[list[Future[object]], list[_HeldLease]]:
         """Renew leases; return the work that began for lost ones, and those to try again soon."""
-        begun: list[Future[None]] = []
+        begun: list[Future[object]] = []
         again: list[_HeldLease] = []
         for first in range(0, len(held), AT_ONCE):
             batch = held[first : first + AT_ONCE]
@@ -261,11 +270,7 @@ class LeaseRenewer:
 
     def _run_polls(self, seconds: float) -> None:
         failing = False
-        while True:
-            self._wake.wait(seconds)
-            self._wake.clear()
-            if self._stop.is_set():
-                return
+        while not self._stop.wait(seconds):
             try:
                 self.poll_logs()
                 failing = False

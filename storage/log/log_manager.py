@@ -140,6 +140,9 @@ class LogManager:
         Segments that the database has lost are adopted, and rolled (orphan_segments.py); raises Misconfigured if that
         is impossible.
         """
+        roll_open = self.environment.log.roll_open
+        if roll_open is not None and wait_ms > 0 and roll_open(topic.id, wait_ms):
+            return
         clock, segments = self.environment.clock, self.environment.metadata.segments
         requested: int | None = None
         deadline, pauses = 0, _pauses()
@@ -170,8 +173,6 @@ class LogManager:
                 requested = segment.ledger_id
                 # The writer's time begins with the request, however long the database took until here.
                 deadline = clock.now_ms() + wait_ms
-                if self.environment.log.wake_writers is not None:
-                    self.environment.log.wake_writers()
             clock.wait(next(pauses))
         if self._is_behind_its_log(topic):
             self._roll_here(topic, accept_loss)

@@ -24,7 +24,6 @@ from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import single
 from tests.workbench import Workbench, raw
 
@@ -70,7 +69,7 @@ def statements(bench: Workbench) -> list[str]:
     return seen
 
 
-def renew(watch: LeaseRenewer) -> list[Future[None]]:
+def renew(watch: LeaseRenewer) -> list[Future[object]]:
     """Let an interval of renewal pass; return the work that begins for lost leases."""
     return [work for _ in range(TICKS) for work in watch.renew_due_leases()]
 
@@ -281,27 +280,48 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     assert bench.metadata.leases.current(topic.record.id) is None
 
 
-class ClockOfRoll(ManualClock):
-    """A clock that stands still, and whose waits end with a roll."""
+def test_a_log_that_is_open_in_the_process_rolls_without_a_request(
+    bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[int] = []
+    monkeypatch.setattr(bench.metadata.segments, "request_roll", requests.append)
+    manager = LogManager(replace(bench, log=replace(bench.log, roll_open=watch.roll)), "a compaction")
+    with topic.append_log(0, renewer=watch) as log:
+        for value in (b"1", b"2"):
+            log.append(single(b"a", value))
+            manager.roll(topic.record)
+            assert bench.metadata.segments.find_open(topic.record.id) is None
+    assert requests == []
+    rolled = manager.rolled_segments(topic.record)
+    assert [segment.content.messages for segment in rolled if segment.content] == [1, 1]
 
-    def __init__(self, rolled: threading.Event) -> None:
-        super().__init__()
-        self._rolled = rolled
 
-    def wait(self, seconds: float) -> None:
-        assert self._rolled.wait(30), "the logs were not woken"
+def test_a_log_says_whether_it_rolled(bench: Workbench, watch: LeaseRenewer) -> None:
+    failures: list[Exception] = [Unavailable("no disk", "try again"), RuntimeError("a defect")]
+    began, end = threading.Event(), threading.Event()
 
+    def roll() -> None:
+        if failures:
+            raise failures.pop()
 
-def test_a_requested_roll_is_not_waited_for_once_the_logs_are_woken(bench: Workbench, topic: Topic) -> None:
-    rolled_one = threading.Event()
-    with (
-        LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as watch,
-        topic.append_log(0, rolled_one.set, watch) as log,
-    ):
-        log.append(single(b"a", b"1"))
-        service = replace(bench, clock=ClockOfRoll(rolled_one), log=replace(bench.log, wake_writers=watch.wake))
-        LogManager(service, "a compaction").roll(topic.record)
-        assert rolled_one.is_set()
+    def hang() -> None:
+        began.set()
+        assert end.wait(30)
+
+    def fenced() -> None:
+        raise Fenced("another writer", "open it again")
+
+    steps = {1: roll, 2: hang, 3: fenced}
+    with ExitStack() as stack:
+        for topic_id, step in steps.items():
+            stack.enter_context(watch.rolling_when_due(topic_id, lambda: False, step, lambda: None))
+        assert [watch.roll(1, 30_000) for _ in range(3)] == [False, False, True]
+        assert [watch.roll(3, 30_000) for _ in range(2)] == [False, False], "a fenced log is not polled any more"
+        assert not watch.roll(2, 1)
+        assert began.wait(30)
+        assert not watch.roll(2, 30_000), "it rolls already"
+        end.set()
+    assert not watch.roll(1, 30_000), "it is closed"
 
 
 def test_a_lease_whose_row_is_locked_is_tried_again_soon(
