@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from api.settings.settings import Settings
-from compactor.engines.auto import AutoEngineProvider, engine_kind
+from compactor.engines.auto import AutoEngineProvider, engine_kind, in_process_bytes
 from compactor.engines.cluster import is_local, local_parallelism
 from compactor.engines.engine import EngineProvider, InProcessEngineProvider
 from compactor.engines.kinds import IN_PROCESS
@@ -39,6 +39,7 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
         automatic=settings.compaction_automatic,
         small_bytes=settings.compaction_batch_bytes,
         batch=settings.compaction_batch_topics,
+        in_process_bytes=in_process_bytes(local_parallelism(settings.spark_master)),
         worker=WorkerSettings(
             slots=slots,
             retry_first_ms=settings.compaction_retry_first_ms,

@@ -12,11 +12,21 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from compactor.engines import cluster
-from compactor.engines.engine import Answer, Engine, EngineProvider, InProcessEngine, TaskFailure
+from compactor.engines.engine import MOST_THREADS, Answer, Engine, EngineProvider, InProcessEngine, TaskFailure
 from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 
 IN_PROCESS_BYTES = 256 << 20
-"""Weight of a job below which it runs in this process (docs/decisions/0016-small-jobs-run-in-the-process.md)."""
+"""Weight of a job below which it runs in this process, where Spark has more cores than this process has threads for
+tasks (docs/decisions/0016-small-jobs-run-in-the-process.md)."""
+
+
+def in_process_bytes(parallelism: int) -> int:
+    """Return the weight of a job, in bytes, below which it runs in this process: twice as much where Spark has no more
+    cores than this process has threads for tasks, since only its fixed cost differs there.
+
+    `parallelism`: the number of tasks that Spark can run concurrently.
+    """
+    return IN_PROCESS_BYTES if parallelism > MOST_THREADS else 2 * IN_PROCESS_BYTES
 
 
 def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
@@ -32,11 +42,14 @@ def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
 
 @dataclass(eq=False)
 class AutoEngine:
-    """An engine that chooses by the weights of each job. `open_spark`: called once, for the first large job."""
+    """An engine that chooses by the weights of each job. `open_spark`: called once, for the first large job.
+
+    `in_process_limit`: the weight below which a job is small; None: `in_process_bytes`.
+    """
 
     open_spark: Callable[[], Engine]
     parallelism: int
-    in_process_limit: int = IN_PROCESS_BYTES
+    in_process_limit: int | None = None
     choice: str = field(init=False, default="")
     _in_process: Engine = field(init=False)
     _spark: Engine | None = field(init=False, default=None)
@@ -59,10 +72,11 @@ class AutoEngine:
     ) -> list[Answer | TaskFailure]:
         """Run the job. Raises the errors of `open_spark` too."""
         size = fsum(weights or ())
-        is_small = weights is not None and size < self.in_process_limit
+        limit = self.in_process_limit or in_process_bytes(self.parallelism)
+        is_small = weights is not None and size < limit
         self._current = self._in_process if is_small else self.open_for_large_jobs()
         name, relation = (IN_PROCESS, "below") if is_small else (SPARK, "not below")
-        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {self.in_process_limit >> 20} MiB"
+        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {limit >> 20} MiB"
         return self._current.run(count, task, on_done, weights)
 
     def open_for_large_jobs(self) -> Engine:
@@ -83,7 +97,6 @@ class AutoEngineProvider(EngineProvider):
 
     spark: EngineProvider
     parallelism: int
-    in_process_limit: int = IN_PROCESS_BYTES
     kind: str = AUTO
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
@@ -97,7 +110,7 @@ class AutoEngineProvider(EngineProvider):
             return self.spark.open()
         if kind == IN_PROCESS:
             return InProcessEngine(self.parallelism)
-        engine = AutoEngine(self.spark.open, self.parallelism, self.in_process_limit)
+        engine = AutoEngine(self.spark.open, self.parallelism)
         if large:
             engine.open_for_large_jobs()
         return engine

@@ -19,6 +19,8 @@ import compactor.engines.spark
 import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
+from compactor.engines.auto import in_process_bytes
+from compactor.engines.cluster import local_parallelism
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore
@@ -274,7 +276,7 @@ def test_the_engine_of_a_topic_is_its_policy_unless_the_option_is_given(
         assert [report["topic"].rpartition("/")[2] for report in reports] == list(topics)
         return [report["statistics"]["engine"] for report in reports]
 
-    small = "in-process: 0.0 MiB, below 256 MiB"
+    small = f"in-process: 0.0 MiB, below {in_process_bytes(local_parallelism('local[*]')) >> 20} MiB"
     assert engines() == [small, InsteadOfSpark.choice, small]
     assert opened == ["local[*]"]
     for topic in topics:

@@ -10,7 +10,7 @@ import pytest
 
 from api.background.control_loop_setup import engine_provider
 from api.settings.settings import Settings
-from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind
+from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind, in_process_bytes
 from compactor.engines.cluster import local_parallelism
 from compactor.engines.engine import Engine, EngineProvider, InProcessEngine, InProcessEngineProvider
 from compactor.engines.shared_session import SparkEngineProvider
@@ -59,6 +59,21 @@ def test_only_a_large_job_opens_spark_and_once() -> None:
     assert opened[0].cancelled == 1
     assert engine.run(1, str, lambda _: None) == ["0"], "a job without weights is large"
     assert opened[0].jobs == [2, 2, 1]
+
+
+def test_spark_gets_smaller_jobs_where_it_has_more_cores_than_the_process_has_threads() -> None:
+    class Spark(InProcessEngineProvider):
+        def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
+            return InsteadOfSpark()
+
+    def kind(cores: int, size: int) -> str:
+        engine = AutoEngineProvider(Spark(), cores).open(large=False)
+        engine.run(1, str, lambda _: None, [size])
+        return engine.choice.partition(":")[0]
+
+    assert [kind(2, size << 20) for size in (300, 511, 512)] == ["in-process", "in-process", "spark"]
+    assert [kind(4, 511 << 20), kind(5, 511 << 20), kind(5, 255 << 20)] == ["in-process", "spark", "in-process"]
+    assert [in_process_bytes(cores) >> 20 for cores in (1, 4, 5)] == [512, 512, 256]
 
 
 def test_the_error_of_spark_comes_before_a_large_job_is_claimed() -> None:
