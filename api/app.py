@@ -27,6 +27,7 @@ from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
 from api.rest.compaction import garbage, runs, trigger, trim
 from api.rest.messages import produce, read, single_messages
+from api.rest.mirrors import mirrors
 from api.rest.policies import named_policies, pulsar_policies
 from api.rest.subscriptions import backlog, cursors
 from api.rest.tenancy import namespaces, permissions, tenants
@@ -54,6 +55,7 @@ ROUTERS: tuple[Routes, ...] = (
     named_policies.router,
     trim.router,
     garbage.router,
+    mirrors.router,
     broker_stats.router,
     unsupported_features.router,
     broker_info.router,  # after policies: its `/brokers/{cluster}` matches all that no other route matches

@@ -39,6 +39,39 @@ class RunReport:
 
 
 @dataclass
+class MirrorPartitionReport:
+    """A partition of a mirror, by the last report of the service that mirrors it. `gap_end`: the offset before which
+    records are missing at the source, so that the mirror stopped."""
+
+    partition: int
+    next_offset: int | None
+    end_offset: int | None
+    lag: int | None
+    records_per_second: int | None
+    reported_at: int | None
+    gap_end: int | None
+
+
+@dataclass
+class MirrorReport:
+    """A mirror. `error`: why it stopped, or what its last try met; `lag`, `records_per_second`: of all partitions that
+    were reported. No option is a secret."""
+
+    topic: str
+    source: str
+    state: str
+    error: str | None
+    lag: int | None
+    records_per_second: int | None
+    options: dict[str, Any]
+    cluster_id: str
+    source_topic_id: str
+    created_at: int
+    changed_at: int
+    partitions: list[MirrorPartitionReport]
+
+
+@dataclass
 class VerifyDifference:
     """One difference: its kind, its place and its description; the key as text and in base64."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from api.broker.compaction import SchedulerState, TopicControl
+    from api.broker.mirroring.operations import ShownMirror
     from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference, Report
@@ -67,6 +68,36 @@ def run_document(
         holder=run.owner,
         policies=dict(run.policies),
         statistics=statistics,
+    )
+
+
+def mirror_document(mirror: ShownMirror, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
+    """Return a mirror and its partitions as a document."""
+    from api.documents import MirrorPartitionReport, MirrorReport
+
+    reported = [item.progress for item in mirror.partitions if item.progress is not None]
+    partitions = [
+        document_of(
+            MirrorPartitionReport,
+            item,
+            partition=item.number,
+            **{
+                name: None if item.progress is None else getattr(item.progress, name)
+                for name in ("next_offset", "end_offset", "lag", "records_per_second")
+            },
+        )
+        for item in mirror.partitions
+    ]
+    return document_of(
+        MirrorReport,
+        mirror.record,
+        topic=str(mirror.record.topic),
+        state=mirror.record.state.value,
+        error=redacted_error_text(mirror.record.error, wording=wording),
+        lag=sum(item.lag for item in reported) if reported else None,
+        records_per_second=sum(item.records_per_second for item in reported) if reported else None,
+        options=dict(mirror.record.options),
+        partitions=partitions,
     )
 
 

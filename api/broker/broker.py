@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from api.background.maintenance_loop import MaintenanceLoop
+    from api.broker.mirroring.view import MirrorsView
     from api.broker.ownership import TopicOwnership
     from api.broker.schema_processes import SchemaProcesses
     from api.broker.schemas import SchemaRegistry
@@ -48,6 +49,8 @@ class Broker:
     schemas: SchemaRegistry
     clients: ConnectedClientsView
     """Clients of Pulsar's protocol."""
+    mirrors: MirrorsView
+    """Mirrors of Kafka's topics that this service runs."""
     backlogs: BacklogReader
     """For requests: they share its counts of open segments, so that each entry is read once."""
     verify_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,6 +60,15 @@ class Broker:
     def running(self) -> Iterator[None]:
         """Start the background work; at the end of the context, finish active work and stop in the opposite order."""
         with ExitStack() as started:
+            started.enter_context(self.writing())
+            self.control.start()
+            started.callback(self.control.drain, self.settings.shutdown_grace_ms / 1000)
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Do the same as `running` without compactions: for a process that appends, rolls and seals."""
+        with ExitStack() as started:
             started.enter_context(self.maintenance)
             started.enter_context(self.leases)
             started.callback(self.logs.drain_and_close)
@@ -64,6 +76,4 @@ class Broker:
             for pool in self.pools.values():
                 started.callback(pool.close)
             started.callback(self.schema_processes.close)
-            self.control.start()
-            started.callback(self.control.drain, self.settings.shutdown_grace_ms / 1000)
             yield

@@ -9,6 +9,7 @@ from dataclasses import replace
 from api.background.control_loop_setup import control_loop
 from api.background.maintenance_loop import MaintenanceLoop
 from api.broker.broker import Broker
+from api.broker.mirroring.view import MirrorsView
 from api.broker.ownership import TopicOwnership
 from api.broker.schema_processes import SchemaProcesses
 from api.broker.schemas import SchemaRegistry
@@ -77,6 +78,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
                 schema_processes=schema_processes,
                 schemas=SchemaRegistry(metadata, schema_processes),
                 clients=clients,
+                mirrors=MirrorsView(),
                 backlogs=BacklogReader(metadata, environment.log),
             )
         finally:

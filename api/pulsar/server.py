@@ -2,7 +2,7 @@
 
 It runs in the event loop of the HTTP server. Work that waits for database, log directory or store runs in the threads
 of api/broker/threads.py. Jobs that recur every second or keep-alive interval close idle topics, notify watchers, end
-slow and silent connections, and read the broker's limits.
+slow and silent connections, read the broker's limits, and begin and end mirrors of Kafka's topics.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from api.broker.broker import Broker
+from api.broker.mirroring.service import POLL_SECONDS, MirrorService
 from api.broker.serving.loop_turns import in_turns
 from api.broker.serving.topic_registry import TICK_SECONDS
 from api.broker.threads import WaitsFor
@@ -48,6 +49,7 @@ class PulsarServer:
         self._broker = broker
         self._sockets = sockets
         turns = self.context.turns
+        self._mirrors = MirrorService(broker, self.context.topics)
         self._watch = NamespaceWatch(self.context.topics_of, broker.pools[WaitsFor.PARSING], turns.now)
         self._connections: set[Connection] = set()
         self._unconnected: dict[Connection, None] = {}
@@ -87,6 +89,7 @@ class PulsarServer:
         for interval, work in (
             (TICK_SECONDS, self.context.topics.tick),
             (TICK_SECONDS, self._notify_watchers),
+            (POLL_SECONDS, self._mirrors.tick),
             (TICK_SECONDS, self._end_slow),
             (keep_alive_seconds, self._keep_alive),
             (keep_alive_seconds, self._read_limits),
@@ -104,6 +107,7 @@ class PulsarServer:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        await self._mirrors.close()
         await self.context.topics.close()
         for connection in list(self._connections):
             connection.close()

@@ -314,6 +314,13 @@ class Settings:
         "and read again later.",
     )
 
+    mirrors_buffer_bytes: int = size(
+        64 << 20,
+        "mirrors.buffer-bytes",
+        "Answers of Kafka's brokers that all mirrors have in memory together; each has up to 4 MiB, or one batch.",
+        least=4 << 20,
+    )
+
     dashboard: bool = switch(True, "dashboard", "The pages at `/` and `/dashboard`, for browsers.")
 
     # Limits

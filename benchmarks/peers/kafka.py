@@ -47,7 +47,8 @@ log.cleaner.backoff.ms=50
 
 @dataclass
 class Kafka:
-    """A broker whose cleaner has `threads` threads, for topics with as many partitions."""
+    """A broker whose cleaner has `threads` threads, for topics with as many partitions. `settings`: lines of its file
+    of settings, besides ours."""
 
     artifacts: Artifacts
     threads: int
@@ -55,6 +56,8 @@ class Kafka:
     compression: bool
     limit: float
     family: str = "Kafka"
+    heap: tuple[str, ...] = _HEAP
+    settings: str = ""
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
 
@@ -74,13 +77,19 @@ class Kafka:
                 folder=self.folder,
                 threads=self.threads,
             )
+            + self.settings
         )
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # One argument with its value, which may begin with a hyphen.
         arguments = "format", f"--cluster-id={cluster}", f"--config={settings}"
         self.artifacts.run("kafka.tools.StorageTool", *arguments, limit=self.limit)
-        options = (*_HEAP, "-Duser.language=en", f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
-        command = self.artifacts.command("kafka.Kafka", str(settings), options=options)
+        self.launch()
+
+    def launch(self) -> None:
+        """Start the broker on its data, formatted or older, at its port."""
+        options = (*self.heap, "-Duser.language=en", f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
+        settings = str(self.folder / "server.properties")
+        command = self.artifacts.command("kafka.Kafka", settings, options=options)
         self._broker = Broker(self.name, command, self.folder)
         self._broker.wait_for("Kafka Server started", self.limit, "its start")
 
@@ -88,7 +97,7 @@ class Kafka:
         sizes = str(KEY_BYTES), str(messages.shape.payload_bytes)
         codec = "lz4" if self.compression else "none"
         arguments = str(messages.records), *sizes, codec, str(self.threads), str(BATCH_BYTES)
-        return self.artifacts.send(self._address, topic, *arguments, limit=self.limit)
+        return self.artifacts.send(self.address, topic, *arguments, limit=self.limit)
 
     def compact(self, topic: str) -> Compaction:
         broker = self._started()
@@ -127,10 +136,11 @@ class Kafka:
             self._broker.stop()
 
     def _client(self, command: str, topic: str, *arguments: str) -> str:
-        return self.artifacts.run_client(command, self._address, topic, *arguments, limit=self.limit)
+        return self.artifacts.run_client(command, self.address, topic, *arguments, limit=self.limit)
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
+        """Its host and port."""
         return f"{ADDRESS}:{self._port}"
 
     def _started(self) -> Broker:

@@ -61,6 +61,7 @@ class MetadataStore:
         self.partitions = stores.PartitionStore(*parts)
         self.services = stores.ServiceStore(*parts)
         self.producer_sequences = stores.ProducerSequenceStore(*parts)
+        self.mirrors = stores.MirrorStore(*parts)
         self.schemas = stores.SchemaStore(*parts)
         self.stats = stores.StatsStore(*parts)
         self.metrics = stores.MetricsQueries(*parts)

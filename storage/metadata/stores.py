@@ -20,6 +20,7 @@ from storage.metadata import (
     leases,
     ledgers,
     metrics_queries,
+    mirrors,
     partitions,
     pins,
     policy_store,
@@ -394,6 +395,22 @@ class ProducerSequenceStore(Store):
         stored = self.of_topic(topic_id)
         if stored is not None and stored.highest is not None:
             self._end_producers(topic_id)
+
+
+class MirrorStore(Store):
+    """Mirrors of Kafka's topics."""
+
+    add = writes(mirrors.add)
+    all = reads(mirrors.all_mirrors)
+    get = reads(mirrors.get)
+    counts = reads(mirrors.counts)
+    partitions = reads(mirrors.partitions)
+    pause = writes(mirrors.pause)
+    resume = writes(mirrors.resume)
+    fail = writes(mirrors.fail)
+    note_error = writes(mirrors.note_error)
+    report = writes(mirrors.report)
+    remove = writes(mirrors.remove)
 
 
 class StatsStore(Store):

@@ -388,6 +388,36 @@ producer_sequences = Table(
 the JSON null: producers' entries are not deduplicated. `sources`: of each source cluster, by name, the ledger id and
 entry id up to which it is replicated, and its newest publish time (ms); null: no replicator has connected."""
 
+mirrors = Table(
+    "mirrors",
+    METADATA,
+    Column("topic", String, primary_key=True),
+    Column("source", String, nullable=False),
+    Column("options", JSON, nullable=False),
+    Column("cluster_id", String, nullable=False),
+    Column("source_topic_id", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    *_integers("created_at", "changed_at"),
+    Column("error", Text, nullable=False),
+    *_error_parts("error"),
+)
+"""Mirrors of Kafka's topics (mirrors.py), by the full name of the partitioned topic here. `cluster_id`,
+`source_topic_id`: of the source, as its brokers state them; another one is another topic of the same name. No row is
+about messages: the log itself has the positions."""
+
+mirror_partitions = Table(
+    "mirror_partitions",
+    METADATA,
+    Column("topic", String, primary_key=True),
+    Column("partition", BigInteger, primary_key=True, autoincrement=False),
+    *_integers(
+        "start_offset", "gap_end", "next_offset", "end_offset", "records_per_second", "reported_at", nullable=True
+    ),
+)
+"""Partitions of mirrors. `start_offset`: the offset in Kafka before which a user gave up what is missing; `gap_end`:
+the one before which records are missing at the source, so that the mirror stopped. The others are the last report of
+the service that mirrors the partition, some seconds old."""
+
 schemas = Table(
     "schemas",
     METADATA,

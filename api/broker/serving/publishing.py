@@ -6,7 +6,7 @@ kept. Neither the event loop nor a thread waits for the disk. Receipts are sent 
 
 After an entry that failed and may be sent again, no entry of its producer is appended or answered: the producer is
 disconnected. Its client connects again at once and sends every entry without a receipt, in order. Otherwise later
-entries would overtake the failed one. Of a replicator this holds for any entry that failed.
+entries would overtake the failed one. Of a replicator, and of a strict producer, this holds for any entry that failed.
 
 For one event loop. Must not know: connections, commands of a protocol.
 """
@@ -48,6 +48,11 @@ class QueuedEntry:
     messages: int
     entry: bytes
     source: Source | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """True if no later entry of its producer may be appended when it fails."""
+        return self.source is not None or self.producer.options.is_strict
 
 
 class PublishQueue:
@@ -149,8 +154,10 @@ class PublishQueue:
             if producer in failures:  # its client sends this again, in order
                 continue
             if isinstance(outcome, BaseException):
-                if entry.source is not None:
+                if entry.is_strict:
                     failures[producer] = outcome
+                    if entry.source is None and isinstance(outcome, InvalidRecord) and not is_retryable(outcome):
+                        producer.channel.send_error(entry.sequence_id, outcome)
                     continue
                 if isinstance(outcome, InvalidRecord):
                     producer.channel.send_error(entry.sequence_id, outcome)
@@ -162,7 +169,7 @@ class PublishQueue:
                 producer.published.add(entry.messages, len(entry.entry))
                 producer.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
         for producer, error in failures.items():
-            if isinstance(error, InvalidRecord) and not is_retryable(error):
+            if isinstance(error, InvalidRecord) and not is_retryable(error) and not producer.options.is_strict:
                 self._on_refused(producer, error)
                 continue
             condition = f"producers are disconnected: {type(error).__name__}"

@@ -183,8 +183,8 @@ class PersistentTopic:
         """Append entries; small groups are checked and queued by the event loop, which does not wait for a thread."""
         result = LoopResult[list[AppendOutcome]]()
         entries, senders = [item.entry for item in group], [item.producer.name for item in group]
-        replicators = {item.producer.name for item in group if item.source is not None}
-        appending = self._held.appending(entries, senders, result.deliver, replicators)
+        strict = {item.producer.name for item in group if item.is_strict}
+        appending = self._held.appending(entries, senders, result.deliver, strict)
         if not (is_small and appending.begin()):
             await self._pools[WaitsFor.LOG].run_queued(appending.finish)
         return await result.future

@@ -17,10 +17,9 @@ import httpx
 import pulsar
 import pytest
 
-from benchmarks.peers.broker import free_ports
 from tests.clients.java.broker import pulsar_broker, replicate_to
+from tests.clients.java.service_lives import Lives
 from tests.clients.python.conftest import WAIT_MS, connected, wait_for
-from tests.servers.compactor_service import RunningService, compactor_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2_400)]
 MESSAGES = 300
@@ -28,33 +27,6 @@ MESSAGES = 300
 CAUGHT_UP_WITHIN_SECONDS = 120
 NAMESPACE = "public/repl"
 TOPICS = ("plain", "deduplicating")
-
-
-class Lives:
-    """A service that is killed and starts again, at the same ports."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
-        self._life = ExitStack()
-        port, broker_service_port = free_ports(2)
-        self._ports = ("--port", str(port), "--broker-service-port", str(broker_service_port))
-        self.service = self.start()
-        stack.callback(lambda: self._life.close())
-        self.rest = stack.enter_context(httpx.Client(base_url=self.service.url, timeout=60))
-
-    def start(self) -> RunningService:
-        self.service = self._life.enter_context(compactor_service(self._folder, *self._ports))
-        return self.service
-
-    def kill(self) -> None:
-        self.service.process.kill()
-        self.service.process.wait()
-        self._life.close()
-
-    def entries(self, topic: str) -> int:
-        """The number of entries that have ever been stored in a topic."""
-        answer = self.rest.get(f"/admin/v2/persistent/{NAMESPACE}/{topic}/internalStats")
-        return int(answer.json()["entriesAddedCounter"]) if answer.is_success else 0
 
 
 @contextmanager
@@ -113,8 +85,8 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: i
                     senders[topic][number].send_async(value, lambda *_: None, **options)
                 sent += 1
             topic = rng.choice(TOPICS)
-            stored = lives.entries(topic) + rng.randrange(1, MESSAGES // 4)
-            wait_for(lambda topic=topic, stored=stored: lives.entries(topic) >= stored, seconds=60)
+            stored = lives.entries(f"{NAMESPACE}/{topic}") + rng.randrange(1, MESSAGES // 4)
+            wait_for(lambda topic=topic, stored=stored: lives.entries(f"{NAMESPACE}/{topic}") >= stored, seconds=60)
             lives.kill()
             kills += 1
             lives.start()

@@ -1,0 +1,1 @@
+"""Mirrors of Kafka's topics: connections to its brokers, records as entries, and the tasks of a service."""

@@ -1,0 +1,192 @@
+"""The connection of a mirror to a cluster of Kafka: its brokers, the partitions of one topic, batches as stored.
+
+aiokafka connects, speaks TLS, authenticates (SASL) and matches answers to requests. What this module adds is one
+connection to each broker that leads a partition, and errors in our words:
+
+    Unavailable     a broker does not answer, or a partition has no leader now: try again
+    Misconfigured   authentication or authorization fails, a version is too old, there is no such topic: an operator
+                    must act, and later tries may succeed
+
+For one event loop. Must not know: the topic here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import errors as kafka_errors
+from aiokafka.conn import AIOKafkaConnection, create_conn
+
+from api.broker.mirroring import protocol
+from api.broker.mirroring.protocol import FetchedPartition, TopicRequest
+from api.broker.mirroring.source import MirrorSource
+from storage.errors import Misconfigured, Unavailable
+
+_REQUEST_MS = 30_000
+_CLIENT_ID = "compactor-mirror"
+_AUTHENTICATION = (
+    kafka_errors.AuthenticationFailedError,
+    kafka_errors.SaslAuthenticationFailed,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+)
+
+
+@dataclass(frozen=True)
+class SourceTopic:
+    """The topic as a broker describes it. `leaders`: the id of the broker that leads each partition, by number."""
+
+    cluster_id: str
+    topic_id: bytes
+    leaders: Mapping[int, int]
+
+    @property
+    def uid(self) -> str:
+        """The topic's id as text."""
+        return self.topic_id.hex()
+
+
+class KafkaCluster:
+    """Connections to the brokers of a source."""
+
+    def __init__(self, source: MirrorSource) -> None:
+        self.source = source
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, AIOKafkaConnection] = {}
+
+    async def topic(self) -> SourceTopic:
+        """Return the topic as it is now, and remember the brokers. Raises Unavailable, Misconfigured."""
+        response = await self._metadata()
+        self._addresses = {node: (host, port) for node, host, port, _, _ in response.brokers}
+        if not response.topics:
+            raise Unavailable(f"Kafka says nothing about the topic {self.source.topic}", "try again")
+        code, _, topic_id, _, partitions, _, _ = response.topics[0]
+        if code == protocol.UNKNOWN_TOPIC:
+            raise Misconfigured(
+                f"the topic {self.source.topic} does not exist in Kafka at {self.source.url}",
+                "check its name, or create it; then the mirror goes on by itself",
+            )
+        self._check(code, "the topic")
+        leaders = {number: leader for _, number, leader, *_ in partitions}
+        return SourceTopic(response.cluster_id or "", topic_id, dict(sorted(leaders.items())))
+
+    async def offset(self, leader: int, partition: int, time: int) -> int:
+        """Return the first offset of a partition (EARLIEST), or the one after its last (LATEST)."""
+        response = await self._send(leader, protocol.offsets_request(self.source.topic, partition, time))
+        _, code, _, offset, *_ = response.topics[0][1][0]
+        self._check(code, f"partition {partition}")
+        return int(offset)
+
+    async def fetch(
+        self, leader: int, topic_id: bytes, offsets: Mapping[int, int], max_bytes: int, max_wait_ms: int
+    ) -> Sequence[FetchedPartition]:
+        """Return batches as stored, by partition, after `max_wait_ms` at most. `offsets`: of each partition."""
+        response = await self._send(leader, protocol.fetch_request(topic_id, offsets, max_bytes, max_wait_ms))
+        self._check(response.error_code, "the topic")
+        return protocol.fetched_partitions(response)
+
+    def check_partition(self, fetched: FetchedPartition) -> None:
+        """Raise Unavailable or Misconfigured if a broker has refused to return a partition's batches."""
+        self._check(fetched.error_code, f"partition {fetched.number}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            connection.close()
+        await asyncio.sleep(0)
+
+    async def _metadata(self) -> Any:
+        """Return the answer of the first broker that answers."""
+        request = protocol.metadata_request(self.source.topic)
+        for node in list(self._connections):
+            try:
+                return await self._send(node, request)
+            except Unavailable:
+                continue
+        error: Unavailable | None = None
+        for host, port in self.source.brokers:
+            try:
+                connection = await self._connect(host, port)
+            except Unavailable as refused:
+                error = refused
+                continue
+            try:
+                return await self._answer(connection, request)
+            except Unavailable as refused:
+                error = refused
+            finally:
+                connection.close()
+        assert error is not None, "a source has a broker"
+        raise error
+
+    async def _send(self, node: int, request: TopicRequest) -> Any:
+        connection = self._connections.get(node)
+        if connection is None or not connection.connected():
+            address = self._addresses.get(node)
+            if address is None:
+                raise Unavailable(
+                    f"no broker leads a partition of {self.source.topic} now", "the mirror tries again by itself"
+                )
+            connection = self._connections[node] = await self._connect(*address)
+        return await self._answer(connection, request)
+
+    async def _connect(self, host: str, port: int) -> AIOKafkaConnection:
+        options = self.source.options
+        password = options.password() if options.sasl else None
+        context = options.ssl_context()
+        try:
+            return await create_conn(
+                host,
+                port,
+                client_id=_CLIENT_ID,
+                request_timeout_ms=_REQUEST_MS,
+                ssl_context=context,
+                security_protocol=options.security_protocol,
+                sasl_mechanism=options.sasl or None,
+                sasl_plain_username=options.username or None,
+                sasl_plain_password=password,
+            )
+        except _AUTHENTICATION as error:
+            raise Misconfigured(
+                f"Kafka at {host}:{port} refuses the user {options.username!r} by {options.sasl} "
+                f"({type(error).__name__})",
+                "check user, password and mechanism; the mirror tries again by itself",
+            ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise Misconfigured(
+                f"the certificate of Kafka at {host}:{port} is not accepted ({error.verify_message})",
+                "name its authority (tls-ca), and the host name that is in it",
+            ) from error
+        except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError) as error:
+            raise _away(host, port, error) from error
+
+    async def _answer(self, connection: AIOKafkaConnection, request: TopicRequest) -> Any:
+        try:
+            return await connection.send(request)
+        except NotImplementedError as error:
+            raise Misconfigured(
+                f"Kafka at {connection.host}:{connection.port} is older than 3.1", "upgrade its brokers"
+            ) from error
+        except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError, ValueError) as error:
+            connection.close()
+            raise _away(connection.host, connection.port, error) from error
+
+    def _check(self, code: int, part: str) -> None:
+        """Raise the error of a code."""
+        if code == protocol.NO_ERROR:
+            return
+        kind = kafka_errors.for_code(code)
+        what = f"Kafka answers {kind.__name__} for {part} of {self.source.topic}"
+        if code == protocol.TOPIC_NOT_AUTHORIZED:
+            raise Misconfigured(what, "permit the mirror's user to read and describe the topic")
+        raise Unavailable(what, "the mirror tries again by itself")
+
+
+def _away(host: str, port: int, error: BaseException) -> Unavailable:
+    cause = str(error) or type(error).__name__
+    return Unavailable(f"Kafka at {host}:{port} does not answer ({cause})", "the mirror tries again by itself")

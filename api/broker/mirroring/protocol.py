@@ -1,0 +1,294 @@
+"""Requests to Kafka's brokers: metadata of a topic, offsets, and batches as stored.
+
+aiokafka has the framing, the types and the negotiation of versions. Its own Fetch ends at version 4, which names topics
+and knows no start of a log; these requests are of the versions that name a topic by its id, so that a topic made again
+under its name is never mistaken for the old one. Brokers have them since Kafka 3.1. Sources: Kafka's message formats
+(MetadataRequest.json and so on), KIP-482, KIP-516.
+
+Must not know: connections.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.api import RequestStruct, Response
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
+
+from storage.kafka.transactions import AbortedTransaction
+
+EARLIEST, LATEST = -2, -1
+"""Times of ListOffsets that stand for the ends of a log."""
+NO_ERROR, OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC = 0, 1, 3
+TOPIC_NOT_AUTHORIZED = 29
+_CONSUMER, _READ_COMMITTED, _NO_SESSION, _FIRST_EPOCH, _UNKNOWN = -1, 1, 0, -1, -1
+_NO_UUID = bytes(16)
+_NO_TAGS: Mapping[int, bytes] = {}
+
+
+class Uuid(AbstractType[bytes]):
+    """A UUID, as 16 bytes."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: io.BytesIO) -> bytes:
+        return data.read(16)
+
+
+_TAGS = ("tags", TaggedFields)
+_NAME = CompactString("utf-8")
+
+
+class MetadataResponse(Response):
+    """Brokers, and one topic."""
+
+    API_KEY = 3
+    API_VERSION = 12
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("brokers", CompactArray(("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME), _TAGS)),
+        ("cluster_id", _NAME),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", _NAME),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        _TAGS,
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                _TAGS,
+            ),
+        ),
+        _TAGS,
+    )
+
+
+class MetadataRequest(RequestStruct):
+    """The request of MetadataResponse."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 12
+    RESPONSE_TYPE = MetadataResponse
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", Uuid), ("name", _NAME), _TAGS)),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        _TAGS,
+    )
+
+
+class ListOffsetsResponse(Response):
+    """Offsets of partitions."""
+
+    API_KEY = 2
+    API_VERSION = 6
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("name", _NAME),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("timestamp", Int64),
+                        ("offset", Int64),
+                        ("leader_epoch", Int32),
+                        _TAGS,
+                    ),
+                ),
+                _TAGS,
+            ),
+        ),
+        _TAGS,
+    )
+
+
+class ListOffsetsRequest(RequestStruct):
+    """The request of ListOffsetsResponse."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 2
+    API_VERSION = 6
+    RESPONSE_TYPE = ListOffsetsResponse
+    SCHEMA = Schema(
+        ("replica_id", Int32),
+        ("isolation_level", Int8),
+        (
+            "topics",
+            CompactArray(
+                ("name", _NAME),
+                (
+                    "partitions",
+                    CompactArray(("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64), _TAGS),
+                ),
+                _TAGS,
+            ),
+        ),
+        _TAGS,
+    )
+
+
+class FetchResponse(Response):
+    """Batches of partitions, as stored."""
+
+    API_KEY = 1
+    API_VERSION = 13
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        ("session_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("high_watermark", Int64),
+                        ("last_stable_offset", Int64),
+                        ("log_start_offset", Int64),
+                        ("aborted", CompactArray(("producer_id", Int64), ("first_offset", Int64), _TAGS)),
+                        ("preferred_read_replica", Int32),
+                        ("records", CompactBytes),
+                        _TAGS,
+                    ),
+                ),
+                _TAGS,
+            ),
+        ),
+        _TAGS,
+    )
+
+
+class FetchRequest(RequestStruct):
+    """The request of FetchResponse."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 1
+    API_VERSION = 13
+    RESPONSE_TYPE = FetchResponse
+    SCHEMA = Schema(
+        ("replica_id", Int32),
+        ("max_wait_ms", Int32),
+        ("min_bytes", Int32),
+        ("max_bytes", Int32),
+        ("isolation_level", Int8),
+        ("session_id", Int32),
+        ("session_epoch", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("leader_epoch", Int32),
+                        ("fetch_offset", Int64),
+                        ("last_fetched_epoch", Int32),
+                        ("log_start_offset", Int64),
+                        ("max_bytes", Int32),
+                        _TAGS,
+                    ),
+                ),
+                _TAGS,
+            ),
+        ),
+        ("forgotten_topics", CompactArray(("topic_id", Uuid), ("partitions", CompactArray(Int32)), _TAGS)),
+        ("rack_id", _NAME),
+        _TAGS,
+    )
+
+
+@dataclass(frozen=True)
+class TopicRequest:
+    """A request as aiokafka's connection takes it, which asks for the version that the broker knows."""
+
+    struct: RequestStruct
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
+        """Return the request. Raises NotImplementedError for a broker that does not know its version."""
+        oldest, newest = versions.get(self.struct.API_KEY, (0, -1))
+        if not oldest <= self.struct.API_VERSION <= newest:
+            raise NotImplementedError(f"version {self.struct.API_VERSION} of request {self.struct.API_KEY}")
+        return self.struct
+
+
+class FetchedPartition(NamedTuple):
+    """The answer about a partition. `records`: whole batches, the last of which may be cut off."""
+
+    number: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: Sequence[AbortedTransaction]
+    records: bytes
+
+
+def metadata_request(topic: str) -> TopicRequest:
+    """Return the request for a topic's partitions and the brokers; the topic is not created."""
+    return TopicRequest(MetadataRequest([(_NO_UUID, topic, _NO_TAGS)], False, False, _NO_TAGS))
+
+
+def offsets_request(topic: str, partition: int, time: int) -> TopicRequest:
+    """Return the request for an offset of a partition. `time`: EARLIEST or LATEST."""
+    partitions = [(partition, _UNKNOWN, time, _NO_TAGS)]
+    return TopicRequest(ListOffsetsRequest(_CONSUMER, 0, [(topic, partitions, _NO_TAGS)], _NO_TAGS))
+
+
+def fetch_request(topic_id: bytes, offsets: Mapping[int, int], max_bytes: int, max_wait_ms: int) -> TopicRequest:
+    """Return the request for batches from offsets on, by partition: at most `max_bytes`, or one batch."""
+    partitions = [
+        (partition, _UNKNOWN, offset, _UNKNOWN, _UNKNOWN, max_bytes, _NO_TAGS) for partition, offset in offsets.items()
+    ]
+    head = _CONSUMER, max_wait_ms, 1, max_bytes, _READ_COMMITTED, _NO_SESSION, _FIRST_EPOCH
+    return TopicRequest(FetchRequest(*head, [(topic_id, partitions, _NO_TAGS)], [], "", _NO_TAGS))
+
+
+def fetched_partitions(response: Any) -> list[FetchedPartition]:
+    """Return the partitions of a FetchResponse."""
+    result = []
+    for _, partitions, _ in response.topics:
+        for number, error_code, high, stable, start, aborted, _, records, _ in partitions:
+            transactions = [AbortedTransaction(first, producer) for producer, first, _ in aborted or ()]
+            result.append(FetchedPartition(number, error_code, high, stable, start, transactions, records or b""))
+    return result

@@ -1,0 +1,235 @@
+"""The mirrors of a service: rows become tasks, in a thread of their own with its own event loop.
+
+Each service reads the rows every `POLL_SECONDS` and runs all mirrors that are to run; of their partitions each service
+takes those that no other one has, by the writer's lease, as for a producer of Pulsar's protocol. So a partition is
+mirrored by the service that owns its topic, and by another one when that ends.
+
+A task repeats sessions (session.py). After an error it waits, longer each time; the row has the error of the last try.
+What only a user can decide stops the mirror: its row says so to all services. The thread is started with the first
+mirror; it decodes and encodes, so the service's event loop never waits for that.
+
+`start`, `tick` and `close` are for the service's event loop. Must not know: Kafka's protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from api.broker.broker import Broker
+from api.broker.mirroring.view import MirrorCounts
+from api.broker.refusals import NoLogOwner, TopicNotServed, WriterElsewhere
+from api.broker.serving.topic_registry import TopicRegistry
+from api.broker.threads import WaitsFor
+from api.observability.error_text import one_line
+from storage.errors import NO_ERROR, CompactorError, ErrorText
+from storage.metadata.mirrors import MirrorRecord, MirrorState
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from api.broker.mirroring.partition import MirrorStopped, MirrorTotals
+    from api.broker.mirroring.session import MirrorContext, MirrorSession
+
+LOG = logging.getLogger(__name__)
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 5.0
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 1.0, 30.0
+_OWNED_ELSEWHERE = (TopicNotServed, WriterElsewhere, NoLogOwner)
+_Key = tuple[int, int]
+
+
+class MirrorService:
+    """The mirrors of one service."""
+
+    def __init__(self, broker: Broker, registry: TopicRegistry, only: TopicName | None = None) -> None:
+        """`only`: the one mirror to run, for a command; None: all."""
+        self._broker = broker
+        self._registry = registry
+        self._only = only
+        self._mirrors = broker.environment.metadata.mirrors
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[TopicName, tuple[_Key, asyncio.Task[None]]] = {}
+        self._sessions: dict[TopicName, MirrorSession] = {}
+        self._totals: dict[TopicName, MirrorTotals] = {}
+        broker.mirrors.counts = self.counts
+
+    async def tick(self) -> None:
+        """Begin and end mirrors as their rows say. Raises CompactorError."""
+        records = await self._broker.pools[WaitsFor.DATABASE].run(self._mirrors.all)
+        running = [
+            record
+            for record in records
+            if record.state is MirrorState.RUNNING and (self._only is None or record.topic == self._only)
+        ]
+        if running and self._thread is None:
+            await self._start()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._apply, running)
+
+    async def close(self) -> None:
+        """End all mirrors. What was submitted is appended."""
+        if self._loop is None or self._thread is None:
+            return
+        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        await asyncio.wrap_future(ended)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._thread = self._loop = None
+
+    def counts(self) -> Sequence[MirrorCounts]:
+        """Return what this service has mirrored, by topic. For any thread."""
+        result = []
+        for topic, totals in list(self._totals.items()):
+            session = self._sessions.get(topic)
+            parts = [] if session is None else list(session.partitions.values())
+            lag = sum(part.lag or 0 for part in parts) if parts else None
+            result.append(MirrorCounts(topic, lag, totals.records, totals.bytes, totals.errors))
+        return result
+
+    def is_at_end(self, topic: TopicName) -> bool:
+        """Return whether this service has mirrored all partitions of a topic to the end of the source. For any
+        thread."""
+        session = self._sessions.get(topic)
+        if session is None or not session.is_complete:
+            return False
+        return all(partition.is_at_end for partition in list(session.partitions.values()))
+
+    # The thread
+
+    async def _start(self) -> None:
+        loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._thread = threading.Thread(target=partial(_run_forever, loop), name="mirrors", daemon=True)
+        context = await asyncio.to_thread(self._new_context, asyncio.get_running_loop())
+        self._context = context
+        self._thread.start()
+
+    def _new_context(self, service_loop: asyncio.AbstractEventLoop) -> MirrorContext:
+        """Return the context of sessions. It loads the client of Kafka, which takes a while."""
+        from api.broker.mirroring.session import FETCH_BYTES, MirrorContext
+
+        answers = max(1, self._broker.settings.mirrors_buffer_bytes // FETCH_BYTES)
+        return MirrorContext(self._broker, self._registry, service_loop, asyncio.Semaphore(answers))
+
+    def _apply(self, running: Sequence[MirrorRecord]) -> None:
+        """Begin and end tasks. For the thread, as all that follows."""
+        due = {record.topic: record for record in running}
+        for topic, (key, task) in list(self._tasks.items()):
+            record = due.get(topic)
+            if record is None or _key(record) != key:
+                task.cancel()
+                if task.done():
+                    del self._tasks[topic]
+        for topic, record in due.items():
+            if topic not in self._tasks:
+                self._tasks[topic] = _key(record), asyncio.get_running_loop().create_task(self._mirror(record))
+
+    async def _end(self) -> None:
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _mirror(self, record: MirrorRecord) -> None:
+        """Run sessions of a mirror until it is cancelled or stopped."""
+        from api.broker.mirroring.partition import MirrorStopped, MirrorTotals
+        from api.broker.mirroring.session import MirrorSession
+
+        totals = self._totals.setdefault(record.topic, MirrorTotals())
+        noted: ErrorText | None = None
+        delay = _FIRST_RETRY_SECONDS
+        while True:
+            session = self._sessions[record.topic] = MirrorSession(self._context, record, totals)
+
+            async def begun() -> None:
+                nonlocal noted, delay
+                delay = _FIRST_RETRY_SECONDS
+                noted = await self._note(record, NO_ERROR, noted)
+
+            reporting = asyncio.create_task(self._report(record, session))
+            try:
+                await session.run(begun)
+            except MirrorStopped as error:
+                totals.errors += 1
+                await self._fail(record, error)
+                return
+            except _OWNED_ELSEWHERE as error:
+                LOG.info("%s: a partition is not mirrored here any more: %s", record.topic, one_line(error))
+            except Exception as error:
+                totals.errors += 1
+                if not isinstance(error, CompactorError):
+                    LOG.exception("the mirror %s failed in an unexpected way", record.topic)
+                noted = await self._note(record, ErrorText.of(error), noted)
+            finally:
+                self._sessions.pop(record.topic, None)
+                reporting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reporting
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY_SECONDS)
+
+    async def _note(self, record: MirrorRecord, error: ErrorText, noted: ErrorText | None) -> ErrorText | None:
+        """Store the error of the last try, if it is another than `noted`; return the stored one."""
+        if error == noted:
+            return noted
+        if error:
+            LOG.warning("the mirror %s tries again: %s", record.topic, error)
+        try:
+            await self._in_database(self._mirrors.note_error, record.topic, error)
+        except CompactorError as failure:
+            LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
+            return noted
+        return error
+
+    async def _fail(self, record: MirrorRecord, error: MirrorStopped) -> None:
+        """Store that a mirror stops, again and again until the database takes it."""
+        LOG.error("the mirror %s stops: %s", record.topic, one_line(error))
+        while True:
+            try:
+                await self._in_database(self._mirrors.fail, record.topic, ErrorText.of(error), error.gap)
+                return
+            except CompactorError as failure:
+                LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
+
+    async def _report(self, record: MirrorRecord, session: MirrorSession) -> None:
+        """Store the progress of a session from time to time, as long as it changes."""
+        reported: dict[int, tuple[int, int]] = {}
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            progress = {number: partition.progress() for number, partition in session.partitions.items()}
+            changed = {
+                number: item
+                for number, item in progress.items()
+                if item.records_per_second or reported.get(number) != (item.next_offset, item.end_offset)
+            }
+            try:
+                if changed:
+                    await self._in_database(self._mirrors.report, record.topic, changed)
+            except CompactorError as error:
+                LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
+                continue
+            reported |= {number: (item.next_offset, item.end_offset) for number, item in changed.items()}
+
+    async def _in_database(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._broker.pools[WaitsFor.DATABASE].run(work, *arguments)
+
+
+def _key(record: MirrorRecord) -> _Key:
+    """Return what changes when a user changes a mirror."""
+    return record.created_at, record.changed_at
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()

@@ -1,0 +1,1 @@
+"""Routes of mirrors of Kafka's topics."""

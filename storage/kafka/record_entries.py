@@ -1,0 +1,131 @@
+"""Records of Kafka as entries of the log: batches of Pulsar's encoding, of whole columns at once (rebuild.py).
+
+    record        offset       timestamp                   key, value, headers
+    message       sequence id  event time                  key, payload, properties
+    entry         highest id   publish time: the latest    up to ENTRY_MESSAGES messages, ENTRY_BYTES bytes
+
+Invariant: the sequence ids of an entry are those of its messages, and the highest one is stated, so the last entry of a
+log says up to which offset the log has the source. An empty value has the form of a deletion (P5): the caller decides
+whether it may become one. A record with headers, or with a key that is not UTF-8, costs its block of records the fast
+way: they are encoded one by one.
+
+Raises nothing. Must not know: partitions, appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries.rebuild import EntryBuilder
+from storage.ledger import rows
+from storage.slices import I64
+
+ENTRY_MESSAGES = 1_000
+ENTRY_BYTES = 512 << 10
+_ENTRIES_AT_ONCE = 60
+"""Entries of one table: with more, rebuild.py would leave its fast way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """An entry, with the offsets in Kafka of its first and last record, and their number."""
+
+    data: bytes
+    first_offset: int
+    last_offset: int
+    messages: int
+
+
+def to_entries(records: pa.Table, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    """Yield the entries of records (records.SCHEMA, at least one), in order.
+
+    `producer`: the name of their producer here. `now_ms`: the publish time of records without a timestamp, and the
+    latest one of any entry: a wrong clock at the source must not stop a mirror.
+    """
+    ends = _entry_ends(_sizes(records))
+    for first in range(0, len(ends), _ENTRIES_AT_ONCE):
+        start = 0 if not first else int(ends[first - 1])
+        some = ends[first : first + _ENTRIES_AT_ONCE]
+        yield from _encode(records.slice(start, int(some[-1]) - start).combine_chunks(), some - start, producer, now_ms)
+
+
+def _sizes(records: pa.Table) -> I64:
+    names = {"key": "key", "value": "payload", "properties": "properties"}
+    return rows.logical_sizes(pa.table([records.column(name) for name in names], list(names.values())))
+
+
+def _entry_ends(sizes: I64) -> I64:
+    """Return the row after the last one of each entry."""
+    bytes_before = np.append(0, np.cumsum(sizes))
+    ends, start = [], 0
+    while start < len(sizes):
+        fitting = int(np.searchsorted(bytes_before, bytes_before[start] + ENTRY_BYTES, "right")) - 1
+        start = max(start + 1, min(fitting, start + ENTRY_MESSAGES))
+        ends.append(start)
+    return np.array(ends, np.int64)
+
+
+def _encode(records: pa.Table, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    starts = np.append(0, ends[:-1])
+    counts = ends - starts
+    entry_of = np.repeat(np.arange(len(ends)), counts)
+    offsets = records.column("offset").to_numpy()
+    times = pc.fill_null(records.column("timestamp"), now_ms).to_numpy()
+    latest = np.minimum(np.maximum.reduceat(times, starts), now_ms)
+    keys = records.column("key")
+    values = {
+        "offset": pa.array(np.arange(len(records))),
+        "entry_id": pa.array(entry_of),
+        "batch_index": pa.array((np.arange(len(records)) - starts[entry_of]).astype(np.int32)),
+        "batch_size": pa.array(counts[entry_of].astype(np.int32)),
+        "key": keys,
+        "key_base64": _not_utf8(keys),
+        "payload": records.column("value"),
+        "publish_time": pa.array(latest[entry_of]),
+        "event_time": records.column("timestamp"),
+        "sequence_id": records.column("offset"),
+        "properties": records.column("properties"),
+        "producer": rows.constant(producer, "producer", len(records)),
+        "metadata": pa.array([_highest(last) for last in offsets[ends - 1].tolist()], pa.binary()).take(
+            pa.array(entry_of)
+        ),
+    }
+    defaults = {"ledger_id": 0, "codec": 0, "slot": 0}
+    columns = [
+        values[name] if name in values else rows.constant(defaults.get(name), name, len(records))
+        for name in rows.SCHEMA.names
+    ]
+    table = pa.table([pa.chunked_array([column]) if isinstance(column, pa.Array) else column for column in columns],
+                     schema=rows.SCHEMA)  # fmt: skip
+    builder = EntryBuilder()
+    built = [*builder.add(table), *builder.remaining()]
+    for entry, start, end in zip(built, starts.tolist(), ends.tolist(), strict=True):
+        yield RecordEntry(entry.data, int(offsets[start]), int(offsets[end - 1]), end - start)
+
+
+def _highest(offset: int) -> bytes:
+    """Return the metadata that states the highest sequence id of an entry."""
+    return MessageMetadata(highest_sequence_id=offset).SerializePartialToString()
+
+
+def _not_utf8(keys: pa.ChunkedArray) -> pa.Array:
+    """Return which keys are not UTF-8, and so are sent in base64."""
+    try:
+        keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key is not None and not _is_utf8(key) for key in keys.to_pylist()])
+    return rows.constant(False, "key_base64", len(keys))
+
+
+def _is_utf8(key: bytes) -> bool:
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""Mirrors of Kafka's topics: what a user asked for, the identity of the source, the state, and reports of progress.
+
+    RUNNING ── pause ──► PAUSED ── resume ──► RUNNING        a service that owns a partition's topic mirrors it
+       └── fail ──► FAILED ── resume ──► RUNNING             only a user's decision lets it go on
+
+No row has a position that counts: the log's last entry says where a partition of the source is, in its sequence ids. A
+row of a partition has the offset from which a user lets the mirror go on after a gap, and the last report of the
+service that mirrors it, for people. The error of a mirror that runs is that of its last try.
+
+Errors: NotFound for a topic without a mirror, Conflict. Must not know: Kafka's protocol, the meaning of the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, func, select, update
+
+from storage.errors import NO_ERROR, Conflict, ErrorText, NotFound
+from storage.metadata import queries
+from storage.metadata.tables import mirror_partitions, mirrors
+from storage.metadata.transactions import Context
+from storage.model import TopicName
+
+
+class MirrorState(StrEnum):
+    """States of a mirror."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class MirrorRecord:
+    """A mirror. `topic`: the partitioned topic here. `source`: the URL of the topic in Kafka, without a password.
+
+    `options`: of the connection and of records, as JSON; a password is named in it, not contained. `cluster_id`,
+    `source_topic_id`: the identity of the source.
+    """
+
+    topic: TopicName
+    source: str
+    options: Mapping[str, Any]
+    cluster_id: str
+    source_topic_id: str
+    state: MirrorState = MirrorState.RUNNING
+    created_at: int = 0
+    changed_at: int = 0
+    error: ErrorText = NO_ERROR
+
+
+@dataclass(frozen=True)
+class MirrorProgress:
+    """The last report about a partition. `next_offset`: the next offset to mirror; `end_offset`: the source's end."""
+
+    next_offset: int
+    end_offset: int
+    records_per_second: int
+
+    @property
+    def lag(self) -> int:
+        """The offsets between both; those of transactions and of cleaned records count, too."""
+        return max(0, self.end_offset - self.next_offset)
+
+
+@dataclass(frozen=True)
+class MirrorPartition:
+    """A partition of a mirror. `start_offset`, `gap_end`: as in the table. `progress` None: nothing was reported."""
+
+    number: int
+    start_offset: int | None
+    gap_end: int | None
+    progress: MirrorProgress | None
+    reported_at: int | None
+
+
+def add(connection: Connection, context: Context, mirror: MirrorRecord) -> None:
+    """Insert a mirror that runs. Raises Conflict if the topic has one."""
+    values = {
+        "topic": str(mirror.topic),
+        "source": mirror.source,
+        "options": dict(mirror.options),
+        "cluster_id": mirror.cluster_id,
+        "source_topic_id": mirror.source_topic_id,
+        "state": MirrorState.RUNNING.value,
+        "created_at": context.now,
+        "changed_at": context.now,
+        **NO_ERROR.fields("error"),
+    }
+    if not queries.insert_new(connection, mirrors, **values):
+        raise Conflict(
+            f"{mirror.topic} is a mirror of {get(connection, mirror.topic).source} already",
+            "remove that mirror, or name another topic",
+        )
+
+
+def all_mirrors(connection: Connection) -> list[MirrorRecord]:
+    """Return all mirrors, by topic."""
+    return queries.fetch(connection, select(mirrors).order_by(mirrors.c.topic), _mirror)
+
+
+def get(connection: Connection, topic: TopicName) -> MirrorRecord:
+    """Return the mirror of a topic. Raises NotFound."""
+    mirror = queries.find(connection, select(mirrors).where(mirrors.c.topic == str(topic)), _mirror)
+    if mirror is None:
+        raise NotFound(f"{topic} is no mirror", "list the mirrors, or add it")
+    return mirror
+
+
+def counts(connection: Connection) -> dict[MirrorState, int]:
+    """Return the number of mirrors in each state that some are in."""
+    statement = select(mirrors.c.state, func.count()).group_by(mirrors.c.state)
+    return {MirrorState(state): int(count) for state, count in connection.execute(statement).all()}
+
+
+def partitions(connection: Connection, topic: TopicName) -> list[MirrorPartition]:
+    """Return the known partitions of a mirror, by number."""
+    statement = select(mirror_partitions).where(mirror_partitions.c.topic == str(topic))
+    return queries.fetch(connection, statement.order_by(mirror_partitions.c.partition), _partition)
+
+
+def pause(connection: Connection, context: Context, topic: TopicName) -> None:
+    """Pause a mirror; one that failed keeps its error. Idempotent. Raises NotFound."""
+    get(connection, topic)
+    _change(connection, context, topic, state=MirrorState.PAUSED.value)
+
+
+def resume(
+    connection: Connection, context: Context, topic: TopicName, options: Mapping[str, Any], accept_gaps: bool
+) -> None:
+    """Let a mirror run again. `options`: those that replace old ones. `accept_gaps`: go on after the gaps at which it
+    stopped. Idempotent. Raises NotFound."""
+    mirror = get(connection, topic)
+    if accept_gaps:
+        stopped = (mirror_partitions.c.topic == str(topic)) & mirror_partitions.c.gap_end.is_not(None)
+        change = update(mirror_partitions).where(stopped)
+        connection.execute(change.values(start_offset=mirror_partitions.c.gap_end, gap_end=None))
+    values = {"state": MirrorState.RUNNING.value, "options": {**mirror.options, **options}}
+    _change(connection, context, topic, **values, **NO_ERROR.fields("error"))
+
+
+def fail(
+    connection: Connection,
+    context: Context,
+    topic: TopicName,
+    error: ErrorText,
+    gap: tuple[int, int] | None = None,
+) -> None:
+    """Stop a mirror that runs, with the reason. `gap`: a partition, and the offset before which records are missing."""
+    if gap is not None:
+        partition, end = gap
+        queries.put(connection, mirror_partitions, {"topic": str(topic), "partition": partition, "gap_end": end})
+    running = (mirrors.c.topic == str(topic)) & (mirrors.c.state == MirrorState.RUNNING.value)
+    values = {"state": MirrorState.FAILED.value, "changed_at": context.now, **error.fields("error")}
+    queries.change_where(connection, mirrors, running, **values)
+
+
+def note_error(connection: Connection, topic: TopicName, error: ErrorText) -> None:
+    """Store the error of the last try of a mirror that runs, and will try again; none: it succeeded."""
+    running = (mirrors.c.topic == str(topic)) & (mirrors.c.state == MirrorState.RUNNING.value)
+    queries.change_where(connection, mirrors, running, **error.fields("error"))
+
+
+def report(connection: Connection, context: Context, topic: TopicName, progress: Mapping[int, MirrorProgress]) -> None:
+    """Store the progress of partitions, by number, if the topic is a mirror still."""
+    if not progress or not queries.exists(connection, mirrors, mirrors.c.topic == str(topic)):
+        return
+    rows = [
+        {
+            "topic": str(topic),
+            "partition": number,
+            "next_offset": item.next_offset,
+            "end_offset": item.end_offset,
+            "records_per_second": item.records_per_second,
+            "reported_at": context.now,
+        }
+        for number, item in sorted(progress.items())
+    ]
+    queries.put(connection, mirror_partitions, *rows)
+
+
+def remove(connection: Connection, topic: TopicName) -> None:
+    """Delete a mirror; its topic stays. Raises NotFound."""
+    get(connection, topic)
+    connection.execute(delete(mirror_partitions).where(mirror_partitions.c.topic == str(topic)))
+    connection.execute(delete(mirrors).where(mirrors.c.topic == str(topic)))
+
+
+def _change(connection: Connection, context: Context, topic: TopicName, **values: object) -> None:
+    queries.change(connection, mirrors, str(topic), changed_at=context.now, **values)
+
+
+def _mirror(row: RowMapping) -> MirrorRecord:
+    return MirrorRecord(
+        TopicName.parse(row["topic"]),
+        row["source"],
+        row["options"],
+        row["cluster_id"],
+        row["source_topic_id"],
+        MirrorState(row["state"]),
+        row["created_at"],
+        row["changed_at"],
+        ErrorText.from_fields("error", row),
+    )
+
+
+def _partition(row: RowMapping) -> MirrorPartition:
+    reported = row["next_offset"], row["end_offset"], row["records_per_second"]
+    known: Sequence[int] = [number for number in reported if number is not None]
+    progress = MirrorProgress(*known) if len(known) == len(reported) else None
+    return MirrorPartition(row["partition"], row["start_offset"], row["gap_end"], progress, row["reported_at"])

@@ -1,0 +1,79 @@
+"""Mirrors on every database: states change as a user and a service decide, and reports are kept by partition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from storage.errors import NO_ERROR, Conflict, ErrorText, NotFound
+from storage.metadata.mirrors import MirrorPartition, MirrorProgress, MirrorRecord, MirrorState
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+
+TOPIC = TopicName.parse("users")
+ERROR = ErrorText("it stopped", "it stopped at a host")
+NEW = MirrorRecord(TOPIC, "kafka://a:9092/users", {"tls": True, "empty_values": "refuse"}, "cluster", "ab" * 16)
+
+
+def test_a_mirror_is_added_once_and_removed(store: MetadataStore, clock: ManualClock) -> None:
+    mirrors = store.mirrors
+    added = replace(NEW, created_at=clock.now_ms(), changed_at=clock.now_ms())
+    mirrors.add(NEW)
+    with pytest.raises(Conflict, match="is a mirror of kafka://a:9092/users already"):
+        mirrors.add(replace(NEW, source="kafka://b:9092/users"))
+    other = replace(added, topic=TopicName.parse("a"))
+    mirrors.add(other)
+    assert mirrors.all() == [other, added]
+    mirrors.report(TOPIC, {0: MirrorProgress(1, 2, 3)})
+    mirrors.remove(TOPIC)
+    assert mirrors.all() == [other]
+    assert mirrors.partitions(TOPIC) == []
+    mirrors.report(TOPIC, {0: MirrorProgress(1, 2, 3)})
+    assert mirrors.partitions(TOPIC) == [], "a late report leaves no row"
+    for call in (mirrors.get, mirrors.pause, mirrors.remove, lambda topic: mirrors.resume(topic, {}, False)):
+        with pytest.raises(NotFound, match="users is no mirror"):
+            call(TOPIC)
+
+
+def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -> None:
+    mirrors = store.mirrors
+    mirrors.add(NEW)
+    mirrors.note_error(TOPIC, ERROR)
+    assert (mirrors.get(TOPIC).state, mirrors.get(TOPIC).error) == (MirrorState.RUNNING, ERROR)
+    changed = mirrors.get(TOPIC).changed_at
+    clock.advance(5)
+    mirrors.note_error(TOPIC, NO_ERROR)
+    assert mirrors.get(TOPIC).changed_at == changed, "an error of a try changes no decision"
+    mirrors.fail(TOPIC, ERROR, (3, 70))
+    failed = mirrors.get(TOPIC)
+    assert (failed.state, failed.error, failed.changed_at) == (MirrorState.FAILED, ERROR, changed + 5)
+    assert mirrors.counts() == {MirrorState.FAILED: 1}
+    mirrors.note_error(TOPIC, NO_ERROR)
+    mirrors.fail(TOPIC, ErrorText("another"))
+    assert mirrors.get(TOPIC).error == ERROR, "a service that is late changes nothing"
+    mirrors.resume(TOPIC, {"empty_values": "delete"}, False)
+    running = mirrors.get(TOPIC)
+    assert (running.state, running.error) == (MirrorState.RUNNING, NO_ERROR)
+    assert running.options == {"tls": True, "empty_values": "delete"}
+    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, None, 70, None, None)]
+    mirrors.pause(TOPIC)
+    assert mirrors.get(TOPIC).state is MirrorState.PAUSED
+    mirrors.resume(TOPIC, {}, True)
+    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 70, None, None, None)]
+
+
+def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> None:
+    mirrors = store.mirrors
+    mirrors.add(NEW)
+    mirrors.fail(TOPIC, ERROR, (1, 9))
+    mirrors.resume(TOPIC, {}, True)
+    first, second = MirrorProgress(5, 1 << 40, 7), MirrorProgress(10, 8, 0)
+    mirrors.report(TOPIC, {1: first, 0: second})
+    now = clock.now_ms()
+    assert mirrors.partitions(TOPIC) == [
+        MirrorPartition(0, None, None, second, now),
+        MirrorPartition(1, 9, None, first, now),
+    ]
+    assert (first.lag, second.lag) == ((1 << 40) - 5, 0)

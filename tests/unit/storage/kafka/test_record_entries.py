@@ -1,0 +1,91 @@
+"""Records of Kafka as entries: decoded again they are the records, and the entry names its offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, strategies as st
+
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.entry import inspect, parse_metadata
+from storage.entries.sequence_ids import sequence_of
+from storage.kafka import record_entries
+from storage.kafka.record_entries import RecordEntry, to_entries
+from storage.kafka.records import SCHEMA
+
+NOW = 1_800_000_000_000
+PRODUCER = "kafka:c:t-0"
+VALUES = st.one_of(st.none(), st.binary(max_size=40))
+RECORDS = st.lists(
+    st.tuples(
+        st.integers(1, 5),
+        st.one_of(st.none(), st.integers(1, NOW + 5_000)),
+        VALUES,
+        VALUES,
+        st.one_of(st.none(), st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=3)),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def table(rows: list[tuple[Any, ...]]) -> pa.Table:
+    """Records of (gap to the offset before, timestamp, key, value, properties)."""
+    offset, columns = 0, []
+    for gap, *fields in rows:
+        offset += gap
+        columns.append((offset, *fields))
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*columns, strict=True), SCHEMA, strict=True)]
+    return pa.table(arrays, schema=SCHEMA)
+
+
+def decoded(entries: list[RecordEntry]) -> pa.Table:
+    stored, offset = [], 0
+    for number, entry in enumerate(entries):
+        header = inspect(entry.data)
+        assert header.messages == entry.messages
+        stored.append(StoredEntry(number, offset, entry.data, header))
+        offset += entry.messages
+    return unpack(stored, 1)
+
+
+@given(RECORDS)
+def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
+    records = table(rows)
+    entries = list(to_entries(records, PRODUCER, NOW))
+    messages = decoded(entries)
+    assert messages.column("sequence_id").to_pylist() == records.column("offset").to_pylist()
+    for name, column in (
+        ("key", "key"),
+        ("payload", "value"),
+        ("event_time", "timestamp"),
+        ("properties", "properties"),
+    ):
+        assert messages.column(name).to_pylist() == records.column(column).to_pylist()
+    assert set(messages.column("producer").to_pylist()) == {PRODUCER}
+    times = [time for time in records.column("timestamp").to_pylist() if time is not None]
+    latest = NOW if len(times) < len(records) else min(NOW, max(times))
+    assert set(messages.column("publish_time").to_pylist()) == {latest}, "the latest, never of the future"
+
+
+def test_an_entry_states_its_highest_offset() -> None:
+    """Deduplication and the mirror read the position from it."""
+    (entry,) = to_entries(table([(7, NOW, b"k", b"v", None), (20, NOW, b"k", b"v", None)]), PRODUCER, NOW)
+    assert (entry.first_offset, entry.last_offset, entry.messages) == (7, 27, 2)
+    assert sequence_of(parse_metadata(entry.data)[0])[0] == 27
+
+
+def test_entries_are_cut_by_messages_and_by_bytes() -> None:
+    count = record_entries.ENTRY_MESSAGES
+    many = table([(1, NOW, b"k", b"v", None)] * (2 * count + 1))
+    assert [entry.messages for entry in to_entries(many, PRODUCER, NOW)] == [count, count, 1]
+    half = record_entries.ENTRY_BYTES // 2
+    large = table([(1, NOW, None, b"x" * size, None) for size in (half, half, 1, 4 * half, 1)])
+    assert [entry.messages for entry in to_entries(large, PRODUCER, NOW)] == [2, 1, 1, 1]
+
+
+def test_any_number_of_entries_is_in_order() -> None:
+    value = b"x" * record_entries.ENTRY_BYTES
+    entries = list(to_entries(table([(1, NOW, b"k", value, None)] * 70), PRODUCER, NOW))
+    assert [entry.first_offset for entry in entries] == list(range(1, 71))
