@@ -166,14 +166,14 @@ class FakeKafka:
         return protocol.ListOffsetsResponse(0, [(name, [(number, 0, -1, offset, 0, _EMPTY)], _EMPTY)], _EMPTY)
 
     async def _fetch(self, request: io.BytesIO) -> Any:
-        asked = protocol.FetchRequest.decode(request)
-        ((topic_id, partitions, _),) = asked.topics
+        fetch = protocol.FetchRequest.decode(request)
+        ((topic_id, partitions, _),) = fetch.topics
         offsets = {number: offset for number, _, offset, *_ in partitions}
         self.fetches.append(offsets)
         answers = [self._fetched(topic_id, number, offset) for number, offset in offsets.items()]
         if not any(answer[1] or answer[7] for answer in answers):
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(0.05, asked.max_wait_ms / 1000)):
+                async with asyncio.timeout(min(0.05, fetch.max_wait_ms / 1000)):
                     await self._ended.wait()
         return protocol.FetchResponse(0, 0, 0, [(topic_id, answers, _EMPTY)], _EMPTY)
 

@@ -130,7 +130,7 @@ def pause(connection: Connection, context: Context, topic: TopicName) -> None:
 
 
 def resume(
-    connection: Connection, context: Context, topic: TopicName, options: Mapping[str, Any], accept_gaps: bool
+    connection: Connection, context: Context, topic: TopicName, options: Mapping[str, object], accept_gaps: bool
 ) -> None:
     """Let a mirror run again. `options`: those that replace old ones. `accept_gaps`: go on after the gaps at which it
     stopped. Idempotent. Raises NotFound."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker import names, partitions
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
@@ -100,7 +100,7 @@ def pause(environment: Environment, topic: TopicName) -> None:
 
 
 def resume(
-    environment: Environment, topic: TopicName, options: Mapping[str, Any], *, accept_gaps: bool = False
+    environment: Environment, topic: TopicName, options: Mapping[str, object], *, accept_gaps: bool = False
 ) -> None:
     """Let a mirror run that is paused or has failed. `options`: those to be changed; `accept_gaps`: go on after the
     gaps that stopped it. Idempotent. Raise NotFound, InvalidInput."""

@@ -92,8 +92,8 @@ def test_a_gap_stops_it_until_it_is_accepted(program: Program, kafka: FakeKafka)
     error = run(program, 4)
     assert "users-0: Kafka has removed the records from offset 2 to 9 before they were mirrored" in error
     assert "--accept-gaps" in error
-    shown = program.json("mirror", "show", "users")
-    assert (shown["state"], shown["partitions"][0]["gap_end"]) == ("failed", 10)
+    document = program.json("mirror", "show", "users")
+    assert (document["state"], document["partitions"][0]["gap_end"]) == ("failed", 10)
     assert run(program, 4) == error, "it stays so"
     program("mirror", "resume", "users", "--accept-gaps").done()
     run(program)
