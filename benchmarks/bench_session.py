@@ -38,14 +38,12 @@ class Session:
 
     def append(self, topic: Topic, shape: Shape, ledger_bytes: int = 128 << 20) -> None:
         """Append data through the product's own import."""
+        from api.formats.inputs import InputOptions
         from api.formats.parquet import read_import_parquet
-        from api.formats.text_encoding import TextEncoding
 
         file = self.folder / "input.parquet"
         write_parquet(shape, file)
-        topic.bulk_append(ledger_bytes=ledger_bytes).append(
-            read_import_parquet(str(file), TextEncoding.UTF8, TextEncoding.UTF8)
-        )
+        topic.bulk_append(ledger_bytes=ledger_bytes).append(read_import_parquet(str(file), InputOptions()))
         file.unlink()
 
     def compact(self, topic: Topic) -> dict[str, Any]:

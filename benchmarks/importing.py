@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from api.formats.inputs import InputOptions
 from api.formats.parquet import read_import_parquet
-from api.formats.text_encoding import TextEncoding
 from storage.environment import Environment
 from storage.ledger import names
 from storage.model import TopicName
@@ -34,7 +34,7 @@ def import_parquet(environment: Environment, name: str, file: Path, ledger_bytes
     topic = ensure_topic(environment, TopicName.parse(name))
     writer = topic.bulk_append(ledger_bytes=ledger_bytes, workers=WORKERS)
     started = time.perf_counter()
-    appended = writer.append(read_import_parquet(str(file), TextEncoding.UTF8, TextEncoding.UTF8))
+    appended = writer.append(read_import_parquet(str(file), InputOptions()))
     seconds = time.perf_counter() - started
     return Imported(topic, seconds, len(appended.ledgers), appended.messages, appended.stored_bytes)
 

@@ -10,41 +10,34 @@ Output: the same fields, "message_id" in Pulsar's form, and "offset".
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import io
-import os
 import re
-import select
-import signal
-import stat
-import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
+from typing import IO, Annotated, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
+from api.formats.field_values import field_list
+from api.formats.input_stream import (
+    MAX_LINE_BYTES,
+    REMEDY,
+    STREAM_ERRORS,
+    open_input,
+    source_name,
+    stream_failure,
+    without_mark,
+)
+from api.formats.inputs import EmptyValues, InputOptions
+from api.formats.json_events import fields_of
 from api.formats.text_encoding import TextEncoding, to_bytes, to_text
 from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-MAX_LINE_BYTES = 512 << 20
-"""Maximum length of a line. It bounds the memory for a file without line ends."""
 _ROWS_A_TABLE = 16_384
 _BYTES_A_TABLE = 32 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
-_READ_BYTES = 64 << 10
-_POLL_MS = 500
-"""Interval at which a reader that waits for a line handles signals."""
-_REMEDY = "correct it and import it again; nothing of it was kept"
 _KINDS = {
     "str": "a text",
     "int": "a whole number",
@@ -100,38 +93,37 @@ def read_rows(
     file: str,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
-    remedy: str = _REMEDY,
+    remedy: Callable[[bytes], str] = lambda _: REMEDY,
     key: bytes | None = None,
 ) -> Iterator[InputMessage]:
     """Yield the messages of a JSON Lines file, each as soon as its line has arrived. `file` `-`: standard input.
 
     `key`: the key of the lines without one; None: each line must have a key. Raises InvalidInput for a file that cannot
-    be opened; InvalidRecord, with `remedy`, for a line.
+    be opened; InvalidRecord for a line, with what `remedy` returns for it.
     """
     decode: Decode = msgspec.json.Decoder(JsonLine if key is None else OptionalKeyJsonLine).decode
-    source = "standard input" if file == "-" else file
-    # polars, once imported, handles Ctrl-C in a way that lets the opening of a named pipe wait on for its writer.
-    signal.siginterrupt(signal.SIGINT, True)
-    with _open(file) as stream:
+    source = source_name(file)
+    with open_input(file) as stream:
         for number in count(1):
+            text = b""
             try:
                 text = stream.readline(MAX_LINE_BYTES + 1)
                 if number == 1:
-                    text = _without_mark(text)
+                    text = without_mark(text)
                 if not text:
                     return
                 if len(text) > MAX_LINE_BYTES:
                     raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
                 message = _message(text, decode, key_encoding, value_encoding, key)
-            except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
-                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy) from error
+            except (msgspec.MsgspecError, ValueError, *STREAM_ERRORS) as error:
+                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy(text)) from error
             yield message
 
 
 def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
     """Yield the messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
     decode = msgspec.json.Decoder(JsonLine).decode
-    for number, text in enumerate(_without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
+    for number, text in enumerate(without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
         try:
             message = _message(text, decode, key_encoding, value_encoding)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -139,14 +131,19 @@ def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEnco
         yield message
 
 
-def read_import_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+def read_import_jsonl(file: str, options: InputOptions) -> Iterator[pa.Table]:
     """Yield the messages of a JSON Lines file as tables of INPUT_SCHEMA, while it is read. `file` `-`: standard input.
 
     Raises InvalidInput for a file that cannot be opened, InvalidRecord for a line.
     """
     rows: list[InputMessage] = []
     size = 0
-    for row in read_rows(file, key_encoding, value_encoding):
+    for number, row in enumerate(read_rows(file, options.key_encoding, options.value_encoding, _import_remedy), 1):
+        if options.empty_values is EmptyValues.REFUSE and row.key is not None and row.payload == b"":
+            raise InvalidRecord(
+                f"{source_name(file)}, line {number}: the value is empty, which deletes the key here",
+                "import with --empty-values delete if it may delete its key; nothing of it was kept",
+            )
         rows.append(row)
         size += row.line_bytes
         if len(rows) == _ROWS_A_TABLE or size >= _BYTES_A_TABLE:
@@ -154,6 +151,25 @@ def read_import_jsonl(file: str, key_encoding: TextEncoding, value_encoding: Tex
             rows, size = [], 0
     if rows:
         yield to_table(rows)
+
+
+def _import_remedy(line: bytes) -> str:
+    """Return what to do about a line that is no message, by what it has."""
+    try:
+        document = msgspec.json.decode(line)
+    except ValueError:
+        return f"{REMEDY}; a file of another format needs its --input-format: csv, kcat or key-value"
+    if not isinstance(document, dict) or ("key" in document and ("value" in document or len(document) == 1)):
+        return REMEDY
+    if {"topic", "partition", "offset", "payload"} <= document.keys():
+        return "it is a line of kcat -J: import it with --input-format kcat; nothing of it was kept"
+    names = fields_of(line)
+    return (
+        f"its fields are {field_list(names)}: name the one with the key, as in --key-field {names[0]}; nothing of it "
+        "was kept"
+        if names
+        else REMEDY
+    )
 
 
 def _message(
@@ -190,9 +206,7 @@ def _reason(error: Exception) -> str:
         return _plain(str(error)) + _advice(str(error))
     if isinstance(error, msgspec.DecodeError):
         return f"not JSON ({error})"
-    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
-        return f"the gzip data is damaged or cut short ({error})"
-    return str(error)
+    return stream_failure(error)
 
 
 def _plain(error: str) -> str:
@@ -219,65 +233,6 @@ def _advice(error: str) -> str:
             '; keys and values are text: quote it, as in "{\\"a\\":1}", or encode it in base64 and name that encoding'
         )
     return ""
-
-
-def _without_mark(line: bytes) -> bytes:
-    """Return the first line of a file without the byte order mark that some editors write."""
-    return line.removeprefix(codecs.BOM_UTF8)
-
-
-def _open(file: str) -> io.BufferedIOBase:
-    if file == "-" and sys.stdin is None:
-        raise InvalidInput("there is no standard input to read", "name a file, or pipe something in")
-    try:
-        # Standard input stays open: it is closed only with the process.
-        name, closes = (sys.stdin.fileno(), False) if file == "-" else (file, True)
-        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=closes)), _READ_BYTES)
-    except OSError as error:
-        raise InvalidInput(
-            f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
-        ) from error
-    if raw.peek(2)[:2] == _GZIP_MAGIC:
-        return _OwningGzip(raw)
-    return raw
-
-
-class _Attentive(io.RawIOBase):
-    """A file, pipe or terminal. Ctrl-C and SIGTERM end the wait for its next bytes.
-
-    Python handles a signal between two bytecode instructions. A read that begins just after a signal arrived would
-    block until the next line arrives, so this class reads only bytes that have arrived.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self._waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        self._poll = select.poll()
-        self._poll.register(file.fileno(), select.POLLIN)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer, /) -> int | None:
-        while self._waits and not self._poll.poll(_POLL_MS):
-            pass
-        return self._file.readinto(buffer)
-
-    def close(self) -> None:
-        super().close()
-        self._file.close()
-
-
-class _OwningGzip(gzip.GzipFile):
-    """A gzip reader that also closes the file below it."""
-
-    def __init__(self, raw: io.BufferedReader[_Attentive]) -> None:
-        super().__init__(fileobj=raw, mode="rb")
-        self._raw = raw
-
-    def close(self) -> None:
-        super().close()
-        self._raw.close()
 
 
 class JsonLinesWriter:

@@ -13,7 +13,7 @@ import os
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from api.formats.field_values import Rows, check_empty_values, field_list, is_bytes
+from api.formats.inputs import EmptyValues, InputOptions
 from api.formats.text_encoding import TextEncoding
 from storage.entries.chunk_assembler import ChunkAssembler, assembled, row_messages
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
@@ -43,23 +45,32 @@ _REMEDY = (
 )
 
 
-def read_import_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+def read_import_parquet(file: str, options: InputOptions) -> Iterator[pa.Table]:
     """Yield the messages of a Parquet file to import, some rows at a time, as tables of INPUT_SCHEMA.
 
-    Raises InvalidInput for standard input and for an encoding of base64, InvalidRecord for a file that is not of this
-    form.
+    Raises InvalidInput for standard input, InvalidRecord for a file that is not of this form.
+    """
+    first = 1
+    for batch in read_parquet_batches(file, lambda schema: _check_columns(file, schema)):
+        table = _convert(file, pa.table(batch))
+        if options.empty_values is EmptyValues.REFUSE:
+            keys, payloads = (table.column(name).combine_chunks() for name in ("key", "payload"))
+            check_empty_values(Rows(file, "row", first), keys, payloads)
+        first += len(table)
+        yield table
+
+
+def read_parquet_batches(file: str, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, some at a time, after `check` of its schema.
+
+    Raises InvalidInput for standard input, InvalidRecord for a file that is no Parquet, and the errors of `check`.
     """
     if file == "-":
         raise InvalidInput("Parquet cannot be read from standard input", "name a file")
-    if TextEncoding.BASE64 in (key_encoding, value_encoding):
-        raise InvalidInput(
-            "--key-encoding and --value-encoding do not apply to Parquet", "use binary columns for bytes"
-        )
     try:
         with pq.ParquetFile(file, pre_buffer=False) as source:
-            _check_columns(file, source.schema_arrow)
-            for batch in source.iter_batches(_batch_rows(source.metadata), use_threads=False):
-                yield _convert(file, pa.table(batch))
+            check(source.schema_arrow)
+            yield from source.iter_batches(_batch_rows(source.metadata), use_threads=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InvalidRecord(
             f"{file} cannot be read as Parquet ({_line(error)})",
@@ -77,13 +88,19 @@ def _batch_rows(metadata: Any) -> int:
 def _check_columns(file: str, schema: Any) -> None:
     missing = {"key", "value"} - set(schema.names)
     if missing:
-        raise InvalidRecord(f"{file} has no column {' and no column '.join(sorted(missing))}", _REMEDY)
+        raise InvalidRecord(
+            f"{file} has no column {' and no column '.join(sorted(missing))}; it has {field_list(schema.names)}",
+            f"{_REMEDY}; or name the column of the key: --key-field",
+        )
     twice = sorted(name for name, times in Counter(schema.names).items() if times > 1)
     if twice:
         raise InvalidRecord(f"{file} has more than one column {', '.join(twice)}", _REMEDY)
     unknown = sorted(set(schema.names) - set(_SOURCES.values()) - _UNUSED)
     if unknown:
-        raise InvalidRecord(f"{file} has columns that no field of a message holds: {', '.join(unknown)}", _REMEDY)
+        raise InvalidRecord(
+            f"{file} has columns that no field of a message holds: {', '.join(unknown)}",
+            f"{_REMEDY}; or name the column of the key, to take rows of any columns: --key-field key",
+        )
 
 
 def _convert(file: str, table: pa.Table) -> pa.Table:
@@ -107,7 +124,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_binary(target) and not (_is_bytes(kind) or pa.types.is_null(kind)):
+    if pa.types.is_binary(target) and not (is_bytes(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not string or binary")
     if pa.types.is_timestamp(kind):
         # Finer units are truncated to milliseconds. Seconds may overflow, which must be an error.
@@ -118,12 +135,6 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_map(target) and any(chunk.items.null_count for chunk in cast.chunks):
         raise pa.ArrowTypeError("a property without a value")
     return cast
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
-    return any(test(kind) for test in (*kinds, *views))
 
 
 def _named(kind: pa.DataType) -> str:

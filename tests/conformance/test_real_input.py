@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from api.formats.inputs import InputOptions
 from api.formats.jsonl import read_import_jsonl
-from api.formats.text_encoding import TextEncoding
 from compactor.engines.engine import Engine
 from storage.clock import SystemClock
 from storage.log.directory import LogDirectory
@@ -134,7 +134,7 @@ def count_ledgers(tables: list[pa.Table], ledger_bytes: int) -> int:
 
 
 def input_tables() -> list[pa.Table]:
-    return list(read_import_jsonl(str(CHANGES), TextEncoding.UTF8, TextEncoding.UTF8))
+    return list(read_import_jsonl(str(CHANGES), InputOptions()))
 
 
 def as_change(message: Message) -> dict[str, object]:

@@ -13,7 +13,7 @@ from api.cli.kit.stderr import counted, say, size
 from api.cli.local.append_target import AppendTarget, bulk_writer, with_file_name
 from api.cli.local.log_import import import_kafka_segments, import_pulsar_ledgers
 from api.components import open_for_writing
-from api.formats.inputs import LOG_FORMATS, EmptyValues, InputFormat, read_messages
+from api.formats.inputs import LOG_FORMATS, EmptyValues, InputFormat, InputOptions, check_options, read_messages
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, InvalidRecord
 
@@ -42,7 +42,31 @@ def import_files(
         typer.Option(
             "--input-format",
             "--format",
-            help="Format of the files. [default: parquet for names that end in .parquet, else jsonl]",
+            help="Format of the files. [default: parquet and csv for names that end so, else jsonl]",
+        ),
+    ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of JSON objects, CSV or Parquet that are no messages of ours: the field or column with the key; "
+            "user.id is id inside of user.",
+        ),
+    ] = None,
+    value_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The field or column with the value. [default: the whole object or row]"),
+    ] = None,
+    timestamp_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The field or column with the event time: milliseconds since 1970, or an ISO time."
+        ),
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Between key and value, or the cells of CSV; \\t is a tab. [default: : and ,]"
         ),
     ] = None,
     ledger_size: Annotated[
@@ -53,36 +77,31 @@ def import_files(
     empty_values: Annotated[
         EmptyValues | None,
         typer.Option(
-            help="Of Kafka's records with a key and an empty value, which delete the key here: end with an error, or "
-            "let them delete it. [default: refuse]"
+            help="An empty value deletes its key here: end with an error, or let it delete the key. [default: refuse; "
+            "delete for messages in JSON Lines and Parquet]"
         ),
     ] = None,
 ) -> None:
     """Append files to a topic.
 
-    They become sealed ledgers, each file as a whole or not at all; a missing topic is created. JSON Lines
-    may be compressed by gzip. Segments of Kafka and offloaded ledgers of Pulsar are read from a disk or from S3.
+    They become sealed ledgers, each file as a whole or not at all; a missing topic is created. Text may be
+    compressed by gzip. Segments of Kafka and offloaded ledgers of Pulsar are read from a disk or from S3.
     """
     ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
-    if empty_values is not None and input_format is not InputFormat.KAFKA_SEGMENTS:
-        raise InvalidInput("--empty-values does not apply to this format", "leave it out")
+    options = InputOptions(
+        key_field, value_field, timestamp_field, separator, empty_values, key_encoding, value_encoding
+    )
     if input_format in LOG_FORMATS:
-        _check_log_options(files, key_encoding, value_encoding)
+        check_options(input_format, options)
+        if "-" in files:
+            raise InvalidInput("files of a log cannot be read from standard input", "name files or folders")
     if input_format is InputFormat.KAFKA_SEGMENTS:
         import_kafka_segments(context.obj, topic, files, ledger_bytes, empty_values or EmptyValues.REFUSE)
     elif input_format is InputFormat.PULSAR_OFFLOAD:
         import_pulsar_ledgers(context.obj, topic, files)
     else:
-        sources = [(file, read_messages(file, input_format, key_encoding, value_encoding)) for file in files]
+        sources = [(file, read_messages(file, input_format, options)) for file in files]
         _import_messages(context.obj, topic, sources, ledger_bytes)
-
-
-def _check_log_options(files: list[str], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-    """Raise InvalidInput for arguments that files of logs cannot have."""
-    if "-" in files:
-        raise InvalidInput("files of a log cannot be read from standard input", "name files or folders")
-    if TextEncoding.BASE64 in (key_encoding, value_encoding):
-        raise InvalidInput("--key-encoding and --value-encoding do not apply to files of a log", "leave them out")
 
 
 def _import_messages(

@@ -65,7 +65,7 @@ def produce_messages(
         BackgroundSealer(context.obj, topic, say) as sealer,
         AppendTarget(environment, topic) as target,
     ):
-        rows = read_rows(file, key_encoding, value_encoding, _REMEDY, default_key)
+        rows = read_rows(file, key_encoding, value_encoding, lambda _: _REMEDY, default_key)
         limit = environment.metadata.policies.effective(target.topic.record).max_message_bytes
         container = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)

@@ -186,6 +186,40 @@ def test_parquet_with_every_optional_column(program: Program, folder: Path) -> N
     ]
 
 
+def test_what_people_have(program: Program, folder: Path) -> None:
+    (folder / "events.jsonl").write_text('{"user":{"id":7},"at":"2026-01-01T00:00:00Z"}\n')
+    program("import", "t", "events.jsonl", "--key-field", "user.id", "--timestamp-field", "at").done()
+    (folder / "table.csv").write_text("id,name\n7,Ann\n")
+    program("import", "t", "table.csv", "--key-field", "id", "--value-field", "name").done()
+    line = b'{"topic":"t","partition":0,"offset":3,"ts":9,"headers":["h","1"],"key":"7","payload":null}\n'
+    program("import", "t", "-", "--input-format", "kcat", stdin=line).done()
+    program("import", "t", "-", "--input-format", "key-value", "--separator", "=", stdin=b"7=a=b\n").done()
+    pq.write_table(pa.table({"id": [7], "n": [1.5]}), folder / "table.parquet")
+    program("import", "t", "table.parquet", "--key-field", "id").done()
+    read = program("read", "t").done().messages
+    assert {item["key"] for item in read} == {"7"}
+    values = ['{"user":{"id":7},"at":"2026-01-01T00:00:00Z"}', "Ann", None, "a=b", '{"id":7,"n":1.5}']
+    assert [item["value"] for item in read] == values
+    assert [item.get("event_time") for item in read] == [1767225600000, None, 9, None, None]
+    assert read[2]["properties"] == {"h": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("in.jsonl", '{"user":{"id":1}}\n', "--key-field user.id"),
+        ("in.csv", "id,name\n1,Ann\n", "--key-field id"),
+        ("in.txt", "a:1\n", "--input-format"),
+    ],
+)
+def test_a_refused_import_names_the_option_and_leaves_no_topic(
+    program: Program, folder: Path, name: str, content: str, remedy: str
+) -> None:
+    (folder / name).write_text(content)
+    program("import", "t", name).refused(2, name, remedy)
+    assert program("topics", "list", "--output", "json").done().raw_stdout.strip() in (b"", b"[]")
+
+
 def test_publish_time_is_now_where_none_is_given(program: Program, folder: Path) -> None:
     pq.write_table(pa.table({"key": ["a", "b"], "value": ["1", "2"]}), folder / "in.parquet")
     program("import", "t", "in.parquet").done()

@@ -117,7 +117,8 @@ def test_empty_values_are_refused_unless_they_may_delete(program: Program, folde
     assert [message["value"] for message in program("read", "t").done().messages] == ["1", ""]
     segment(folder / "keyless-0", record(0, None, b""))
     program("import", "keyless", "keyless-0", *KAFKA).done()
-    program("import", "t", "x.jsonl", "--empty-values", "delete").refused(2, "--empty-values does not apply")
+    (folder / "x.jsonl").touch()
+    program("import", "t", "x.jsonl", "--separator", ",").refused(2, "--separator does not apply to the format jsonl")
 
 
 def damaged(batch: bytes) -> bytes:
@@ -173,7 +174,9 @@ def test_paths_that_are_no_partitions(program: Program, folder: Path, paths: lis
 
 def test_encodings_do_not_apply(program: Program, folder: Path) -> None:
     segment(folder / "a-0", record(0))
-    program("import", "t", "a-0", *KAFKA, "--key-encoding", "base64").refused(2, "do not apply to files of a log")
+    program("import", "t", "a-0", *KAFKA, "--key-encoding", "base64").refused(
+        2, "does not apply to the format kafka-segments"
+    )
 
 
 def upload(server: MotoServer, folder: Path) -> str:

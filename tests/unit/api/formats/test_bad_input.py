@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.formats.inputs import InputFormat, read_messages
+from api.formats.inputs import InputFormat, InputOptions, read_messages
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput
 
@@ -73,7 +73,7 @@ def refused(
 ) -> None:
     """Asserts that reading the file is an error with these parts."""
     with pytest.raises(InvalidInput) as error:
-        list(read_messages(str(file), input_format, key, value))
+        list(read_messages(str(file), input_format, InputOptions(key_encoding=key, value_encoding=value)))
     for part in parts:
         assert part in str(error.value)
 
@@ -158,7 +158,7 @@ def test_damaged_parquet(tmp_path: Path, damage: str) -> None:
 
 def test_what_does_not_apply_to_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), tmp_path / "in.parquet")
-    refused(tmp_path / "in.parquet", "do not apply to Parquet", value=TextEncoding.BASE64)
+    refused(tmp_path / "in.parquet", "--value-encoding does not apply to the format parquet", value=TextEncoding.BASE64)
     refused("-", "standard input", "name a file", input_format=InputFormat.PARQUET)
 
 

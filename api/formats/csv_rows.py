@@ -1,0 +1,202 @@
+"""CSV with a header row, as the input of an import: RFC 4180, in UTF-8, plain or gzip.
+
+All cells are texts: nothing is inferred. An empty cell without quotes is null, and a quoted one is an empty text, as in
+PostgreSQL. With `--key-field` the value is the row as a JSON object of texts and nulls, or one column. Without it the
+columns are those of a message: `key` and `value`, optional `publish_time`, `event_time` and `properties` (a JSON object
+of texts); `message_id` and `offset` are not used.
+
+A null or empty value of a row with a key would delete the key: it is refused, unless `--empty-values delete`. Memory:
+some blocks of `BLOCK_BYTES`, which must hold the longest row.
+
+Raises InvalidInput; InvalidRecord, which names the row: 1 is the first one after the header. Must not know: other
+formats.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from api.formats.field_values import Rows, decoded, field_list, messages, times
+from api.formats.input_stream import STREAM_ERRORS, open_input, source_name, stream_failure
+from api.formats.inputs import InputOptions
+from api.formats.key_value_lines import unescaped
+from api.formats.row_json import json_rows
+from storage.errors import InvalidInput, InvalidRecord
+from storage.log.bulk_append import INPUT_SCHEMA
+
+BLOCK_BYTES = 4 << 20
+_MESSAGE_COLUMNS = frozenset({"key", "value", "publish_time", "event_time", "properties", "message_id", "offset"})
+_REMEDY = "correct it and import it again; nothing of it was kept"
+
+
+def read_csv_rows(file: str, options: InputOptions) -> Iterator[pa.Table]:
+    """Yield the rows of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    delimiter = unescaped("," if options.separator is None else options.separator)
+    if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
+        raise InvalidInput(f"the separator {delimiter!r} of CSV is not one character", r"give one: --separator '\t'")
+    first = 1
+    with open_input(file) as stream:
+        for batch in _batches(file, stream, delimiter, options):
+            rows = Rows(file, "row", first)
+            table = pa.table(batch)
+            yield (
+                _message_rows(rows, table, options) if options.key_field is None else _keyed_rows(rows, table, options)
+            )
+            first += len(batch)
+
+
+def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: InputOptions) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a stream, all columns as texts. Raises InvalidRecord."""
+    try:
+        start = stream.read(BLOCK_BYTES)
+        if not start.strip():
+            return
+        names = _header(file, start, delimiter, options)
+        reader = pyarrow.csv.open_csv(
+            _Rest(start, stream),
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        if any(kind != pa.string() for kind in reader.schema.types):
+            raise InvalidRecord(f"{source_name(file)} has a header that cannot be read", _REMEDY)
+        yield from reader
+    except pa.ArrowInvalid as error:
+        raise InvalidRecord(
+            f"{source_name(file)}: {str(error).splitlines()[0][:300]}", _csv_remedy(str(error))
+        ) from error
+    except STREAM_ERRORS as error:
+        raise InvalidRecord(f"{source_name(file)}: {stream_failure(error)}", _REMEDY) from error
+
+
+def _csv_remedy(reason: str) -> str:
+    if "columns, got" in reason:
+        return f"quote cells that have separators or ends of lines, or name the --separator; {_REMEDY}"
+    return _REMEDY
+
+
+def _header(file: str, start: bytes, delimiter: str, options: InputOptions) -> list[str]:
+    """Return the names of the columns. Raises InvalidRecord if those are missing that the import needs."""
+    try:
+        text = start.decode("utf-8-sig", errors="ignore")
+        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except (csv.Error, StopIteration) as error:
+        raise InvalidRecord(f"{source_name(file)} has no header row ({error})", _REMEDY) from error
+    twice = sorted(name for name, times_ in Counter(names).items() if times_ > 1)
+    if twice:
+        raise InvalidRecord(f"{source_name(file)} has more than one column {field_list(twice)}", "rename them")
+    if options.key_field is None:
+        _check_message_columns(file, names)
+    for option, name in (
+        ("--key-field", options.key_field),
+        ("--value-field", options.value_field),
+        ("--timestamp-field", options.timestamp_field),
+    ):
+        if name is not None and name not in names:
+            raise InvalidRecord(
+                f"{source_name(file)} has no column {name}; it has {field_list(names)}",
+                f"name another one with {option}, or the --separator of the file",
+            )
+    return names
+
+
+def _check_message_columns(file: str, names: list[str]) -> None:
+    missing = [name for name in ("key", "value") if name not in names]
+    unknown = sorted(set(names) - _MESSAGE_COLUMNS)
+    if missing or unknown:
+        reason = f"no column {' and no column '.join(missing)}" if missing else "columns that no message has"
+        raise InvalidRecord(
+            f"{source_name(file)} has {reason}; it has {field_list(names)}",
+            f"name the column of the key, as in --key-field {names[0]}, or the --separator of the file",
+        )
+
+
+def _keyed_rows(rows: Rows, table: pa.Table, options: InputOptions) -> pa.Table:
+    key, value, time = options.key_field, options.value_field, options.timestamp_field
+    assert key is not None
+    keys = decoded(rows, _column(table, key), options.key_encoding, key)
+    event_times = None if time is None else times(rows, _column(table, time), time)
+    if value is None:
+        payloads = json_rows(rows.file, table)
+    else:
+        payloads = decoded(rows, _column(table, value), options.value_encoding, value)
+        _check_null_values(rows, keys, payloads, options)
+    return messages(rows, keys, payloads, event_times, options.refuses_empty_values, key)
+
+
+def _message_rows(rows: Rows, table: pa.Table, options: InputOptions) -> pa.Table:
+    keys = decoded(rows, _column(table, "key"), options.key_encoding, "key")
+    payloads = decoded(rows, _column(table, "value"), options.value_encoding, "value")
+    _check_null_values(rows, keys, payloads, options)
+    columns = [keys, payloads]
+    for name in ("publish_time", "event_time"):
+        present = name in table.column_names
+        columns.append(times(rows, _column(table, name), name) if present else pa.nulls(len(table), pa.int64()))
+    columns.append(_properties(rows, table))
+    return pa.table(columns, schema=INPUT_SCHEMA)
+
+
+def _check_null_values(rows: Rows, keys: pa.Array, payloads: pa.Array, options: InputOptions) -> None:
+    """Raise InvalidRecord for a row with a key and no value, unless it may delete the key."""
+    if options.refuses_empty_values:
+        is_empty = pc.equal(pc.coalesce(pc.binary_length(payloads), 0), 0)
+        rows.check(
+            pc.and_(is_empty, pc.is_valid(keys)),
+            "the value is empty, which deletes the key here",
+            "import with --empty-values delete if it may delete its key; nothing of it was kept",
+        )
+
+
+def _properties(rows: Rows, table: pa.Table) -> pa.Array:
+    kind = INPUT_SCHEMA.field("properties").type
+    if "properties" not in table.column_names or table.column("properties").null_count == len(table):
+        return pa.nulls(len(table), kind)
+    decode = msgspec.json.Decoder(dict[str, str]).decode
+
+    def convert(texts: pa.Array) -> pa.Array:
+        try:
+            return pa.array([None if t is None else list(decode(t).items()) for t in texts.to_pylist()], kind)
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from error
+
+    return rows.convert(_column(table, "properties"), convert, "properties", "a JSON object of texts")
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    return table.column(name).combine_chunks()
+
+
+class _Rest(io.RawIOBase):
+    """A stream from its start on, of which the first bytes were read already."""
+
+    def __init__(self, start: bytes, stream: io.BufferedIOBase) -> None:
+        self._start = start
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._start:
+            data, self._start = self._start[:size], self._start[size:] if size >= 0 else b""
+            return data
+        return self._stream.read(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

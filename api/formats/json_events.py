@@ -1,0 +1,172 @@
+"""Lines of JSON objects that are no messages of ours, as the input of an import: `--key-field`.
+
+A field is a member of the object; dots lead into members of it (`user.id`), and `\\.` is a dot of a name. A text is its
+content, as key and as value. Any other value is its JSON, as it is written in the line: `1.00` stays `1.00`. A key is
+no object, list or null. As a value null is a deletion. Without `--value-field` the value is the whole line, byte by
+byte.
+
+Each line is decoded alone, and only the chosen fields of it: a schema that pyarrow's reader of JSON infers would change
+texts to times, and large numbers to fractions. Memory: a block of lines.
+
+Raises InvalidInput, InvalidRecord. Must not know: other formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from api.formats.field_values import Rows, decoded, field_list, messages, times
+from api.formats.input_stream import REMEDY, read_line_blocks
+from api.formats.inputs import InputOptions
+from storage.errors import InvalidInput
+
+_DOT = re.compile(r"(?<!\\)\.")
+_NO_RAW = msgspec.Raw(b"")
+
+
+def read_json_events(file: str, options: InputOptions) -> Iterator[pa.Table]:
+    """Yield the events of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    assert options.key_field is not None
+    key = JsonField(options.key_field)
+    value = None if options.value_field is None else JsonField(options.value_field)
+    time = None if options.timestamp_field is None else JsonField(options.timestamp_field)
+    for first, lines in read_line_blocks(file):
+        rows = Rows(file, "line", first)
+        check_text(rows, lines)
+        keys = _keys(rows, key, lines, options)
+        values = pa.array(lines, pa.binary()) if value is None else _values(rows, value, lines, options)
+        event_times = None if time is None else _event_times(rows, time, lines)
+        yield messages(rows, keys, values, event_times, options.refuses_empty_values, key.name)
+
+
+class JsonField:
+    """A field of the objects of lines. `name`: as the user wrote it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        names = [part.replace("\\.", ".") for part in _DOT.split(name)]
+        if not all(names):
+            raise InvalidInput(f"the field {name!r} has an empty name", "write names with dots between them: user.id")
+        kind: Any = msgspec.Raw
+        default: Any = _NO_RAW
+        for part in reversed(names):
+            struct = msgspec.defstruct("Event", [("f", kind, default)], rename={"f": part}, frozen=True)
+            kind, default = struct | None, struct()
+        self._decode = msgspec.json.Decoder(struct).decode
+        self._get: Callable[[object], msgspec.Raw] = attrgetter(".".join("f" for _ in names))
+
+    def read(self, rows: Rows, lines: Sequence[bytes]) -> pa.Array:
+        """Return the JSON of the field in each line, as bytes; empty: the line has no such field.
+
+        Raises InvalidRecord for a line that is no object.
+        """
+        decode, get = self._decode, self._get
+        try:
+            return pa.array([bytes(get(decode(line))) for line in lines], pa.binary())
+        except (ValueError, AttributeError):
+            return pa.array([self._read_line(rows, index, line) for index, line in enumerate(lines)], pa.binary())
+
+    def _read_line(self, rows: Rows, index: int, line: bytes) -> bytes:
+        try:
+            return bytes(self._get(self._decode(line)))
+        except AttributeError:  # a member on the way is null
+            return b""
+        except msgspec.MsgspecError as error:
+            if not line.strip():
+                raise rows.refuse(index, "the line is empty") from error
+            if isinstance(error, msgspec.ValidationError):
+                raise rows.refuse(index, f"{self.name} is not in it, because {_object_reason(line)}") from error
+            raise rows.refuse(
+                index, f"not JSON ({error})", "write one JSON object a line; nothing of it was kept"
+            ) from error
+
+
+def _object_reason(line: bytes) -> str:
+    return "a member on the way is no object" if line.lstrip().startswith(b"{") else "the line is no object"
+
+
+def check_text(rows: Rows, lines: Sequence[bytes], remedy: str = REMEDY) -> None:
+    """Raise InvalidRecord for a line that is not UTF-8."""
+    try:
+        pa.array(lines, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        for index, line in enumerate(lines):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                raise rows.refuse(index, f"not UTF-8 text ({error.reason})", remedy) from error
+
+
+def fields_of(line: bytes) -> list[str]:
+    """Return the names of the members of an object, with those of objects in it; none if the line is no object."""
+    try:
+        document = msgspec.json.decode(line)
+    except ValueError:
+        return []
+    names = []
+    for name, value in document.items() if isinstance(document, dict) else ():
+        nested = value if isinstance(value, dict) else {}
+        names += [f"{name}.{inner}" for inner in nested] or [name]
+    return names
+
+
+def json_texts(rows: Rows, name: str, documents: pa.Array) -> pa.Array:
+    """Return JSON values as bytes: the content of texts, the JSON of others. Null is null."""
+    is_text = pc.starts_with(documents, b'"')
+    plain = pc.if_else(is_text, pc.binary_slice(documents, 1, -1), documents)
+    texts = pc.if_else(pc.equal(documents, b"null"), pa.scalar(None, pa.binary()), plain)
+    escaped = pc.and_(is_text, pc.match_substring(documents, b"\\"))
+    if not pc.any(escaped).as_py():
+        return texts
+    indices = pc.indices_nonzero(escaped)
+    contents = []
+    for index, document in zip(indices.to_pylist(), documents.take(indices).to_pylist(), strict=True):
+        try:
+            contents.append(msgspec.json.decode(document, type=str).encode())
+        except ValueError as error:
+            raise rows.refuse(index, f"{name} is no text ({error})") from error
+    return pc.replace_with_mask(texts, escaped, pa.array(contents, pa.binary()))
+
+
+def _check_present(rows: Rows, field: JsonField, lines: Sequence[bytes], documents: pa.Array, option: str) -> None:
+    missing = pc.equal(pc.binary_length(documents), 0)
+    if pc.any(missing).as_py():
+        index = pc.index(missing, True).as_py()
+        names = fields_of(lines[index])
+        raise rows.refuse(
+            index,
+            f"it has no field {field.name}; it has {field_list(names) or 'none'}",
+            f"name another one with {option}, or correct the line; nothing of it was kept",
+        )
+
+
+def _keys(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+    documents = field.read(rows, lines)
+    _check_present(rows, field, lines, documents, "--key-field")
+    is_nested = pc.or_(pc.starts_with(documents, b"{"), pc.starts_with(documents, b"["))
+    rows.check(
+        is_nested,
+        f"{field.name} is an object or a list, and a key is a text, a number or true or false",
+        f"name a member of it: --key-field {field.name}.NAME",
+    )
+    return decoded(rows, json_texts(rows, field.name, documents), options.key_encoding, field.name)
+
+
+def _values(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+    documents = field.read(rows, lines)
+    _check_present(rows, field, lines, documents, "--value-field")
+    return decoded(rows, json_texts(rows, field.name, documents), options.value_encoding, field.name)
+
+
+def _event_times(rows: Rows, field: JsonField, lines: Sequence[bytes]) -> pa.Array:
+    documents = field.read(rows, lines)
+    empty = pc.equal(pc.binary_length(documents), 0)
+    texts = pc.if_else(empty, pa.scalar(None, pa.binary()), json_texts(rows, field.name, documents))
+    return times(rows, texts.cast(pa.string()), field.name)

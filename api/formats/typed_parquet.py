@@ -1,0 +1,89 @@
+"""Parquet of any columns, as the input of an import: `--key-field`.
+
+A column is named as it is, or a member of a struct with dots (`user.id`). Keys of any type but nested ones are texts
+(field_values.py has their form). The value is a column, as text, or as JSON if it is nested, or the row as JSON
+(row_json.py). A null value of a row with a key deletes it. Memory: some row groups of the file's own size.
+
+Raises InvalidInput, InvalidRecord. Must not know: other formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from api.formats.field_values import Rows, as_text, field_list, messages, times
+from api.formats.inputs import InputOptions
+from api.formats.parquet import read_parquet_batches
+from api.formats.row_json import json_rows, json_values
+from storage.errors import InvalidRecord
+
+
+def read_typed_parquet(file: str, options: InputOptions) -> Iterator[pa.Table]:
+    """Yield the rows of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    assert options.key_field is not None
+    first = 1
+    for batch in read_parquet_batches(file, lambda schema: _check_columns(file, schema, options)):
+        rows, table = Rows(file, "row", first), pa.table(batch)
+        keys = _key(rows, table, options.key_field)
+        time = options.timestamp_field
+        event_times = None if time is None else times(rows, _column(table, time), time)
+        yield messages(
+            rows, keys, _values(file, table, options), event_times, options.refuses_empty_values, options.key_field
+        )
+        first += len(table)
+
+
+def _check_columns(file: str, schema: pa.Schema, options: InputOptions) -> None:
+    """Raise InvalidRecord for a chosen column that the file does not have."""
+    for option, name in (
+        ("--key-field", options.key_field),
+        ("--value-field", options.value_field),
+        ("--timestamp-field", options.timestamp_field),
+    ):
+        if name is not None and _member(schema.empty_table(), name) is None:
+            raise InvalidRecord(
+                f"{file} has no column {name}; it has {field_list(schema.names)}", f"name another one with {option}"
+            )
+
+
+def _key(rows: Rows, table: pa.Table, name: str) -> pa.Array:
+    column = _column(table, name)
+    try:
+        return as_text(column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidRecord(
+            f"{rows.file}: column {name} is {column.type}, which is no key",
+            "name a column of texts, bytes, numbers, dates or times, or a member of a struct, with a dot",
+        ) from error
+
+
+def _values(file: str, table: pa.Table, options: InputOptions) -> pa.Array:
+    if options.value_field is None:
+        return json_rows(file, table)
+    column = _column(table, options.value_field)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return json_values(file, options.value_field, column) if pa.types.is_nested(kind) else as_text(column)
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = _member(table, name)
+    assert column is not None
+    return column.combine_chunks()
+
+
+def _member(table: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """Return a column, or a member of a struct; None: there is none."""
+    if name in table.column_names:
+        return table.column(name)
+    column, _, rest = name.partition(".")
+    if not rest or column not in table.column_names:
+        return None
+    value = table.column(column)
+    for part in rest.split("."):
+        if not pa.types.is_struct(value.type) or value.type.get_field_index(part) < 0:
+            return None
+        value = pc.struct_field(value, part)
+    return value
