@@ -4,13 +4,14 @@ Joins metadata, store, log directory and clock for one topic. Writers need the w
 segment (`storage/log/topic_log.py`), or sealed ledgers (`storage/log/bulk_append.py`). Reads are raw
 (`storage/reading/raw_reader.py`), compacted under a pin (`storage/reading/compacted_reader.py`), page by page as
 messages arrive (`storage/reading/page_reader.py`), or of one key through the key indexes
-(`storage/reading/key_lookup.py`).
+(`storage/reading/key_lookup.py`). The source cluster of a replicated topic reads the compacted ledger by its own
+positions (`storage/reading/source_reader.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
@@ -31,7 +32,7 @@ from storage.log.log_manager import LogManager
 from storage.log.segment_tables import SegmentEntryReader, SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
-from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
+from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, SourcePosition, TopicName
 from storage.owner import owner_name
 from storage.positions import CompactedProgress, ContinuationToken, OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.compacted_reader import CompactedReader
@@ -42,6 +43,7 @@ from storage.reading.newest_offsets import NewestOffset, newest_offsets
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
 from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
+from storage.reading.source_reader import SourceReader, first_entry, pinned_source_reader
 
 Value = TypeVar("Value")
 
@@ -164,6 +166,22 @@ class Topic:
             return self._raw_source(state.start, OffsetReset.EARLIEST, entries)
 
         return EntryReader(open_source, state, entries)
+
+    def source_reader(self, generation: int | None = None) -> AbstractContextManager[SourceReader | None]:
+        """Return a context with a reader of a compacted ledger by the positions of the source cluster.
+
+        None: the topic was never compacted. For `generation` and the errors see `pinned_source_reader`.
+        """
+        environment, unsealed = self._environment, self._unsealed
+
+        def read(snapshot: TopicSnapshot) -> SnapshotReader:
+            return SnapshotReader(environment.store, snapshot, unsealed, self._retention_filter(snapshot))
+
+        return pinned_source_reader(environment, self.record.id, self._hasher, read, generation)
+
+    def first_source_entry(self) -> SourcePosition | None:
+        """Return the position at the source of the first entry that was ever stored; see `first_entry`."""
+        return self.read_snapshot(first_entry)
 
     def _resumed(self, start: StartPosition) -> ContinuationToken:
         """Return the state of a compacted read that has delivered the messages before `start`.

@@ -2,7 +2,8 @@
 
 A start position (storage/positions.py) that names a message becomes a bound, which decides whether extents, row groups
 and rows are before it. Bounds by offset and by id agree on the same messages, because ids and offsets agree in order. A
-publish time is first turned into the offset of the first message that was published then or later.
+publish time is first turned into the offset of the first message that was published then or later. A bound by a
+position of the source cluster serves replicated topics (storage/reading/source_reader.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from storage.ledger import rows
 from storage.ledger.rows_file import RowsReader
-from storage.model import LogPosition, MessageId
+from storage.model import LogPosition, MessageId, SourcePosition
 from storage.positions import StartOffset, StartPosition
 
 
@@ -107,6 +108,40 @@ class SeekTime:
     def first_row(self, table: pa.Table) -> int:
         at_or_after = pc.greater_equal(table.column("publish_time"), self.publish_time)
         first = pc.index(at_or_after, True).as_py()
+        return len(table) if first < 0 else int(first)
+
+
+@dataclass(frozen=True)
+class SeekSource:
+    """The first message of the entry at a position of the source cluster, or after it: for rows of one source.
+
+    A row without a source position counts as after every position.
+    """
+
+    position: SourcePosition
+
+    def __str__(self) -> str:
+        return f"the source's entry {self.position}"
+
+    def surely_begins_after(self, last: LogPosition) -> bool:
+        """Return False: a position here has none of the source, so no extent is ruled out by it."""
+        return False
+
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
+        ledger_column, entry_column = rows.SOURCE_COLUMNS
+        ledger, entry = reader.greatest(group, ledger_column), reader.greatest(group, entry_column)
+        if ledger is None or entry is None:
+            return False
+        if ledger != self.position.ledger_id:
+            return ledger < self.position.ledger_id
+        return reader.least(group, ledger_column) == ledger and entry < self.position.entry_id
+
+    def first_row(self, table: pa.Table) -> int:
+        ledger, entry = (table.column(name) for name in rows.SOURCE_COLUMNS)
+        start = self.position
+        same_ledger = pc.equal(ledger, start.ledger_id)
+        before = pc.or_(pc.less(ledger, start.ledger_id), pc.and_(same_ledger, pc.less(entry, start.entry_id)))
+        first = pc.index(pc.fill_null(before, False), False).as_py()
         return len(table) if first < 0 else int(first)
 
 

@@ -60,6 +60,11 @@ class LastMessageFinder:
                 last = self._last_compacted(compacted)
         return last or EARLIEST
 
+    def compacted_message_id(self, compacted: CompactedLedgerRecord) -> MessageId:
+        """Return the id of the last message that a reader of a compacted ledger gets; EARLIEST if there is none."""
+        with naming_compacted(self._reader.snapshot):
+            return self._last_compacted(compacted) or EARLIEST
+
     def _last_raw(self, first: int, compacted: CompactedLedgerRecord | None) -> MessageId | None:
         """Return the id of the last raw message from an offset on."""
         unfinished = _Unfinished()
