@@ -25,7 +25,7 @@ from api.http.paths import UrlDecodingMiddleware
 from api.http.request_metrics import RequestMetricsMiddleware
 from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
-from api.rest.compaction import garbage, runs, trigger, trim
+from api.rest.compaction import compacted, garbage, runs, trigger, trim
 from api.rest.messages import produce, read, single_messages
 from api.rest.mirrors import mirrors
 from api.rest.policies import named_policies, pulsar_policies
@@ -52,6 +52,7 @@ ROUTERS: tuple[Routes, ...] = (
     cursors.router,
     backlog.router,
     runs.router,
+    compacted.router,
     named_policies.router,
     trim.router,
     garbage.router,

@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 
 from storage.errors import InvalidInput, InvalidMessageId
-from storage.model import EARLIEST, LATEST, MessageId
+from storage.model import EARLIEST, LATEST, MessageId, SourcePosition
 from storage.positions import StartOffset, StartPosition, StartTime
 
 PLACES = "earliest|latest|MESSAGE_ID|OFFSET"
@@ -51,6 +51,14 @@ def parse_trim_position(text: str) -> int | MessageId:
         return MessageId.parse(text)
     except InvalidMessageId as error:
         raise InvalidMessageId(f"{text!r} is neither an offset nor a message id", error.remedy) from error
+
+
+def parse_source_position(text: str) -> SourcePosition:
+    """Return a position of a source cluster, `ledger:entry`; entry -1: before the ledger. Raise InvalidMessageId."""
+    match = re.fullmatch(r"([0-9]{1,18}):(-1|[0-9]{1,18})", text, re.ASCII)
+    if match is None:
+        raise InvalidMessageId(f"{text[:100]!r} is no position of a source", "use ledger:entry")
+    return SourcePosition(int(match[1]), int(match[2]))
 
 
 def _parse_time(text: str) -> int:

@@ -1,0 +1,238 @@
+"""Compaction for brokers of Pulsar that keep a topic and replicate it here (PIP-278): integrations/pulsar-compaction.
+
+Such a broker knows positions of its own ledgers. It asks for a compaction up to a position, when its replicator has
+delivered all entries up to there. It then serves compacted reads from entries here, up to the horizon that it learned,
+and raw reads from its own ledgers.
+
+A request for a compaction has a text that names its state: the end of the log when it was made, and what had run
+before. The broker repeats the request with it until a run covers that end, so it may lose answers, and no state is kept
+here.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from api.broker import names
+from compactor.scheduling.status import CompactionStatus
+from storage.errors import NO_ERROR, CompactionRunning, Conflict, ErrorText, InvalidInput, SegmentNotLocal
+from storage.metadata.records import MANUAL, RunState
+from storage.model import EARLIEST, SourcePosition
+from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from api.broker.broker import Broker
+    from storage.metadata.records import RunRecord, TopicRecord
+    from storage.model import TopicName
+    from storage.reading.source_reader import SourceMessage, SourceReader
+
+PAGE_BYTES = 1 << 20
+"""Maximum bytes of a page of entries, unless its first entry is larger."""
+PAGE_ENTRIES = 10_000
+_FRAME = Struct(">qqI")
+"""The head of an entry in a page: ledger id, entry id, bytes of the entry."""
+_REQUEST = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """The compacted ledger of a topic, for a broker of its source.
+
+    `generation` 0: the topic was never compacted; then `horizon` is None. `last` None: it has no message. `first`: the
+    first entry that was ever stored; None: unknown, since raw was trimmed, or there is none.
+    """
+
+    generation: int
+    horizon: SourcePosition | None
+    last: SourceMessage | None
+    first: SourcePosition | None
+    messages: int
+    logical_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class RequestState:
+    """The state of a request for a compaction: RUNNING, SUCCESS or ERROR.
+
+    `request`: the text with which it is asked for again. `run`: the newest run since the request; None: none was needed
+    yet. `error`: why the status is ERROR.
+    """
+
+    status: CompactionStatus
+    request: str
+    run: RunRecord | None = None
+    error: ErrorText = NO_ERROR
+
+
+@dataclass(frozen=True)
+class _Request:
+    """`end`: the offset that a run must reach. `run_id`, `failures`: of the topic, when the request was made."""
+
+    end: int
+    run_id: int
+    failures: int
+
+    @classmethod
+    def parse(cls, text: str) -> _Request:
+        match = _REQUEST.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"{text[:100]!r} is no request for a compaction", "repeat the text of the first answer")
+        return cls(*map(int, match.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.end}.{self.run_id}.{self.failures}"
+
+
+@dataclass(frozen=True)
+class EntryPage:
+    """Entries of a compacted ledger: head and bytes of each. `generation`: of that ledger."""
+
+    generation: int
+    frames: bytes
+
+
+def compact_up_to(broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str) -> RequestState:
+    """Request a compaction of all entries up to a position of the source, which are stored here; or ask how it goes.
+
+    `request`: that of the first answer; None: this is the first call. A run that is under way is joined, and followed
+    by another one if its input ends before that position. `by`: the caller's name, for the audit log. Raise
+    PartitionedTopicRefused, TopicNotFound, NotTheOwner, CompactionPaused, Conflict.
+    """
+    record = names.unpartitioned(broker.environment, name)
+    broker.ownership.check_for_reading(record)
+    control = broker.environment.metadata.compaction_control
+    before = control.activity(record.id)
+    goal = _first_request(broker, record, upto) if request is None else _Request.parse(request)
+    compacted = Topic(broker.environment, record).snapshot().compacted
+    activity = control.activity(record.id)
+    run = activity.last_run if activity.last_run is not None and activity.last_run.run_id > goal.run_id else None
+    if goal.end == 0 or (compacted is not None and compacted.horizon.offset + 1 >= goal.end):
+        return RequestState(CompactionStatus.SUCCESS, str(goal), run)
+    if not activity.running and request is not None:
+        if activity.control.failures > goal.failures:
+            return RequestState(CompactionStatus.ERROR, str(goal), run, activity.control.last_error)
+        if run is not None and run.state in (RunState.ERROR, RunState.CANCELLED):
+            return RequestState(CompactionStatus.ERROR, str(goal), run, run.error)
+        if run is not None and run.tail_error:
+            return RequestState(CompactionStatus.ERROR, str(goal), run, run.tail_error)
+    if not before.running or not activity.running:
+        with suppress(CompactionRunning):
+            broker.control.trigger(record, MANUAL, by)
+    return RequestState(CompactionStatus.RUNNING, str(goal), run)
+
+
+def _first_request(broker: Broker, record: TopicRecord, upto: SourcePosition) -> _Request:
+    """Return a request up to the end of the log, or up to nothing if the compacted ledger reaches `upto` already."""
+    topic = Topic(broker.environment, record)
+    reader = topic.snapshot_reader()
+    activity = broker.environment.metadata.compaction_control.activity(record.id)
+    run_id = 0 if activity.last_run is None else activity.last_run.run_id
+    with topic.source_reader() as compacted:
+        covers = compacted is not None and _horizon(broker, record, compacted) >= upto
+    return _Request(0 if covers else reader.end, run_id, activity.control.failures)
+
+
+def view(broker: Broker, name: TopicName) -> SourceView:
+    """Return the compacted ledger of a topic.
+
+    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, Conflict.
+    """
+    record = names.unpartitioned(broker.environment, name)
+    topic = Topic(broker.environment, record)
+    with topic.source_reader() as reader:
+        try:
+            first = topic.first_source_entry()
+        except SegmentNotLocal:
+            broker.ownership.check_for_reading(record, EARLIEST)
+            raise
+        if reader is None:
+            return SourceView(0, None, None, first, 0, 0, 0)
+        compacted = reader.compacted
+        return SourceView(
+            compacted.generation,
+            _horizon(broker, record, reader),
+            reader.last_message(),
+            first,
+            compacted.messages,
+            compacted.logical_bytes,
+            compacted.stored_bytes,
+        )
+
+
+def entries(
+    broker: Broker,
+    name: TopicName,
+    start: SourcePosition,
+    horizon: SourcePosition | None,
+    generation: int | None,
+    max_entries: int,
+    max_bytes: int,
+) -> EntryPage:
+    """Return compacted entries from `start` on, ascending, up to `horizon`; at least one unless none is left.
+
+    `horizon`: the caller's; None: that of the compacted ledger. `generation`: the caller's, see `pinned_source_reader`.
+    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; Conflict if less is known here than the caller knows.
+    """
+    record = names.unpartitioned(broker.environment, name)
+    pieces: list[bytes] = []
+    size = 0
+    with Topic(broker.environment, record).source_reader(generation) as reader:
+        covered = _covered_horizon(broker, record, reader, horizon)
+        if reader is None or covered is None:
+            return EntryPage(0, b"")
+        for entry in reader.entries(start, covered):
+            size += _FRAME.size + len(entry.data)
+            if pieces and size > max_bytes:
+                break
+            pieces += (_FRAME.pack(entry.ledger_id, entry.entry_id, len(entry.data)), entry.data)
+            if len(pieces) >= 2 * max_entries:
+                break
+        return EntryPage(reader.compacted.generation, b"".join(pieces))
+
+
+def position_since(
+    broker: Broker,
+    name: TopicName,
+    publish_time_ms: int,
+    horizon: SourcePosition | None,
+    generation: int | None,
+) -> SourcePosition | None:
+    """Return the first compacted entry with a message that was published then or later; None: there is none.
+
+    For the other parameters and the errors see `entries`.
+    """
+    record = names.unpartitioned(broker.environment, name)
+    with Topic(broker.environment, record).source_reader(generation) as reader:
+        covered = _covered_horizon(broker, record, reader, horizon)
+        return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
+
+
+def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> SourcePosition:
+    """Return the horizon of a compacted ledger. Raise NotTheOwner if another service has the messages that tell it;
+    Conflict for a topic that is not of one source alone."""
+    reader.check_one_source()
+    try:
+        return broker.source_horizons.horizon(reader)
+    except SegmentNotLocal:
+        broker.ownership.check_for_reading(record)
+        raise
+
+
+def _covered_horizon(
+    broker: Broker, record: TopicRecord, reader: SourceReader | None, horizon: SourcePosition | None
+) -> SourcePosition | None:
+    """Return the horizon of a read; None: there is no compacted ledger. Raise Conflict if it ends before `horizon`."""
+    known = None if reader is None else _horizon(broker, record, reader)
+    if horizon is not None and (known is None or known < horizon):
+        raise Conflict(
+            f"{record.name} is compacted up to {known or 'nothing'} of its source here, and the caller knows the "
+            f"horizon {horizon}: the database was restored from a backup, or is another one",
+            "restore a newer backup; or, if the source still has all raw messages, reset the caller's horizon and "
+            "compact again",
+        )
+    return horizon or known
