@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from api.observability.error_text import OPERATOR_WORDING
 from api.observability.redaction import redacted, redacted_excerpt
 from storage.errors import ErrorText
-from storage.metadata.records import TAIL_LEFT
+from storage.metadata.records import TABLE_ERROR, TAIL_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,10 +128,14 @@ def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWordi
 
 
 def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
-    """Return the statistics of a run by name. The fields of its `tail_left`, if any, are one text."""
-    tail_error = run.tail_error
-    others = {name: value for name, value in run.statistics.items() if name not in tail_error.fields(TAIL_LEFT)}
-    return others | ({TAIL_LEFT: redacted_error_text(tail_error, wording=wording)} if tail_error else {})
+    """Return the statistics of a run by name. The fields of an error in them, if any, are one text."""
+    statistics = dict(run.statistics)
+    for name, error in ((TAIL_LEFT, run.tail_error), (TABLE_ERROR, run.table_error)):
+        for part in error.fields(name):
+            statistics.pop(part, None)
+        if error:
+            statistics[name] = redacted_error_text(error, wording=wording)
+    return statistics
 
 
 def redacted_error_text(error: ErrorText, *, wording: AdviceWording | None = OPERATOR_WORDING) -> str | None:

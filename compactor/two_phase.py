@@ -8,6 +8,7 @@
     layout     decide which old parts stay or are rewritten, and how to divide the survivors              (layout.py)
     phase two  one task per part: copy survivors; write bitmaps for parts that stay                    (phase_two.py)
     verify     phase two wrote exactly the rows that phase one counted, and the store has them        (run_output.py)
+    table      only with the policy table.enabled: write the next snapshot of the Iceberg table  (storage/table)
     publish    create the manifest, then compare-and-swap generation and epoch in one SQL transaction (A1)
 
 A failure before the transaction leaves the old generation unchanged, and only unreferenced objects (W3). The run's row
@@ -24,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -61,6 +62,7 @@ from storage.log.lease import release_ignoring_errors
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
 from storage.metadata.records import (
+    TABLE_ERROR,
     TAIL_LEFT,
     Attempt,
     AttemptKind,
@@ -260,6 +262,9 @@ class TwoPhaseCompactor:
             check_compacted_objects(self.environment.store, manifest)
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
+        if policies.table_format_version is not None:
+            manifest = self._with_table(run, policies, phase_one.previous, manifest, timer)
+            timer.lap("table")
 
         run = self._publish(snapshot, run, output, manifest, timer, self._retry(run, tail_error))
         self._clean_up(phase_one.ranges)
@@ -358,6 +363,30 @@ class TwoPhaseCompactor:
             [result for result in results if isinstance(result, DeletedRowsTaskResult)],
         )
 
+    def _with_table(
+        self, run: RunRecord, policies: RunPolicies, previous: Manifest | None, manifest: Manifest, timer: _PhaseTimer
+    ) -> Manifest:
+        """Write the next snapshot of the topic's table; return the manifest with it.
+
+        If that fails, the run goes on, with the table of the previous compacted ledger, and its statistics have the
+        error.
+        """
+        from storage.table.table_writer import TablePolicies, write_table
+
+        assert policies.table_format_version is not None
+        limits = TablePolicies(
+            policies.table_format_version, policies.table_snapshot_age_ms, policies.table_snapshots_max
+        )
+        before = previous.table if previous else None
+        try:
+            table = write_table(self.environment.store, manifest, run.attempt_id, limits, before)
+        except CompactorError as error:
+            for name, value in ErrorText.of(error).fields(TABLE_ERROR).items():
+                timer.note(name, value)
+            return replace(manifest, table=before)
+        timer.note("table_bytes", sum(stored.size for stored in table.objects.values()))
+        return replace(manifest, table=table)
+
     @property
     def _sizing(self) -> Sizing:
         return self.sizing or Sizing(self.engine.parallelism)
@@ -393,6 +422,7 @@ class TwoPhaseCompactor:
             last_message_id=output.last_message_id(manifest, before.last_message_id if before else None),
             attempt_id=run.attempt_id,
             created_at=manifest.created_at,
+            table_metadata=manifest.table.metadata if manifest.table else None,
         )
         statistics = output.statistics(manifest) | timer.lap("publish")
         return self.environment.metadata.publishing.publish(

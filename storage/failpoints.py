@@ -82,6 +82,8 @@ class Failpoint(Enum):
     PHASE_TWO_BITMAPS_WRITTEN = "An object of bitmaps for kept parts exists."
     PHASE_TWO_DONE = "All parts and bitmaps exist."
     RUN_VERIFIED = "The run's result is verified; it has no manifest."
+    TABLE_BEFORE_PUTS = "The run is about to write a snapshot of the topic's table; no object of it exists."
+    TABLE_PUT = "All objects of the new snapshot of the table exist; no manifest names them."
     MANIFEST_BEFORE_PUT = "The manifest is built, its object does not exist."
     MANIFEST_PUT = "The manifest exists and no row names it."
     PUBLISH_BEFORE_TRANSACTION = "The transaction that publishes has not begun."

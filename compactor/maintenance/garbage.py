@@ -4,7 +4,8 @@ The steps per topic; their order makes them safe beside imports, runs, readers a
 
     list      list all objects of the topic; objects that are written later wait for the next collection
     expire    finish attempts whose heartbeat is older than the grace time: SQL fences them before any deletion
-    collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin
+    collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin; those with a
+              snapshot of the topic's table stay for `table.snapshot.age.ms`, and while the table lists the snapshot
     purge     delete the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no
               other grace time
     refer     read the rows of ledgers, compacted ledgers and attempts in one snapshot, then the manifests
@@ -107,6 +108,26 @@ class CollectionResult:
 
 
 @dataclass(frozen=True)
+class _Retention:
+    """The time that retired compacted ledgers stay, in ms: those with a snapshot of the table, `snapshot_age_ms`.
+
+    `listed`: the compacted ledgers whose snapshots the table lists; they stay. Readers of a table take no pin.
+    """
+
+    grace_ms: int
+    snapshot_age_ms: int = 0
+    listed: frozenset[int] = frozenset()
+
+    def after_ms(self, retired: CompactedLedgerRecord) -> int:
+        """Return the least time from retirement to collection."""
+        return self.grace_ms if retired.table_metadata is None else max(self.grace_ms, self.snapshot_age_ms)
+
+    def holds(self, retired: CompactedLedgerRecord) -> bool:
+        """Return whether a compacted ledger stays whatever the time."""
+        return retired.ledger_id in self.listed
+
+
+@dataclass(frozen=True)
 class GarbageCollector:
     """Garbage collector. `grace_ms`, `skew_ms`: see the module. `on_object` gets each object that is deleted, or would
     be."""
@@ -198,12 +219,14 @@ class GarbageCollector:
         snapshot = self.environment.metadata.pins.gc_snapshot(topic.id)
         if self._is_clean(snapshot, listed, now):
             if not dry_run:
-                self._settle(snapshot, listed, listed_since, queued, now, 0)
+                self._settle(snapshot, listed, listed_since, queued, now, 0, _Retention(self.grace_ms))
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
-        retired = 0 if dry_run else self._collect_retired(topic)
-        delay_ms = self.environment.metadata.policies.effective(topic).file_delete_delay_ms
+        policies = self.environment.metadata.policies.effective(topic)
+        retention = self._retention(snapshot, policies.table_snapshot_age_ms)
+        retired = 0 if dry_run else self._collect_retired(topic, retention)
+        delay_ms = policies.file_delete_delay_ms
         marked_before = now - delay_ms
         marked = self.environment.metadata.trimming.trimmed(topic.id)
         due = [item for item in marked if item.deleted_at is not None and item.deleted_at <= marked_before]
@@ -218,7 +241,7 @@ class GarbageCollector:
                 and not live_heartbeat_bounds(self.grace_ms, now).contains(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
-            kept = [item for item in kept if not self._may_go(snapshot, item, now)]
+            kept = [item for item in kept if not self._may_go(snapshot, item, now, retention)]
             retired = len(snapshot.compacted) - len(kept)
             snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in due))
         garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(due))
@@ -227,7 +250,7 @@ class GarbageCollector:
         if not dry_run:
             remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
-            self._settle(snapshot, listed, listed_since, queued, now, delay_ms)
+            self._settle(snapshot, listed, listed_since, queued, now, delay_ms, retention)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
@@ -240,9 +263,10 @@ class GarbageCollector:
         queued: TopicWork | None,
         now: int,
         delay_ms: int,
+        retention: _Retention,
     ) -> None:
         """State when the topic needs the next collection. `queued`: as it was read before the snapshot."""
-        times = [self._next_time(snapshot, listed_since, now, delay_ms)]
+        times = [self._next_time(snapshot, listed_since, now, delay_ms, retention)]
         attempts = {attempt.attempt_id for attempt in snapshot.attempts}
         for info in listed:  # of an attempt without a row, or a row that began after the snapshot
             parsed = names.parse(info.name)
@@ -255,7 +279,9 @@ class GarbageCollector:
         elif due_at is not None:
             work.queue(WorkKind.COLLECT, [snapshot.topic.id])
 
-    def _next_time(self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int) -> int | None:
+    def _next_time(
+        self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int, retention: _Retention
+    ) -> int | None:
         """Return the first time (ms) at which rows of the snapshot lead to work; None: none do.
 
         A clock that was set back, and another grace time or delay than now, may make a time too late: so none is more
@@ -267,7 +293,11 @@ class GarbageCollector:
             for attempt in snapshot.attempts
             if attempt.finished_at is not None and attempt.finished_at >= listed_since - self.grace_ms
         ]
-        times += [item.retired_at + self.grace_ms for item in snapshot.compacted if item.retired_at is not None]
+        times += [
+            item.retired_at + retention.after_ms(item)
+            for item in snapshot.compacted
+            if item.retired_at is not None and not retention.holds(item)
+        ]
         times += [ledger.deleted_at + delay_ms for ledger in snapshot.ledgers if ledger.deleted_at is not None]
         return min(max(min(times), now), now + GRACE_MS) if times else None
 
@@ -283,22 +313,42 @@ class GarbageCollector:
         references = self._references(snapshot, list(snapshot.compacted))
         return not self._garbage(listed, references, snapshot, now, set())
 
-    def _collect_retired(self, topic: TopicRecord) -> int:
+    def _retention(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> _Retention:
+        """Return how long retired compacted ledgers stay.
+
+        A table that serves later lists no older snapshot than the one that serves now, so the answer stays true. A
+        manifest that is unreadable holds all.
+        """
+        serving = next((item for item in snapshot.compacted if item.retired_at is None), None)
+        if serving is None or serving.table_metadata is None or len(snapshot.compacted) == 1:
+            return _Retention(self.grace_ms, snapshot_age_ms)
+        try:
+            table = read_manifest(self.environment.store, serving.manifest).table
+        except DataLoss:
+            return _Retention(self.grace_ms, snapshot_age_ms, frozenset(item.ledger_id for item in snapshot.compacted))
+        return _Retention(self.grace_ms, snapshot_age_ms, frozenset(table.snapshots if table else ()))
+
+    def _collect_retired(self, topic: TopicRecord, retention: _Retention) -> int:
         """Delete the rows of retired compacted ledgers. Return their number.
 
         Each row has a transaction that checks the pins. Without the row no reader can pin the ledger.
         """
         collected = 0
-        for compacted in self.environment.metadata.pins.retired_ledgers(topic.id):
-            if self.environment.metadata.pins.delete_ledger_if_unpinned(topic.id, compacted.ledger_id, self.grace_ms):
+        pins = self.environment.metadata.pins
+        for compacted in pins.retired_ledgers(topic.id):
+            if retention.holds(compacted):
+                continue
+            if pins.delete_ledger_if_unpinned(topic.id, compacted.ledger_id, retention.after_ms(compacted)):
                 collected += 1
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
-    def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
-        """Return, for a dry run, whether `pins.delete_ledger_if_unpinned` would delete the row."""
+    def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int, retention: _Retention) -> bool:
+        """Return, for a dry run, whether `_collect_retired` would delete the row."""
+        if compacted.retired_at is None or retention.holds(compacted):
+            return False
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
-        return compacted.retired_at is not None and now - compacted.retired_at >= self.grace_ms and not pinned
+        return now - compacted.retired_at >= retention.after_ms(compacted) and not pinned
 
     def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
         """Return the names of all objects that rows reference, and the manifests of those rows."""

@@ -53,6 +53,9 @@ class RunPolicies:
     Only for `compact,delete` (C2): `retention_ms`: age of the publish time at which any row is removed: value,
     tombstone, or row without a key. `start_offset`: every row below it is removed; raising it alone is no change of
     policy.
+
+    `table_format_version`: Iceberg's version of the topic's table; None: it has none. `table_snapshot_age_ms`,
+    `table_snapshots_max`: limits of the older snapshots that the table lists; a change of them alone is none of policy.
     """
 
     retain_null_key: bool = False
@@ -65,6 +68,9 @@ class RunPolicies:
     incomplete_chunk_max_age_ms: int | None = DAY_MS
     retention_ms: int | None = None
     start_offset: int = 0
+    table_format_version: int | None = None
+    table_snapshot_age_ms: int = DAY_MS
+    table_snapshots_max: int = 10
 
     def values_removed_to(self, now: int) -> int | None:
         """Return the publish time up to which values are removed at `now` (T2); None: none is."""

@@ -29,6 +29,8 @@ from storage.model import IndexLocation, LedgerRecord, LogPosition
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import RateLimits
 
+_NO_CHANGE = ("start_offset", "table_snapshot_age_ms", "table_snapshots_max")
+"""Policies of which a change alone is no reason for a run."""
 CHUNK_WEIGHT = 4
 """Memory of a chunk in a phase-one task, in index records."""
 
@@ -64,7 +66,8 @@ def is_unchanged(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bo
     last = snapshot.last_run
     if last is None or last.state != RunState.SUCCESS:
         return False
-    if {**last.policies, "start_offset": policies.start_offset} != asdict(policies):
+    unimportant = {name: getattr(policies, name) for name in _NO_CHANGE}
+    if {"table_format_version": None, **last.policies, **unimportant} != asdict(policies):
         return False
     return not dirty_ledgers(snapshot, policies, now)
 

@@ -29,6 +29,8 @@ POLICY_OF: Mapping[str, str] = MappingProxyType(
         "event_time_order": "compaction.event-time-order",
         "event_time_max_lateness_ms": "compaction.event-time-max-lateness.ms",
         "incomplete_chunk_max_age_ms": "compaction.chunk-expiry.ms",
+        "table_snapshot_age_ms": "table.snapshot.age.ms",
+        "table_snapshots_max": "table.snapshots.max",
     }
 )
 """The name of the topic's policy, by the name of the run's policy (a field of RunPolicies)."""
@@ -39,6 +41,8 @@ def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
     values: dict[str, Any] = {name: getattr(policies, policy(stored).attribute) for name, stored in POLICY_OF.items()}
     if policies.cleanup_policy >= {"compact", "delete"}:
         values |= {"retention_ms": policies.retention_ms_effective, "start_offset": start_offset}
+    if policies.table_enabled:
+        values["table_format_version"] = policies.table_format_version
     return RunPolicies(**values)
 
 

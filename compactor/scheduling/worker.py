@@ -277,6 +277,9 @@ class Worker:
             if error is None and run.tail_error:
                 text = "the compaction of %s did not include unsealed messages: %s"
                 _log.warning(text, topic.name, run.tail_error, extra=names)
+            if error is None and run.table_error:
+                text = "the Iceberg table of %s does not show its last compaction: %s"
+                _log.warning(text, topic.name, run.table_error, extra=names)
         requested_at = job.requested_at.get(topic.id)
         try:
             if error is None and run is None:

@@ -50,6 +50,7 @@ class DifferenceKind(StrEnum):
 
 DETAILED_RANGES = 64
 """Maximum number of hash ranges that are compared key by key. Each reads all parts."""
+TABLE_OBJECTS = "table objects"
 _OF_OBJECTS = ("ledgers", "raw rows", "parts", "part rows", "indexes", "index records")
 _OF_KEYS = ("keys", "part rows compared with raw")
 
@@ -293,6 +294,8 @@ class ReportBuilder:
         """Return the report. `differences`: the named ones of `findings`, with their keys added."""
         unchecked, compacted = list(self.unchecked), self.snapshot.compacted
         checked = {noun: self._counts[noun] for noun in _OF_OBJECTS}
+        if self._counts[TABLE_OBJECTS]:
+            checked[TABLE_OBJECTS] = self._counts[TABLE_OBJECTS]
         if self.plan.manifest is not None:
             checked |= {noun: self._counts[noun] for noun in _OF_KEYS}
             for first, last in self.plan.gaps:

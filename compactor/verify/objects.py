@@ -2,6 +2,7 @@
 
 *Ledger*: compare its database row, and its key index, with its rows. The keys stage then reads the proven index instead
 of the rows.
+*Table object*: check its checksum.
 *Index* of the compacted ledger: check its structure: order, fences, hash range, all checksums.
 *Part*: compare its record in the manifest with its rows, its live rows bit for bit with the existing raw ledgers, and
 its times with the history of runs. The keys of a part spread over all hash ranges, so the comparison with the index
@@ -38,10 +39,13 @@ from compactor.verify.compare import (
     record_bits,
     records_of,
 )
-from compactor.verify.findings import Difference, DifferenceKind, Findings, TaskFindings
+from compactor.verify.findings import TABLE_OBJECTS, Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
 from compactor.verify.run_history import EXPIRED, NEVER, OVERDUE, RETAINED
 from compactor.verify.unkeyed import chunk_fingerprint
+from storage.advice import damaged_object_advice
+from storage.checksums import crc32c
+from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table, key_index, rows
 from storage.ledger.deletion_bitmap import read_deleted
 from storage.ledger.key_index import I64, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
@@ -170,6 +174,19 @@ def check_index(store: ObjectStore, plan: VerifyPlan, index_number: int) -> Task
         if records.event_offset is not None and np.any(records.event_offset != records.offset):
             what = "the offsets of event-time winners differ from those of the records"
             answer.findings.add_inconsistency(location.name, what)
+    return answer
+
+
+def check_table_object(store: ObjectStore, plan: VerifyPlan, object_number: int) -> TaskFindings:
+    """Check the bytes of one object of the topic's Iceberg table by their checksum."""
+    stored = plan.table_objects[object_number]
+    answer = TaskFindings(Findings(plan.limit))
+    answer.counts[TABLE_OBJECTS] = 1
+    with answer.findings.record_damage(stored.name):
+        if crc32c(store.get(stored.name, 0, stored.size)) != stored.crc32c:
+            raise ObjectDamaged(
+                f"{stored.name} of the table does not match its checksum", damaged_object_advice(stored.name)
+            )
     return answer
 
 

@@ -23,7 +23,7 @@ from storage.ledger.chunk_table import Mask
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import I64, HashRange, IndexDirectory
 from storage.ledger.manifest import Manifest
-from storage.model import IndexLocation, LedgerRecord
+from storage.model import IndexLocation, LedgerRecord, StoredObject
 from storage.objects.interface import StoreLocation
 
 CHUNK_TABLES = "chunk tables"
@@ -80,6 +80,12 @@ class VerifyPlan:
     def locations(self) -> tuple[IndexLocation, ...]:
         """The indexes of all levels, the newest level first."""
         return tuple(location for level in (self.manifest.index if self.manifest else ()) for location in level)
+
+    @property
+    def table_objects(self) -> tuple[StoredObject, ...]:
+        """The objects of the topic's Iceberg table besides the parts."""
+        table = self.manifest.table if self.manifest else None
+        return () if table is None else tuple(table.objects.values())
 
     @property
     def by_event(self) -> bool:

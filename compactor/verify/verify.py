@@ -31,7 +31,7 @@ from compactor.run.plan import Sizing, range_bits
 from compactor.verify.findings import DETAILED_RANGES, DifferenceKind, Findings, Report, ReportBuilder, TaskFindings
 from compactor.verify.keys import check_range, explain_range, with_keys
 from compactor.verify.metadata import check_metadata
-from compactor.verify.objects import check_index, check_ledger, check_part
+from compactor.verify.objects import check_index, check_ledger, check_part, check_table_object
 from compactor.verify.plan import VerifyPlan
 from compactor.verify.run_history import RunHistory
 from compactor.verify.unkeyed import check_unkeyed, explain_unkeyed
@@ -127,7 +127,8 @@ class Verifier:
                     for number, ledger in enumerate(plan.ledgers)
                 ]
                 + [(("part", number), 3.0 * part.rows.stored.size) for number, part in enumerate(parts)]
-                + [(("index", number), float(index.length)) for number, index in enumerate(plan.locations)],
+                + [(("index", number), float(index.length)) for number, index in enumerate(plan.locations)]
+                + [(("table", number), float(stored.size)) for number, stored in enumerate(plan.table_objects)],
             )
         )
         if plan.manifest is None:
@@ -169,6 +170,7 @@ _CHECKS: Mapping[str, Callable[[ObjectStore, VerifyPlan, int], TaskFindings]] = 
     "part": check_part,
     "ledger": check_ledger,
     "index": check_index,
+    "table": check_table_object,
     "range": check_range,
     "unkeyed": check_unkeyed,
     "range details": explain_range,

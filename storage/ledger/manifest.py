@@ -57,6 +57,43 @@ class DeletedRows:
 
 
 @dataclass(frozen=True)
+class TableDeletes:
+    """The delete file of a part in the topic's table. `part`: the name of the part; `cardinality`: of the hidden rows.
+
+    `superseded`: the number of superseded rows among them.
+    """
+
+    part: str
+    stored: StoredObject
+    cardinality: int
+    superseded: int
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """The topic's Iceberg table, as of a snapshot (storage/table), whose id is `ledger_id`, and all objects of it.
+
+    `ledger_id`: of the compacted ledger that the snapshot shows: an earlier one, if the table could not follow.
+    `snapshots`: the compacted ledgers that `metadata` lists. `manifests`: the data manifest, then that of deletes, if
+    there are any.
+    """
+
+    ledger_id: int
+    format_version: int
+    snapshots: tuple[int, ...]
+    metadata: StoredObject
+    manifest_list: StoredObject
+    manifests: tuple[StoredObject, ...]
+    deletes: tuple[TableDeletes, ...]
+
+    @property
+    def objects(self) -> Mapping[str, StoredObject]:
+        """All objects of the snapshot besides the parts, by name."""
+        deletes = (each.stored for each in self.deletes)
+        return {each.name: each for each in (self.metadata, self.manifest_list, *self.manifests, *deletes)}
+
+
+@dataclass(frozen=True)
 class Part:
     """A Parquet object of survivors, with the facts by which a reader chooses it. Positions are inclusive.
 
@@ -100,7 +137,8 @@ class Manifest:
     miss in this generation: a tombstone or value that was the newest of its key and was removed, in this run or an
     earlier one, or a message that was trimmed before any run read it; -1: none. A reader that has read no further than
     `dropped_to` may hold a stale value. `keys`, `tombstones`: the numbers of live values with a key, and of retained
-    tombstones. `chunks`: tables of all live chunks (P10).
+    tombstones. `chunks`: tables of all live chunks (P10). `table`: the topic's Iceberg table; None: it has
+    none.
     """
 
     topic: str
@@ -118,6 +156,7 @@ class Manifest:
     keys: int = 0
     tombstones: int = 0
     chunks: tuple[ChunkTable, ...] = ()
+    table: TableSnapshot | None = None
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -158,6 +197,7 @@ class Manifest:
         names = {part.rows.stored.name for part in self.parts}
         names |= {part.deleted.name for part in self.parts if part.deleted}
         names |= {table.name for table in self.chunks}
+        names |= set(self.table.objects) if self.table else set()
         return names | {location.name for level in self.index for location in level}
 
     def encode(self) -> bytes:
@@ -173,6 +213,8 @@ class Manifest:
         }
         if self.chunks:
             document["chunks"] = [_chunk_table(table) for table in self.chunks]
+        if self.table is not None:
+            document["table"] = _table(self.table)
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -196,6 +238,7 @@ class Manifest:
                 policies=document["policies"],
                 dropped_to=horizon.offset if version in OLDER_VERSIONS else document["dropped_to"],
                 chunks=tuple(_parse_chunk_table(item) for item in document.get("chunks", ())),
+                table=_parse_table(document["table"]) if "table" in document else None,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", damaged_object_advice(name)) from error
@@ -278,3 +321,37 @@ def _parse_chunk_table(value: dict[str, Any]) -> ChunkTable:
     hash_range = HashRange(value["prefix"], value["bits"])
     numbers = {name: value[name] for name in _CHUNK_NUMBERS}
     return ChunkTable(value["name"], value["length"], value["crc32c"], hash_range, **numbers)
+
+
+def _table(table: TableSnapshot) -> dict[str, Any]:
+    return {
+        "ledger_id": table.ledger_id,
+        "format_version": table.format_version,
+        "snapshots": list(table.snapshots),
+        "metadata": asdict(table.metadata),
+        "list": asdict(table.manifest_list),
+        "manifests": [asdict(manifest) for manifest in table.manifests],
+        "deletes": [
+            asdict(each.stored) | {"part": each.part, "cardinality": each.cardinality, "superseded": each.superseded}
+            for each in table.deletes
+        ],
+    }
+
+
+def _parse_table(value: dict[str, Any]) -> TableSnapshot:
+    return TableSnapshot(
+        ledger_id=value["ledger_id"],
+        format_version=value["format_version"],
+        snapshots=tuple(value["snapshots"]),
+        metadata=_parse_stored(value["metadata"]),
+        manifest_list=_parse_stored(value["list"]),
+        manifests=tuple(_parse_stored(item) for item in value["manifests"]),
+        deletes=tuple(
+            TableDeletes(item["part"], _parse_stored(item), item["cardinality"], item["superseded"])
+            for item in value["deletes"]
+        ),
+    )
+
+
+def _parse_stored(value: dict[str, Any]) -> StoredObject:
+    return StoredObject(value["name"], value["size"], value["crc32c"])

@@ -9,6 +9,12 @@
     topics/<topic uid>/runs/<attempt>/bitmaps-<number>-<nonce>.bin    deleted rows of parts that are kept
     topics/<topic uid>/runs/<attempt>/chunks-<number>-<nonce>.bin     one hash range of its chunk table
     topics/<topic uid>/compacted/<ledger id>-<attempt>.json           the manifest of a compacted ledger
+    topics/<topic uid>/table/<attempt>/deletes-<number>.puffin        the hidden rows of a part, for its Iceberg table
+    topics/<topic uid>/table/<attempt>/deletes-<number>.parquet       the same, in format version 2
+    topics/<topic uid>/table/<attempt>/data-<ledger id>.avro          the data manifest of a snapshot of the table
+    topics/<topic uid>/table/<attempt>/deletes-<ledger id>.avro       its delete manifest
+    topics/<topic uid>/table/<attempt>/snapshot-<ledger id>.avro      its manifest list
+    topics/<topic uid>/table/<generation>-<attempt>.metadata.json     the table's metadata
 
 Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and created again
 shares nothing), an attempt id (32 hex digits; a retried import or run never overwrites), and inside a run a nonce
@@ -40,14 +46,19 @@ class ObjectKind(StrEnum):
     BITMAPS = "bitmaps"
     CHUNKS = "chunks"
     MANIFEST = "manifest"
+    TABLE_DELETES = "table-deletes"
+    TABLE_MANIFEST = "table-manifest"
+    TABLE_SNAPSHOT = "table-snapshot"
+    TABLE_METADATA = "table-metadata"
 
 
 @dataclass(frozen=True)
 class ParsedName:
     """The parts of an object's name.
 
-    `number`: the ledger id, for the objects of ledgers and for manifests; for other objects of a run the number of the
-    part, of the hash range or, for bitmaps, of the task that wrote them.
+    `number`: the ledger id, for the objects of ledgers, for manifests and for manifests of tables; the generation, for
+    metadata of tables; for other objects of a run the number of the part, of the hash range or, for bitmaps, of the
+    task that wrote them.
     """
 
     topic_uid: str
@@ -66,6 +77,10 @@ _TEMPLATES = {
     ObjectKind.BITMAPS: rf"runs/(?P<attempt>{_HEX})/bitmaps-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
     ObjectKind.CHUNKS: rf"runs/(?P<attempt>{_HEX})/chunks-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
     ObjectKind.MANIFEST: rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",
+    ObjectKind.TABLE_DELETES: rf"table/(?P<attempt>{_HEX})/deletes-(?P<number>\d{{20}})\.(?:puffin|parquet)",
+    ObjectKind.TABLE_MANIFEST: rf"table/(?P<attempt>{_HEX})/(?:data|deletes)-(?P<number>\d{{20}})\.avro",
+    ObjectKind.TABLE_SNAPSHOT: rf"table/(?P<attempt>{_HEX})/snapshot-(?P<number>\d{{20}})\.avro",
+    ObjectKind.TABLE_METADATA: rf"table/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.metadata\.json",
 }
 _PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pattern in _TEMPLATES.items()}
 
@@ -134,6 +149,31 @@ def chunks(topic_uid: str, attempt_id: str, range_number: int) -> str:
 def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
     """Return the name of the manifest of a compacted ledger."""
     return f"topics/{topic_uid}/compacted/{ledger_id:020d}-{attempt_id}.json"
+
+
+def table_deletes(topic_uid: str, attempt_id: str, part_number: int, suffix: str) -> str:
+    """Return the name of the hidden rows of part `part_number` for the table. `suffix`: of the format of the file."""
+    return f"{_table_prefix(topic_uid, attempt_id)}deletes-{part_number:020d}.{suffix}"
+
+
+def table_manifest(topic_uid: str, attempt_id: str, content: str, ledger_id: int) -> str:
+    """Return the name of a manifest of the table. `content`: `data` or `deletes`."""
+    return f"{_table_prefix(topic_uid, attempt_id)}{content}-{ledger_id:020d}.avro"
+
+
+def table_snapshot(topic_uid: str, attempt_id: str, ledger_id: int) -> str:
+    """Return the name of the manifest list of a snapshot of the table."""
+    return f"{_table_prefix(topic_uid, attempt_id)}snapshot-{ledger_id:020d}.avro"
+
+
+def table_metadata(topic_uid: str, attempt_id: str, generation: int) -> str:
+    """Return the name of the table's metadata."""
+    return f"topics/{topic_uid}/table/{generation:020d}-{attempt_id}.metadata.json"
+
+
+def _table_prefix(topic_uid: str, attempt_id: str) -> str:
+    """Return the prefix of the objects of a snapshot of the table. Each has one writer, so no name needs a nonce."""
+    return f"topics/{topic_uid}/table/{attempt_id}/"
 
 
 def parse(name: str) -> ParsedName | None:

@@ -188,7 +188,7 @@ class RowsReader:
         if crc32c(footer) != self._stored.crc32c:
             raise self._damaged("its footer")
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
-        self._window = _Window(self._stored.size)
+        self._window = LoadedRange(self._stored.size)
         self._announced: deque[range] = deque()
         self._ahead: Iterator[memoryview] = iter(())
         self._scratch = bytearray()
@@ -196,6 +196,16 @@ class RowsReader:
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
         self._absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
         """Columns that the object lacks, because it is older than they are: null in every row."""
+
+    @property
+    def stored(self) -> StoredObject:
+        """The object that is read."""
+        return self._stored
+
+    @property
+    def metadata(self) -> Any:
+        """The footer: `pyarrow.parquet.FileMetaData`."""
+        return self._metadata
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -446,8 +456,8 @@ class _ChecksumSink(io.RawIOBase):
         return len(data)
 
 
-class _Window(io.RawIOBase):
-    """A readable file of the object's size, which holds the bytes of some neighbouring row groups."""
+class LoadedRange(io.RawIOBase):
+    """A readable file of an object's size that holds a range of its bytes, such as some neighbouring row groups."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -480,6 +490,6 @@ class _Window(io.RawIOBase):
     def read(self, size: int = -1) -> memoryview:
         first = self._position - self._start
         if first < 0 or size < 0 or first + size > len(self._data):
-            raise ValueError(f"bytes {self._position} and {size} after them are not in the loaded row group")
+            raise ValueError(f"bytes {self._position} and {size} after them are not in the loaded range")
         self._position += size
         return self._data[first : first + size]

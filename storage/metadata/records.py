@@ -156,7 +156,8 @@ class CursorRecord:
 class CompactedLedgerRecord:
     """A compacted ledger, one generation of a topic. `last_message_id` None: it is empty.
 
-    `retired_at`: when it was taken out of service; None: it serves.
+    `retired_at`: when it was taken out of service; None: it serves. `table_metadata`: the metadata of the topic's
+    Iceberg table while it serves; None: the topic has no table.
     """
 
     ledger_id: int
@@ -170,6 +171,7 @@ class CompactedLedgerRecord:
     attempt_id: str
     created_at: int
     retired_at: int | None = None
+    table_metadata: StoredObject | None = None
 
 
 class RunState(StrEnum):
@@ -183,6 +185,8 @@ class RunState(StrEnum):
 
 TAIL_LEFT = "tail_left"
 """The name of `RunRecord.tail_error` in the statistics of a run."""
+TABLE_ERROR = "table_error"
+"""The name of `RunRecord.table_error` in the statistics of a run."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,11 @@ class RunRecord:
     def tail_error(self) -> ErrorText:
         """The error because of which the run left unsealed messages to a later run."""
         return ErrorText.from_fields(TAIL_LEFT, self.statistics)
+
+    @property
+    def table_error(self) -> ErrorText:
+        """The error because of which the topic's Iceberg table did not follow the run."""
+        return ErrorText.from_fields(TABLE_ERROR, self.statistics)
 
 
 class AttemptKind(StrEnum):

@@ -122,16 +122,18 @@ def compacted_ledger(row: RowMapping) -> CompactedLedgerRecord:
         horizon=_position(row, "horizon"),
         manifest=_part(StoredObject, row, "manifest"),
         last_message_id=_message_id(row, "last_message"),
+        table_metadata=None if row["table_metadata_name"] is None else _part(StoredObject, row, "table_metadata"),
     )
 
 
 def compacted_ledger_values(topic_id: int, compacted: CompactedLedgerRecord) -> dict[str, Any]:
     return {
         "topic_id": topic_id,
-        **_values(compacted, "horizon", "manifest", "last_message_id"),
+        **_values(compacted, "horizon", "manifest", "last_message_id", "table_metadata"),
         **position_values("horizon", compacted.horizon),
         **_part_values(StoredObject, "manifest", compacted.manifest),
         **_part_values(MessageId, "last_message", compacted.last_message_id),
+        **_part_values(StoredObject, "table_metadata", compacted.table_metadata),
     }
 
 

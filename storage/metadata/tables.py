@@ -266,8 +266,11 @@ compacted_ledgers = Table(
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("retired_at", BigInteger),
+    Column("table_metadata_name", String),
+    *_integers("table_metadata_size", "table_metadata_crc32c", nullable=True),
     UniqueConstraint("topic_id", "generation"),
 )
+"""Compacted ledgers. `table_metadata_…`: the metadata of the topic's Iceberg table; null: it has none."""
 _one_for_each_topic("uq_compacted_ledgers_serving", compacted_ledgers, "retired_at IS NULL")
 
 pins = Table(

@@ -297,6 +297,35 @@ class TopicPolicies:
         WholeNumber("messages"),
         "A compaction is due when more messages than this are after the horizon; 0: off.",
     )
+    table_enabled: bool = _policy(
+        False,
+        "table.enabled",
+        BOOLEAN,
+        "Each compaction also writes a snapshot of the topic's Iceberg table, which shows the compacted ledger.",
+    )
+    table_format_version: int = _policy(
+        3,
+        "table.format-version",
+        WholeNumber("version", least=2, greatest=3),
+        "Iceberg's format version of the table: 3 with deletion vectors, 2 with position deletes. A change begins a "
+        "new history of snapshots.",
+    )
+    table_snapshot_age_ms: int = _policy(
+        DAY_MS,
+        "table.snapshot.age.ms",
+        Duration(),
+        "How long a snapshot of the table stays readable after the next one. Parts that compactions replaced stay as "
+        "long.",
+        "table.snapshot.age",
+        unreadable=ALWAYS_MS,
+    )
+    table_snapshots_max: int = _policy(
+        10,
+        "table.snapshots.max",
+        WholeNumber("snapshots", least=1, greatest=1000),
+        "How many snapshots the table lists at most.",
+        unreadable=1000,
+    )
 
     message_ttl_seconds: int = _policy(
         0,

@@ -145,6 +145,7 @@ def parse_name(name: str) -> tuple[str, int] | None:
             .replace("<nonce>", "[0-9a-f]{8}")
             .replace("<ledger\\ id>", number)
             .replace("<number>", number)
+            .replace("<generation>", number)
         )
         if match := re.fullmatch(expression, name):
             return pattern.rsplit(">", 1)[-1], int(match[1])

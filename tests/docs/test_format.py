@@ -26,7 +26,7 @@ from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.deletion_bitmap import encode_bitmaps
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
-from storage.ledger.manifest import DeletedRows, Manifest, Part
+from storage.ledger.manifest import DeletedRows, Manifest, Part, TableDeletes, TableSnapshot
 from storage.ledger.names import ObjectKind
 from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
@@ -293,7 +293,9 @@ def test_the_example_manifest_is_what_is_written() -> None:
 
 
 def test_every_member_of_a_manifest_is_on_the_page() -> None:
-    document = json.loads(replace(example_manifest(), chunks=(ChunkTable("c", 72, 0),)).encode())
+    stored = StoredObject("o", 1, 2)
+    table = TableSnapshot(6, 3, (6,), stored, stored, (stored,), (TableDeletes("part", stored, 1, 1),))
+    document = json.loads(replace(example_manifest(), chunks=(ChunkTable("c", 72, 0),), table=table).encode())
     members = {cell.strip("`") for row in page_table("| member | meaning |") for cell in row[0].split(", ")}
     assert members == set(document)
     _, _, after = PAGE.partition("A **part** is a rows object:")
@@ -305,6 +307,8 @@ def test_every_member_of_a_manifest_is_on_the_page() -> None:
         ("A **position** is", document["horizon"]),
         ("`deleted` has", document["parts"][0]["deleted"]),
         ("A **location** in", document["index"]["levels"][0][0]),
+        ("`table` has", document["table"]),
+        ("Each of `deletes` has", document["table"]["deletes"][0]),
     ):
         sentence = PROSE.split(text)[1].split(". ")[0]
         assert set(member) <= set(re.findall(r"`(\w+)`", sentence))
@@ -383,6 +387,10 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.BITMAPS: names.bitmaps(uid, attempt, 7),
         ObjectKind.CHUNKS: names.chunks(uid, attempt, 7),
         ObjectKind.MANIFEST: names.manifest(uid, 7, attempt),
+        ObjectKind.TABLE_DELETES: names.table_deletes(uid, attempt, 7, "puffin"),
+        ObjectKind.TABLE_MANIFEST: names.table_manifest(uid, attempt, "data", 7),
+        ObjectKind.TABLE_SNAPSHOT: names.table_snapshot(uid, attempt, 7),
+        ObjectKind.TABLE_METADATA: names.table_metadata(uid, attempt, 7),
     }
     assert set(built) == set(ObjectKind)
     assert {kind: parse_name(name) for kind, name in built.items()} == {
@@ -394,6 +402,10 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.BITMAPS: (".bin", 7),
         ObjectKind.CHUNKS: (".bin", 7),
         ObjectKind.MANIFEST: (".json", 7),
+        ObjectKind.TABLE_DELETES: (".puffin", 7),
+        ObjectKind.TABLE_MANIFEST: (".avro", 7),
+        ObjectKind.TABLE_SNAPSHOT: (".avro", 7),
+        ObjectKind.TABLE_METADATA: (".metadata.json", 7),
     }
 
 

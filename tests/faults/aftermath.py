@@ -28,6 +28,7 @@ from storage.metadata.topic_work import WorkKind
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
 from tests.faults.stages import TOPIC, TRIMMED, Pairs, append, compact, import_table
+from tests.tables import by_pyiceberg, expected, table_uri
 from tests.workbench import Workbench, content, raw, view
 
 NEXT = content((b"key-05", b"after the crash"), (b"key-06", None), (b"after", b"the crash"))
@@ -98,6 +99,7 @@ def check_state(
         assert after.snapshot.compacted == before.snapshot.compacted
     check_reads(after, trimmed=trimmed)
     check_pieces(bench, after)
+    check_table(bench, after)
     check_queue(bench, before.snapshot, after.snapshot)
     old, new = before.snapshot.horizon, after.snapshot.horizon
     assert old is None or (new is not None and new >= old)
@@ -209,6 +211,7 @@ def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: boo
     assert after.raw == everything
     check_reads(after, trimmed=trimmed)
     check_pieces(bench, after)
+    check_table(bench, after)
     snapshot = after.snapshot
     assert snapshot.last_run is not None
     assert snapshot.last_run.state is RunState.SUCCESS
@@ -246,6 +249,21 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
     after = look(bench)
     assert after.raw == everything
     check_reads(after, trimmed=trimmed)
+    check_table(bench, after)
+
+
+def check_table(bench: Workbench, seen: Seen) -> None:
+    """The topic's Iceberg table, if it has one, is the compacted ledger that serves, and its snapshot."""
+    topic = bench.topic(TOPIC)
+    if not bench.metadata.policies.effective(topic.record).table_enabled:
+        return
+    table = bench.manifest(topic).table
+    assert table is not None
+    assert seen.snapshot.compacted is not None
+    assert table.ledger_id == seen.snapshot.compacted.ledger_id
+    assert table.metadata == seen.snapshot.compacted.table_metadata
+    if isinstance(bench.store, LocalStore):
+        assert by_pyiceberg(table_uri(bench, topic)) == expected(topic)
 
 
 def collect_due(collector: GarbageCollector) -> ObjectTotals:
@@ -318,6 +336,10 @@ def referenced(bench: Workbench) -> set[str]:
         objects |= {part.rows.stored.name for part in manifest.parts}
         objects |= {part.deleted.name for part in manifest.parts if part.deleted}
         objects |= {location.name for level in manifest.index for location in level}
+        if manifest.table is not None:
+            table = manifest.table
+            objects |= {each.name for each in (table.metadata, table.manifest_list, *table.manifests)}
+            objects |= {each.stored.name for each in table.deletes}
     return objects
 
 

@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-import polars  # noqa: F401  imported once, before the forks
+import fastavro  # noqa: F401  imported once, before the forks
+import polars  # noqa: F401
 import polars_hash  # noqa: F401
 import psycopg  # noqa: F401
 

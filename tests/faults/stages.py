@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -17,11 +18,12 @@ from compactor.maintenance import truncation
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import RunPolicies
+from compactor.run.run_policies import stored_policies
 from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.log.log_manager import LogManager
 from storage.log.segment import SegmentPaths
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind
 from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
@@ -63,7 +65,8 @@ def import_table(bench: Workbench, table: pa.Table, ledger_bytes: int = LEDGER_B
 
 
 def compact(bench: Workbench) -> None:
-    bench.compactor().compact(the_topic(bench).name, RunPolicies())
+    """A run by the policies of the topic, which only the stage `tabled` sets."""
+    bench.compactor().compact(the_topic(bench).name, partial(stored_policies, bench.metadata))
 
 
 def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -> None:
@@ -139,6 +142,13 @@ def grown(bench: Workbench) -> None:
     import_table(bench, SECOND)
 
 
+def tabled(bench: Workbench) -> None:
+    """A compacted ledger with an Iceberg table, of which no older snapshot is kept, and raw messages after it."""
+    values: dict[str, object] = {"table.enabled": True, "table.snapshot.age.ms": 0}
+    bench.metadata.policies.change([topic_scope(the_topic(bench).record)], values)
+    grown(bench)
+
+
 def littered(bench: Workbench) -> None:
     """A generation that serves, one that is retired, and objects of two attempts; one was finished, the other died."""
     grown(bench)
@@ -199,6 +209,7 @@ STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
     {
         "written": written,
         "grown": grown,
+        "tabled": tabled,
         "littered": littered,
         "tailed": tailed,
         "rolled": rolled,
@@ -240,6 +251,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "large import": Scenario("grown", lambda bench: import_table(bench, LARGE, 1 << 30), _IMPORTED, LARGE),
         "first compaction": Scenario("written", compact, _PUBLISHED, publishes=True),
         "second compaction": Scenario("grown", compact, _PUBLISHED, publishes=True),
+        "compaction with a table": Scenario("tabled", compact, _PUBLISHED, publishes=True),
         "read": Scenario("grown", read),
         "garbage collection": Scenario("littered", collect_garbage),
         "append": Scenario(

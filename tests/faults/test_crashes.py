@@ -141,6 +141,7 @@ CRASHES = [
     *(Crash("large import", step) for step in OF_MULTIPART),
     *(Crash("second compaction", step) for step in OF_A_RUN),
     *(Crash("first compaction", step) for step in OF_A_FIRST_RUN),
+    *(Crash("compaction with a table", step) for step in _steps("TABLE_", "MANIFEST_PUT", "PUBLISH_")),
     *(Crash("read", step) for step in _steps("PIN_")),
     *(Crash("garbage collection", step) for step in _steps("GC_")),
     *(Crash("append", step) for step in OF_THE_LOG),
@@ -156,6 +157,11 @@ CRASHES = [
     *(Crash("collection of a deleted topic", step) for step in _steps("DELETED_SEGMENT", "GC_BEFORE", "GC_DELETED")),
     *LATER,
 ]
+COSTLY = {
+    Crash("compaction with a table", step)
+    for step in (Failpoint.TABLE_BEFORE_PUTS, Failpoint.MANIFEST_PUT, Failpoint.PUBLISH_BEFORE_TRANSACTION)
+}
+"""Crashes that leave what another one leaves as well, and whose check reads a table."""
 
 
 def _cases() -> Iterator[object]:
@@ -170,7 +176,8 @@ def _cases() -> Iterator[object]:
             in_ci = is_first and (scheme == "file" or crash.step in RECOVERS_ON_S3)
             # A case with recovery checks the same state first.
             if scheme == "file" and not (IN_CI and in_ci):
-                yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}")
+                marks = [pytest.mark.slow] if crash in COSTLY else []
+                yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}", marks=marks)
             if scheme == "s3" and not in_ci and is_first and crash.step in DIFFERS_ON_S3:
                 yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}", marks=pytest.mark.slow)
             marks = pytest.mark.slow if in_ci else pytest.mark.soak

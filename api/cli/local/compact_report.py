@@ -40,6 +40,9 @@ def report_outcomes(
         if outcome.run is not None and outcome.run.tail_error:
             left = outcome.run.tail_error.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
+        if outcome.run is not None and outcome.run.table_error:
+            error = outcome.run.table_error.worded(OPERATOR_WORDING)
+            say(f"{outcome.topic}: its Iceberg table stays as it was: {error}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:

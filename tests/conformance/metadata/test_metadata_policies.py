@@ -56,6 +56,10 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "backlog.quota.seconds.action": ("consumer_backlog_eviction", "consumer_backlog_eviction"),
     "deduplication.enabled": ("true", True),
     "schema.compatibility-strategy": ("BACKWARD", "BACKWARD"),
+    "table.enabled": ("true", True),
+    "table.format-version": (2, 2),
+    "table.snapshot.age.ms": ("2d", 172_800_000),
+    "table.snapshots.max": ("7", 7),
 }
 
 

@@ -24,7 +24,11 @@ STAY = {"delete.retention.ms": 9 * HOUR, "compaction.retain-null-key": True}
 
 
 def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() -> None:
-    assert {field.name for field in fields(RunPolicies)} == POLICY_OF.keys() | {"retention_ms", "start_offset"}
+    assert {field.name for field in fields(RunPolicies)} == POLICY_OF.keys() | {
+        "retention_ms",
+        "start_offset",
+        "table_format_version",
+    }
     assert run_policies(TopicPolicies()) == RunPolicies()
     others: dict[str, Any] = {
         "compaction_retain_null_key": True,
@@ -35,11 +39,19 @@ def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() 
         "compaction_event_time_order": True,
         "compaction_event_time_max_lateness_ms": 4,
         "compaction_chunk_expiry_ms": 5,
+        "table_snapshot_age_ms": 6,
+        "table_snapshots_max": 7,
     }
     answer = asdict(run_policies(TopicPolicies(**others)))
     for name, stored in POLICY_OF.items():
         assert answer[name] == others.get(policy(stored).attribute, getattr(RunPolicies(), name))
     assert all(answer[name] != getattr(RunPolicies(), name) for name in POLICY_OF)
+
+
+def test_a_run_writes_a_table_of_the_topics_version_if_tables_are_enabled() -> None:
+    assert run_policies(TopicPolicies(table_format_version=2)).table_format_version is None
+    assert run_policies(TopicPolicies(table_enabled=True)).table_format_version == 3
+    assert run_policies(TopicPolicies(table_enabled=True, table_format_version=2)).table_format_version == 2
 
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)

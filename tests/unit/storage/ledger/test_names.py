@@ -22,6 +22,10 @@ BUILDERS: dict[ObjectKind, Callable[[str, str, int], str]] = {
     ObjectKind.ROW_SETS: names.row_sets,
     ObjectKind.BITMAPS: names.bitmaps,
     ObjectKind.CHUNKS: names.chunks,
+    ObjectKind.TABLE_DELETES: lambda uid, attempt, number: names.table_deletes(uid, attempt, number, "parquet"),
+    ObjectKind.TABLE_MANIFEST: lambda uid, attempt, number: names.table_manifest(uid, attempt, "deletes", number),
+    ObjectKind.TABLE_SNAPSHOT: names.table_snapshot,
+    ObjectKind.TABLE_METADATA: names.table_metadata,
 }
 UID, ATTEMPT = "0a" * 16, "f9" * 16
 

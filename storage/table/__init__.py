@@ -1,0 +1,1 @@
+"""The Iceberg table of a compacted ledger: metadata beside the parts, which stay as they are."""
