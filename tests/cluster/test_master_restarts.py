@@ -13,7 +13,7 @@ import pytest
 from tests.servers.light_java import LIGHT_JAVA, with_properties
 from tests.servers.spark_cluster import SparkCluster, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 SERVICE = """
 import sys, threading

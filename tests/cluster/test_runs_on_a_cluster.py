@@ -234,6 +234,7 @@ def test_workers_that_are_killed_in_a_task(deployment: Deployment, spark_cluster
         assert len(again) == 2, "the task was done a second time, elsewhere"
 
 
+@pytest.mark.soak
 def test_speculation_gives_the_same_result(deployment: Deployment) -> None:
     """An attempt that has written everything and then hangs loses, in each phase; its objects are in no manifest."""
     deployment.spark_settings.update(
@@ -291,6 +292,7 @@ def test_an_executor_without_a_package_says_which(deployment: Deployment) -> Non
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.soak
 def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None:
     deployment.fill("t")
     deployment.on_one_core()
