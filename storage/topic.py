@@ -42,6 +42,7 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
 from storage.reading.raw_reader import RawReader
+from storage.reading.scan import ScanPiece, ScanRange, plan_scan
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
 from storage.reading.source_reader import SourceReader, first_entry, pinned_source_reader
 
@@ -276,6 +277,22 @@ class Topic:
         """Return a reader of the topic as it is now, raw and compacted. It does not follow later changes."""
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
+
+    def scan(self, scan_range: ScanRange, *, read_compacted: bool = False, resumes: bool = False) -> list[ScanPiece]:
+        """Return the pieces of the topic's messages in a range, for readers that work at the same time.
+
+        For the arguments and errors see `storage.reading.scan.plan_scan`.
+        """
+        return self.read_snapshot(
+            lambda reader: plan_scan(
+                self._environment.store,
+                reader,
+                self._hasher,
+                scan_range,
+                read_compacted=read_compacted,
+                resumes=resumes,
+            )
+        )
 
     def read_snapshot(self, read: Callable[[SnapshotReader], Value]) -> Value:
         """Return what `read` returns for a reader of the topic as it is now.

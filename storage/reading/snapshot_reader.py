@@ -252,15 +252,20 @@ class SnapshotReader:
 
         Raises DataLoss, naming the compacted ledger.
         """
+        for part in manifest.parts:
+            yield from self.part(part, bound)
+
+    def part(self, part: Part, bound: SeekPosition) -> Iterator[pa.Table]:
+        """Yield the visible messages of a part of the compacted ledger from `bound` on; no table is empty.
+
+        Raises DataLoss, naming the compacted ledger.
+        """
+        if bound.surely_begins_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
+            return
         with naming_compacted(self.snapshot):
-            for part in manifest.parts:
-                if bound.surely_begins_after(part.last) or (
-                    self.retention is not None and self.retention.hides_all(part)
-                ):
-                    continue
-                for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
-                        yield table
+            for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
+                if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
+                    yield table
 
     def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
         """Yield the raw messages from `bound` on whose offsets are after `after_offset`; no table is empty.
@@ -388,7 +393,7 @@ class SnapshotReader:
             size = reader.decoded_bytes(number)
             is_large = size > TABLE_BYTES
             with self.unsealed.log.decoding.hold(size if is_large else 0):
-                table = reader.read(number)
+                table = reader.read(number, self._columns)
                 if is_large:
                     table = mark_budgeted(table)
                 if deleted:

@@ -1,0 +1,323 @@
+"""A data source of Spark for topics: `spark.read` and `spark.readStream` with the format `compactor`.
+
+The driver plans the pieces of a scan from the database (storage/reading/scan.py): a part of the compacted ledger, a
+sealed ledger or a segment each, one task a piece. Tasks read the object store, and segments on the machine that has
+their log directory; they need no database. Rows travel as Arrow batches. Filters on offset, publish time and key leave
+out parts, ledgers and row groups; Spark filters the rows again.
+
+A stream's position is the offset of the next message, which a checkpoint keeps. A batch of it is the messages between
+two offsets. With `readCompacted` these are the compacted ones at or below the horizon: a message that a compaction has
+removed since was superseded by one with a larger offset, which is in a later batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from api.components import open_for_reading
+from api.settings.settings import Settings
+from storage.environment import Environment
+from storage.errors import InvalidInput
+from storage.log.directory import LogDirectory
+from storage.log.segment_tables import SegmentTableReader
+from storage.model import TopicName
+from storage.objects.interface import StoreLocation
+from storage.objects.registry import open_store
+from storage.reading.scan import END, ScanPiece, ScanRange
+from storage.topic import Topic
+
+NAME = "compactor"
+SPARK_TYPES = {
+    "offset": "BIGINT",
+    "ledger_id": "BIGINT",
+    "entry_id": "BIGINT",
+    "batch_index": "INT",
+    "key": "BINARY",
+    "payload": "BINARY",
+    "publish_time": "TIMESTAMP",
+    "event_time": "TIMESTAMP",
+    "producer": "STRING",
+    "sequence_id": "BIGINT",
+    "properties": "MAP<STRING, STRING>",
+    "batch_size": "INT",
+    "slot": "TINYINT",
+    "chunk_uuid": "STRING",
+    "chunk_index": "INT",
+    "chunk_count": "INT",
+    "codec": "TINYINT",
+    "metadata": "BINARY",
+    "source_ledger_id": "BIGINT",
+    "source_entry_id": "BIGINT",
+}
+"""Columns that a schema may have, and their types; docs/format.md describes them."""
+DEFAULT_COLUMNS = tuple(SPARK_TYPES)[:11]
+"""The columns without a schema of the caller's: those of a message, and no other row is read then."""
+_TIMES = ("publish_time", "event_time")
+_MILLISECONDS = pa.timestamp("ms", "UTC")
+_COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+_SETTINGS = {"data": "data", "database": "database", "store": "store", "s3endpoint": "s3_endpoint"}
+_OPTIONS = {"path", "readcompacted", "startingoffset", "maxmessagespertrigger", *_SETTINGS}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of a read. `settings`: where database, store and log directory are; the environment has the others.
+
+    `starting_offset`: of a stream: earliest, latest or a number. `max_messages`: the most of one batch of a stream.
+    """
+
+    topic: TopicName
+    read_compacted: bool
+    settings: Mapping[str, str]
+    starting_offset: str = "earliest"
+    max_messages: int | None = None
+
+    @staticmethod
+    def parse(options: Mapping[str, str]) -> SourceOptions:
+        """Return the options. Raises InvalidInput, which names the option and its values."""
+        values = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(set(values) - _OPTIONS):
+            raise InvalidInput(f"unknown option {unknown[0]}", f"use one of {', '.join(sorted(_OPTIONS))}")
+        if not values.get("path"):
+            raise InvalidInput("no topic is named", 'name it: .load("persistent://public/default/orders")')
+        flag = values.get("readcompacted", "false").lower()
+        if flag not in ("true", "false"):
+            raise InvalidInput(f"readCompacted is {flag!r}", "use true or false")
+        start = values.get("startingoffset", "earliest").lower()
+        if start not in ("earliest", "latest") and not start.isdecimal():
+            raise InvalidInput(f"startingOffset is {start!r}", "use earliest, latest or an offset")
+        limit = values.get("maxmessagespertrigger")
+        if limit is not None and not (limit.isdecimal() and int(limit)):
+            raise InvalidInput(f"maxMessagesPerTrigger is {limit!r}", "use a number above 0")
+        settings = {attribute: values[option] for option, attribute in _SETTINGS.items() if option in values}
+        name = TopicName.parse(values["path"])
+        return SourceOptions(name, flag == "true", settings, start, None if limit is None else int(limit))
+
+    def load_settings(self) -> Settings:
+        """Return the settings of the options, the environment and the defaults."""
+        flags: dict[str, object] = dict(self.settings)
+        return Settings.load(os.environ, None, **flags)
+
+
+class CompactorDataSource(DataSource):
+    """Topics as tables. Needs Spark's setting of `register`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return NAME
+
+    def schema(self) -> str:
+        """Return the columns of a message."""
+        return ", ".join(f"`{name}` {SPARK_TYPES[name]}" for name in DEFAULT_COLUMNS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query. Raises InvalidInput."""
+        return TopicReader(SourceOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query. Raises InvalidInput."""
+        return TopicStreamReader(SourceOptions.parse(self.options), schema)
+
+
+def register(session: SparkSession) -> None:
+    """Make the format `compactor` known to a Spark session, and let Spark push filters down to Python data sources."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    session.dataSource.register(CompactorDataSource)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a query, in its order."""
+
+    arrow: pa.Schema
+
+    @staticmethod
+    def of(schema: StructType) -> _Columns:
+        for field in schema.fields:
+            if field.name not in SPARK_TYPES:
+                raise InvalidInput(f"topics have no column {field.name}", f"use some of {', '.join(SPARK_TYPES)}")
+            own = SPARK_TYPES[field.name].lower().replace(" ", "")
+            if field.dataType.simpleString() != own:
+                raise InvalidInput(
+                    f"the column {field.name} is declared as {field.dataType.simpleString()}, and topics have {own}",
+                    "declare it so, and cast it in the query",
+                )
+        return _Columns(to_arrow_schema(schema, timezone="UTC"))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.arrow.names)
+
+    def batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table of rows.SCHEMA's columns as Spark takes them."""
+        for name in _TIMES:
+            if name in table.schema.names:
+                place = table.schema.get_field_index(name)
+                table = table.set_column(place, name, table.column(name).cast(_MILLISECONDS))
+        yield from table.cast(self.arrow).to_batches()
+
+
+class _Partition(InputPartition):
+    """A piece of a scan, and where its files are."""
+
+    def __init__(self, piece: ScanPiece, store: StoreLocation, log_directory: Path) -> None:
+        super().__init__(None)
+        self.piece, self.store, self.log_directory = piece, store, log_directory
+
+
+def _read(partition: InputPartition, columns: _Columns) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, _Partition)
+    with closing(open_store(partition.store)) as store:
+        unsealed = SegmentTableReader(LogDirectory(partition.log_directory))
+        for table in partition.piece.tables(store, unsealed, columns.names):
+            yield from columns.batches(table)
+
+
+def _partitions(options: SourceOptions, scan_range: ScanRange, *, resumes: bool = False) -> list[InputPartition]:
+    settings = options.load_settings()
+    with open_for_reading(settings) as environment:
+        topic = _open(environment, options)
+        pieces = topic.scan(scan_range, read_compacted=options.read_compacted, resumes=resumes)
+    store = StoreLocation(settings.store_url, settings.s3_endpoint or None)
+    return [_Partition(piece, store, settings.log_directory) for piece in pieces]
+
+
+def _open(environment: Environment, options: SourceOptions) -> Topic:
+    return Topic(environment, environment.metadata.topics.get(options.topic))
+
+
+class TopicReader(DataSourceReader):
+    """The reader of a batch query."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises InvalidInput for a column that topics do not have."""
+        self._options, self._columns, self._range = options, _Columns.of(schema), ScanRange()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow the scan by the filters that it understands; return all, since the scan is coarser than they are."""
+        for each in filters:
+            self._range = narrowed(self._range, each)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the pieces of the topic as it is now. Raises NotFound, DataLoss, SegmentNotLocal, Unavailable."""
+        return _partitions(self._options, self._range)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a piece."""
+        return _read(partition, self._columns)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of a streaming query."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises InvalidInput for a column that topics do not have."""
+        self._options, self._columns = options, _Columns.of(schema)
+        self._last_end = END
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """End the query at the topic's present end, in as many batches as the limit makes."""
+        self._last_end = self._end()
+
+    def initialOffset(self) -> dict[str, int]:
+        """Return the position of a new query."""
+        start = self._options.starting_offset
+        if start.isdecimal():
+            return {"offset": int(start)}
+        return {"offset": 0 if start == "earliest" else self._end()}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the end of the next batch: the topic's end, or as many offsets further as the limit allows.
+
+        Offsets of messages that compaction has removed count, too.
+        """
+        end = max(start["offset"], self._end())
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["offset"] + limit.max_rows)
+        return {"offset": end}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that maxMessagesPerTrigger sets."""
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        """Return the topic's end."""
+        return {"offset": self._end()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return the pieces of a batch. Raises OffsetOutOfRange, StateMayBeStale where messages of it are gone."""
+        if start["offset"] >= end["offset"]:
+            return []
+        scan_range = ScanRange(start["offset"], end["offset"])
+        return _partitions(self._options, scan_range, resumes=start["offset"] > 0)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a piece."""
+        return _read(partition, self._columns)
+
+    def _end(self) -> int:
+        with open_for_reading(self._options.load_settings()) as environment:
+            return min(_open(environment, self._options).snapshot_reader().end, self._last_end)
+
+
+def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
+    """Return the range of a scan that must also hold a condition; the range as it is, if it says nothing about one."""
+    if isinstance(condition, In) and condition.attribute == ("key",):
+        keys = frozenset(bytes(value) for value in condition.value if value is not None)
+        return replace(scan_range, keys=keys if scan_range.keys is None else scan_range.keys & keys)
+    if not isinstance(condition, _COMPARISONS):
+        return scan_range
+    (name, *nested), value = condition.attribute, condition.value
+    if nested or value is None:
+        return scan_range
+    is_equal = isinstance(condition, EqualTo | EqualNullSafe)
+    if name == "key":
+        return narrowed(scan_range, In(("key",), (value,))) if is_equal else scan_range
+    if name not in ("offset", "publish_time"):
+        return scan_range
+    number = int(value) if name == "offset" else _milliseconds(value)
+    first = number + isinstance(condition, GreaterThan) if name == "offset" else number
+    first = first if is_equal or isinstance(condition, GreaterThan | GreaterThanOrEqual) else 0
+    # A time is compared in whole milliseconds, and Spark has microseconds.
+    end = END if isinstance(condition, GreaterThan | GreaterThanOrEqual) else number + 1
+    if name == "offset":
+        end = end - isinstance(condition, LessThan)
+        return replace(
+            scan_range,
+            first_offset=max(scan_range.first_offset, first),
+            end_offset=min(scan_range.end_offset, end),
+        )
+    return replace(scan_range, first_time=max(scan_range.first_time, first), end_time=min(scan_range.end_time, end))
+
+
+def _milliseconds(value: datetime) -> int:
+    """Return a time as Spark gives it: with a zone, or of this machine's zone without one."""
+    return int((value if value.tzinfo else value.astimezone(UTC)).timestamp() * 1000)

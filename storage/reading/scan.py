@@ -1,0 +1,247 @@
+"""A read of a topic in pieces, each by another process: a part of the compacted ledger, a sealed ledger, or a segment.
+
+`plan_scan` decides in one snapshot which pieces there are, and leaves out those that cannot have a wanted message, by
+offsets, publish times and, through the key indexes, keys. `ScanPiece.tables` reads one: it needs the object store, and
+for a segment the log directory, but no database. All pieces together are what a reader of the snapshot gets, in the
+order of the pieces. Keys and times only leave out extents and row groups: the caller filters rows.
+
+No pin protects the pieces. An object of a compacted ledger that was replaced stays for the grace time of garbage
+collection; after it, reading a piece raises ObjectMissing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage.errors import CompactorError, InvalidInput, OffsetOutOfRange, StateMayBeStale
+from storage.ledger import key_index, rows
+from storage.ledger.chunk_table import read_ledger_chunks
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import MARKER, OFFSET_MASK, U64
+from storage.ledger.manifest import Manifest, Part
+from storage.ledger.rows_file import RowsReader
+from storage.ledger.seek import SeekOffset
+from storage.log.segment_tables import SegmentTableReader
+from storage.metadata.records import SegmentRecord, TopicSnapshot
+from storage.model import IndexLocation, LedgerRecord, LogPosition
+from storage.objects.interface import ObjectStore
+from storage.reading.compacted_loss import naming_compacted
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, between, last_of
+
+END = 2**63 - 1
+"""An end after every offset and time."""
+MAX_KEYS = 1000
+"""More keys than these are not searched in the indexes: their reads would cost more than the rows."""
+_WHOLE = ("offset", "slot", "publish_time")
+
+
+@dataclass(frozen=True)
+class ScanRange:
+    """The messages that a scan wants: offsets and publish times (ms) from `first` to before `end`, and keys.
+
+    `keys` None: all keys, and messages without one.
+    """
+
+    first_offset: int = 0
+    end_offset: int = END
+    first_time: int = 0
+    end_time: int = END
+    keys: frozenset[bytes] | None = None
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The bound of a piece (storage/ledger/seek.py). `offsets`: those that may have a wanted key; None: any."""
+
+    range: ScanRange
+    offsets: tuple[int, ...] | None = None
+
+    def surely_begins_after(self, last: LogPosition) -> bool:
+        return last.offset < self.range.first_offset
+
+    def skips_row_group(self, reader: RowsReader, group: int) -> bool:
+        first, last = reader.groups[group].first_offset, reader.groups[group].last_offset
+        if last < self.range.first_offset or first >= self.range.end_offset:
+            return True
+        if self.offsets is not None and not any(first <= offset <= last for offset in self.offsets):
+            return True
+        newest, oldest = reader.greatest(group, "publish_time"), reader.least(group, "publish_time")
+        is_old = newest is not None and newest < self.range.first_time
+        return is_old or (oldest is not None and oldest >= self.range.end_time)
+
+    def first_row(self, table: pa.Table) -> int:
+        return SeekOffset(self.range.first_offset).first_row(table)
+
+
+@dataclass(frozen=True)
+class ScanPiece:
+    """A piece of a scan, which can be pickled. `snapshot`: the topic with the one extent that is read, or none.
+
+    `part`: of the compacted ledger; None: the extent is read.
+    """
+
+    snapshot: TopicSnapshot
+    window: _Window
+    part: Part | None = None
+    retention: RetentionFilter | None = None
+
+    def tables(self, store: ObjectStore, unsealed: SegmentTableReader, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the messages of the piece as tables of some columns of rows.SCHEMA; none is empty.
+
+        Raises DataLoss, SegmentNotLocal, and InvalidInput for a row that is no message of its own (an encrypted entry,
+        a chunk) unless `columns` has `slot`, by which a caller distinguishes it.
+        """
+        read = list(dict.fromkeys((*columns, *_WHOLE)))
+        reader = SnapshotReader(store, self.snapshot, unsealed, self.retention, read)
+        tables = reader.raw(self.window) if self.part is None else reader.part(self.part, self.window)
+        for table in tables:
+            table = between(table, self.window.range.first_offset, self.window.range.end_offset)
+            if len(table) and "slot" not in columns:
+                self._check(table)
+            if len(table):
+                yield table.select(list(columns))
+
+    def _check(self, table: pa.Table) -> None:
+        other = np.flatnonzero(table.column("slot").to_numpy() != int(rows.RowType.MESSAGE))
+        if len(other):
+            row = int(other[0])
+            kind, offset = rows.RowType(table.column("slot")[row].as_py()), table.column("offset")[row]
+            raise InvalidInput(
+                f"offset {offset} of {self.snapshot.topic.name} is no message of its own but {_NAMES[kind]}",
+                "select the column slot too, which distinguishes such rows, or read by REST or a Pulsar client",
+            )
+
+
+_NAMES = {
+    rows.RowType.WHOLE_ENTRY: "an entry that is encrypted or cannot be decoded",
+    rows.RowType.CHUNK: "a chunk of a chunked message",
+}
+
+
+def plan_scan(
+    store: ObjectStore,
+    reader: SnapshotReader,
+    hasher: KeyHasher,
+    scan_range: ScanRange,
+    *,
+    read_compacted: bool = False,
+    resumes: bool = False,
+) -> list[ScanPiece]:
+    """Return the pieces of a topic, in the order of its messages; the topic's present end is the end of the scan.
+
+    `reader`: of the topic as it is now. `read_compacted`: the parts of the compacted ledger, then raw after its
+    horizon. `resumes`: an earlier scan has read all messages before the first offset, so nothing may be missing from
+    there on: raises OffsetOutOfRange where raw is trimmed, and StateMayBeStale (R7) where the compacted ledger lacks
+    what that scan has not read. Raises DataLoss, and SegmentNotLocal where the end is in another machine's log.
+    """
+    snapshot = reader.snapshot
+    if scan_range.end_offset > snapshot.topic.next_offset:
+        scan_range = replace(scan_range, end_offset=min(scan_range.end_offset, reader.end))
+    plan = _Plan(store, replace(snapshot, ledgers=(), segments=()), scan_range, reader.retention, None)
+    if scan_range.keys is not None and len(scan_range.keys) <= MAX_KEYS:
+        hi, lo = hasher(pa.array(sorted(scan_range.keys), pa.binary()))
+        order = np.lexsort((lo, hi))
+        plan = replace(plan, hashes=(hi[order], lo[order]))
+    pieces: list[ScanPiece] = []
+    first = scan_range.first_offset
+    if read_compacted and snapshot.compacted is not None and first <= snapshot.compacted.horizon.offset:
+        with naming_compacted(snapshot):
+            manifest = reader.manifest(snapshot.compacted)
+            if not resumes or _is_complete_from(first, manifest, reader.retention):
+                pieces += plan.compacted(manifest)
+                first = snapshot.compacted.horizon.offset + 1
+    if resumes and first < min(reader.first_offset, scan_range.end_offset):
+        raise _trimmed(reader, first, read_compacted=read_compacted)
+    plan = replace(plan, range=replace(scan_range, first_offset=first))
+    for extent in snapshot.extents:
+        pieces += plan.raw(extent)
+    return pieces
+
+
+def _is_complete_from(offset: int, manifest: Manifest, retention: RetentionFilter | None) -> bool:
+    """Return whether a compacted ledger has the newest value or deletion, at `offset` or later, of each key that a
+    reader of all messages before `offset` has read."""
+    if offset == 0:
+        return True
+    is_hidden = retention is not None and retention.may_hide_after(offset - 1, manifest.parts)
+    return manifest.dropped_to < offset and not manifest.policies.get("event_time_order") and not is_hidden
+
+
+def _trimmed(reader: SnapshotReader, offset: int, *, read_compacted: bool) -> CompactorError:
+    name, first = reader.snapshot.topic.name, reader.first_offset
+    what = f"offsets {offset} to {first - 1} of {name} are trimmed, and were not read"
+    if read_compacted:
+        return StateMayBeStale(
+            f"{what}; the compacted ledger lacks deletions or values among them",
+            "read again from earliest, into an empty state",
+        )
+    return OffsetOutOfRange(what, "begin again, and read more often than raw messages are trimmed")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The choice of pieces. `hashes`: the high and low halves of the hashes of the wanted keys, ascending."""
+
+    store: ObjectStore
+    snapshot: TopicSnapshot
+    range: ScanRange
+    retention: RetentionFilter | None
+    hashes: tuple[U64, U64] | None
+
+    def compacted(self, manifest: Manifest) -> Iterator[ScanPiece]:
+        """Yield the pieces of a compacted ledger. A chunked message is in no index, so its topic is read whole."""
+        offsets = None if self.hashes is None or manifest.chunks else self._newest(manifest)
+        for part in manifest.parts:
+            window = self.range.first_time <= part.max_publish_time and part.min_publish_time < self.range.end_time
+            if not window or not self._overlaps(part.first.offset, part.last.offset):
+                continue
+            if self.retention is not None and self.retention.hides_all(part):
+                continue
+            own = None
+            if offsets is not None:
+                own = tuple(offset for offset in offsets if part.first.offset <= offset <= part.last.offset)
+                if not own:
+                    continue
+            yield ScanPiece(self.snapshot, _Window(self.range, own), part, self.retention)
+
+    def _newest(self, manifest: Manifest) -> list[int]:
+        """Return the offsets of the rows of the wanted keys: the newest level that has a key decides."""
+        by_event = bool(manifest.policies.get("event_time_order"))
+        newest: dict[int, int] = {}
+        for level in manifest.index:
+            for location in level:
+                for place, flagged in self._records(location, by_event):
+                    newest.setdefault(place, flagged)
+        return sorted(flagged & int(OFFSET_MASK) for flagged in newest.values() if not flagged & int(MARKER))
+
+    def raw(self, extent: LedgerRecord | SegmentRecord) -> Iterator[ScanPiece]:
+        """Yield the piece of a ledger or segment, if it may have a wanted message."""
+        last = last_of(extent)
+        if not self._overlaps(extent.first_offset, END if last is None else last.offset):
+            return
+        if isinstance(extent, SegmentRecord):
+            yield ScanPiece(replace(self.snapshot, segments=(extent,)), _Window(self.range))
+            return
+        if extent.max_publish_time < self.range.first_time or extent.min_publish_time >= self.range.end_time:
+            return
+        if self.hashes is None or len(read_ledger_chunks(self.store, extent.index)) or any(self._records(extent.index)):
+            yield ScanPiece(replace(self.snapshot, ledgers=(extent,)), _Window(self.range))
+
+    def _overlaps(self, first: int, last: int) -> bool:
+        return first < self.range.end_offset and last >= self.range.first_offset
+
+    def _records(self, location: IndexLocation, by_event: bool = False) -> Iterator[tuple[int, int]]:
+        """Yield the places of the wanted keys that an index has, and their flagged offsets."""
+        assert self.hashes is not None
+        hi, lo = self.hashes
+        records = key_index.probe_records(self.store, location, hi, events=by_event)
+        if by_event:
+            records = records.event_winners()
+        flagged = records.offset if records.event_offset is None else records.event_offset
+        for place, position in enumerate(key_index.positions_of_hashes(records, hi, lo).tolist()):
+            if position >= 0:
+                yield place, int(flagged[position])
