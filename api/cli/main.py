@@ -22,6 +22,7 @@ from api.cli.local import (
     compactions_commands,
     config_command,
     cursor_commands,
+    export_command,
     gc_command,
     import_command,
     log_commands,
@@ -53,6 +54,7 @@ _GROUPS = {
 _COMMANDS: Mapping[str, Callable[..., None]] = {
     "serve": service_commands.serve,
     "import": import_command.import_files,
+    "export": export_command.export_topic,
     "compact-topic": compact_command.compact_topic,
     "produce": produce_command.produce_messages,
     "read": read_command.read_topic,

@@ -18,28 +18,21 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from api.formats.field_values import Rows, check_empty_values, field_list, is_bytes
 from api.formats.inputs import EmptyValues, InputOptions
+from api.formats.message_tables import BATCH_BYTES, output_schema, output_table, whole_messages
 from api.formats.text_encoding import TextEncoding
-from storage.entries.chunk_assembler import ChunkAssembler, assembled, row_messages
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
-from storage.ledger import rows
-from storage.ledger.rows import RowType
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.model import MessageId
 
 STDOUT = "-"
 """The name of standard output."""
 _BATCH_ROWS = 65_536
-BATCH_BYTES = 32 << 20
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
 _SOURCES["properties"] = "properties"
 _UNUSED = {"message_id", "offset"}
-_SHOWN = ("ledger_id", "entry_id", "batch_index", "offset", *_SOURCES)
-_MESSAGE_SCHEMA = pa.schema([rows.SCHEMA.field(name) for name in _SHOWN])
 _REMEDY = (
     "give key and value (string or binary), optional event_time, publish_time (ms) and properties (map of strings)"
 )
@@ -158,23 +151,13 @@ def write_parquet(
     `limit`: maximum number of messages; a chunked message counts as one (P10). An encoding of UTF-8 makes a column of
     strings, base64 a column of bytes. Raises InvalidInput, StorageFull.
     """
-    types = {"key": key_encoding, "value": value_encoding}
-    schema = pa.schema(
-        [
-            ("message_id", pa.string()),
-            ("offset", pa.int64()),
-            *((n, pa.string() if e is TextEncoding.UTF8 else pa.binary()) for n, e in types.items()),
-            ("publish_time", pa.int64()),
-            ("event_time", pa.int64()),
-            ("properties", pa.map_(pa.string(), pa.string())),
-        ]
-    )
+    schema = output_schema(key_encoding, value_encoding)
     count = 0
     try:
         with _whole_or_not(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for batch in _whole_messages(batches, partition) if limit != 0 else ():
+            for batch in whole_messages(batches, partition) if limit != 0 else ():
                 taken = batch if limit is None else batch.slice(0, limit - count)
-                writer.write_table(_outside(taken, schema, partition))
+                writer.write_table(output_table(taken, schema, partition))
                 count += len(taken)
                 if count == limit:
                     break
@@ -190,29 +173,6 @@ def write_parquet(
             f"the file {file} cannot be written ({reason})", "name a file in a folder of yours"
         ) from error
     return count
-
-
-def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches without chunks unchanged, and others with each chunked message in place of its last chunk."""
-    assembler = ChunkAssembler()
-    for batch in batches:
-        if not pc.any(pc.equal(batch.column("slot"), int(RowType.CHUNK))).as_py():
-            yield batch
-            continue
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for item in assembled(row_messages(iter([batch]), partition), assembler):
-            rows.append(
-                {"ledger_id": item.message_id.ledger_id, "entry_id": item.message_id.entry_id}
-                | {"batch_index": item.message_id.batch_index, "properties": list(item.properties.items()) or None}
-                | {name: getattr(item, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
-            )
-            size += len(item.payload or b"")
-            if size >= BATCH_BYTES:  # compressed messages grow to many times their stored size
-                yield pa.RecordBatch.from_pylist(rows, schema=_MESSAGE_SCHEMA)
-                rows, size = [], 0
-        if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=_MESSAGE_SCHEMA)
 
 
 @contextmanager
@@ -239,22 +199,3 @@ def _whole_or_not(file: str) -> Iterator[str | IO[bytes]]:
         with suppress(FileNotFoundError):
             os.unlink(partial)
         raise
-
-
-def _outside(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:
-    ids = zip(*(batch.column(name).to_pylist() for name in ("ledger_id", "entry_id", "batch_index")), strict=True)
-    created = {
-        "message_id": pa.array([str(MessageId(ledger, entry, partition, index)) for ledger, entry, index in ids]),
-        "value": batch.column("payload"),
-    }
-    columns = []
-    for field in schema:
-        column = created[field.name] if field.name in created else batch.column(field.name)
-        try:
-            columns.append(column.cast(field.type))
-        except pa.ArrowInvalid as error:
-            raise InvalidInput(
-                f"a {field.name} is not UTF-8 text ({_line(error)})",
-                f"read with --{field.name}-encoding base64, which writes a binary column",
-            ) from error
-    return pa.table(columns, schema=schema)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from api.formats import parquet
+from api.formats import message_tables
 from api.formats.parquet import write_parquet
 from api.formats.text_encoding import TextEncoding
 from tests import chunked
@@ -40,7 +40,7 @@ def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, keys: li
 
 def test_chunked_messages_are_not_all_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few chunks that were compressed become many bytes: they are written as soon as there are enough."""
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 5)
+    monkeypatch.setattr(message_tables, "BATCH_BYTES", 5)
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     chunked.append(bench, topic, [item for uuid in "uvwx" for item in chunked.whole(uuid, b"k", b"12", b"3")])

@@ -1,0 +1,125 @@
+"""A folder of exports of a topic, on a disk or in S3: files of messages, and a manifest beside each.
+
+    users-00000001.parquet   the messages of the first export
+    users-00000001.json      its manifest: the position after it, format, columns
+    users-00000002.parquet   what was appended since, upserts and deletions, in order
+
+The files in the order of their names are the topic. A file is created whole or not at all, under a name that had none;
+its manifest is created after it, so an export without a manifest did not end. Exports are never overwritten.
+
+Raises InvalidInput and Conflict for a folder that cannot take the export, and the object store's errors. Must not know:
+topics, formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from storage.errors import Conflict, InvalidInput, ObjectExists
+
+if TYPE_CHECKING:
+    from storage.objects.interface import ObjectStore, ObjectWriter
+
+LAST = "last"
+
+
+class ExportManifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A finished export. `since` None: it begins at the topic's start; `position`: where the next one begins.
+
+    `incarnation`: of the topic, which differs after it was deleted and created again. `deletions`: the messages with a
+    key and without a value.
+    """
+
+    version: int = 1
+    number: int
+    topic: str
+    incarnation: str
+    read_compacted: bool
+    format: str
+    key_encoding: str
+    value_encoding: str
+    columns: list[str]
+    file: str
+    bytes: int
+    messages: int
+    deletions: int
+    since: str | None
+    position: str
+
+
+class ExportFolder:
+    """The exports of one topic in a store. `name`: the topic's, without tenant and namespace; `label`: the folder's,
+    for people."""
+
+    def __init__(self, store: ObjectStore, name: str, label: str) -> None:
+        self._store = store
+        self.label = label
+        base = quote(name, safe=" !$&'()+,;=@")
+        self._base = f"%2E{base[1:]}" if base.startswith(".") else base
+
+    def last(self) -> ExportManifest | None:
+        """Return the manifest of the newest export; None: there is none."""
+        pattern = re.compile(rf"{re.escape(self._base)}-\d{{8}}\.json", re.ASCII)
+        names = [stored.name for stored in self._store.list(f"{self._base}-") if pattern.fullmatch(stored.name)]
+        if not names:
+            return None
+        try:
+            return msgspec.json.decode(self._store.get(names[-1]), type=ExportManifest)
+        except ValueError as error:
+            raise InvalidInput(
+                f"{names[-1]} in {self.label} is no manifest of an export ({error})",
+                "restore it, or export into another folder",
+            ) from error
+
+    def file_name(self, number: int, suffix: str) -> str:
+        """Return the name of the file of an export."""
+        return f"{self._base}-{number:08d}.{suffix}"
+
+    def check_free(self, name: str) -> None:
+        """Raise Conflict if a file exists that no manifest has."""
+        if any(stored.name == name for stored in self._store.list(name)):
+            raise self._taken(name)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[ObjectWriter]:
+        """Yield the writer of a file, which exists after a clean exit. Raises Conflict if another export was first."""
+        try:
+            with self._store.create(name) as writer:
+                yield writer
+        except ObjectExists as error:
+            raise self._taken(name) from error
+
+    def publish(self, manifest: ExportManifest) -> None:
+        """Create the manifest: the export has ended. Raises Conflict if another export was first."""
+        name = self.file_name(manifest.number, "json")
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        try:
+            self._store.put(name, text + b"\n")
+        except ObjectExists as error:
+            raise self._taken(name) from error
+
+    def _taken(self, name: str) -> Conflict:
+        return Conflict(
+            f"{name} exists in {self.label} without a manifest that names it",
+            "another export runs, or one was killed before its last step: if none runs, delete the file and try again",
+        )
+
+
+def folder_url(text: str) -> str:
+    """Return the URL of a store of a folder: a path, or `s3://bucket/prefix`. Raises InvalidInput."""
+    if text.startswith("s3://"):
+        if not urlsplit(text).netloc:
+            raise InvalidInput(f"{text} names no bucket", "write s3://bucket/prefix")
+        return text.rstrip("/")
+    if "://" in text or not text:
+        raise InvalidInput(f"{text!r} is no folder to export to", "name a folder, or s3://bucket/prefix")
+    if Path(text).exists() and not Path(text).is_dir():
+        raise InvalidInput(f"{text} is a file, not a folder", "name a folder: it gets the files of the export")
+    return Path(text).resolve().as_uri()
