@@ -30,6 +30,7 @@ from api.rest.messages import produce, read, single_messages
 from api.rest.mirrors import mirrors
 from api.rest.policies import named_policies, pulsar_policies
 from api.rest.subscriptions import backlog, cursors
+from api.rest.tables import iceberg_catalog
 from api.rest.tenancy import namespaces, permissions, tenants
 from api.rest.topics import internal_stats, lifecycle, lookup, non_persistent, partitioned, schemas, stats
 
@@ -57,6 +58,7 @@ ROUTERS: tuple[Routes, ...] = (
     trim.router,
     garbage.router,
     mirrors.router,
+    iceberg_catalog.router,
     broker_stats.router,
     unsupported_features.router,
     broker_info.router,  # after policies: its `/brokers/{cluster}` matches all that no other route matches
@@ -92,6 +94,7 @@ def make_app(context: HttpContext) -> FastAPI:
     partition_fan_out.install_owner_forwarding(app)
     openapi.install_openapi(app)
     rendering.install_error_pages(app)
+    iceberg_catalog.install_catalog_errors(app)
     app.state.topic_sizes = TopicSizesCache(
         broker.environment.metadata, broker.backlogs, clock, broker.pools[WaitsFor.DATABASE]
     )

@@ -15,6 +15,25 @@ from api.http.paths import NAMES
 from api.http.problems import ErrorData
 
 _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorData"}}}
+ICEBERG = "iceberg"
+"""The tag of the catalog, whose errors have Iceberg's body."""
+_ICEBERG_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/IcebergErrorResponse"}}}
+_ICEBERG_ERROR = {
+    "title": "IcebergErrorResponse",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
 _ANY = {
     "400": "The request cannot be taken.",
     "413": "The body is too large.",
@@ -26,7 +45,7 @@ _SECURED = {"401": "No token, or none that holds.", "403": "The role may not do 
 _METHODS = frozenset({"get", "put", "post", "delete", "patch", "head", "options"})
 _DESCRIPTION = (
     "Pulsar's admin REST, and what goes beyond it. An answer other than success has the body "
-    '`{"reason": …}`. Tokens: `Authorization: Bearer TOKEN` (docs/security.md).'
+    '`{"reason": …}`, or Iceberg\'s in its catalog. Tokens: `Authorization: Bearer TOKEN` (docs/security.md).'
 )
 
 
@@ -46,6 +65,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).setdefault("ErrorData", ErrorData.model_json_schema())
+    components["schemas"].setdefault("IcebergErrorResponse", _ICEBERG_ERROR)
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     for path, operations in document["paths"].items():
@@ -60,10 +80,15 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         operation["parameters"] = [*names, *operation.get("parameters", ())]
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
+    is_iceberg = ICEBERG in operation.get("tags", ())
     if "requestBody" in operation:
         responses.setdefault("415", {"description": "The body is not declared as JSON.", "content": _CONTENT})
     for status, text in {**_ANY, **(_SECURED if "security" in operation else {})}.items():
         responses.setdefault(status, {"description": text, "content": _CONTENT})
+    if is_iceberg:
+        for status, response in responses.items():
+            if int(status) >= 400:
+                response["content"] = _ICEBERG_CONTENT
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class TopicStore(Store):
     page = reads(topics.page_of)
     page_by_uid = reads(topics.page_by_uid)
     in_namespace = reads(topics.in_namespace)
+    with_tables = reads(topics.with_tables)
     summaries = reads(topics.summaries)
     producer_epoch = reads(topics.producer_epoch)
     raise_producer_epoch = writes(topics.raise_producer_epoch)

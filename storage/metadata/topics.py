@@ -73,6 +73,13 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     return [topic for topic in records if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
 
+def with_tables(connection: Connection) -> list[TopicName]:
+    """Return the names of the topics whose serving compacted ledger has an Iceberg table."""
+    serving = compacted_ledgers.c.retired_at.is_(None) & compacted_ledgers.c.table_metadata_name.is_not(None)
+    statement = select(topics.c.name).join(compacted_ledgers, compacted_ledgers.c.topic_id == topics.c.id)
+    return [row_mapping.stored_name(name) for name in connection.execute(statement.where(serving)).scalars()]
+
+
 def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
     """Return topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
 

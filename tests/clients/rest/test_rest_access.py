@@ -25,6 +25,10 @@ ANY_TOKEN = {
     "GET /admin/v2/brokers/version",
     "GET /admin/v2/brokers/policies",
     "GET /admin/v2/brokers/policies/{name}",
+    "GET /iceberg/v1/config",
+    "GET /iceberg/v1/namespaces",
+    "GET /iceberg/v1/namespaces/{levels}",
+    "GET /iceberg/v1/namespaces/{levels}/tables",
     *(f"{method} /admin/v2/non-persistent/{{rest}}" for method in ("GET", "PUT", "POST", "DELETE")),
 }
 """What asks for a token and for no permission; docs/security.md says that there may be such."""

@@ -1,0 +1,172 @@
+"""A read-only catalog of Iceberg's REST protocol: the tables of topics, for Spark, DuckDB, pyiceberg and others.
+
+A namespace has two levels, tenant and namespace, which a path joins by the character 31 (`public%1Fdefault`); a table
+has the name of its topic. Lists show the tables whose topics the caller may consume. There are no calls that write, and
+`config` says so: a client that would write is refused by its own library.
+
+Answers and errors are Iceberg's: https://github.com/apache/iceberg/blob/main/open-api/rest-catalog-open-api.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from api.broker import tables
+from api.broker.threads import WaitsFor
+from api.http.access import AuthAction, AuthorizationService, caller_of, permission_check_on
+from api.http.dependencies import Broker
+from api.http.openapi import ICEBERG
+from api.http.paths import decoded
+from api.http.problems import RestException
+from api.http.router import Routes
+from storage.errors import CompactorError, InvalidInput, NotFound
+from storage.model import TopicName
+
+PREFIX = "/iceberg/v1"
+SEPARATOR = "\x1f"
+"""Between the levels of a namespace in a path."""
+NO_NAMESPACE, NO_TABLE = "NoSuchNamespaceException", "NoSuchTableException"
+_ENDPOINTS = [
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+]
+_TYPES = {400: "BadRequestException", 401: "NotAuthorizedException", 403: "ForbiddenException", 404: NO_TABLE}
+_NAMESPACE = "/namespaces/{levels}"
+_TABLE = _NAMESPACE + "/tables/{table}"
+Handler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
+
+router = Routes(ICEBERG, PREFIX)
+
+
+def _table_name(request: Request) -> TopicName | None:
+    """Return the topic of the table that a path names; None: it names none."""
+    tenant, _, namespace = decoded(request.path_params["levels"]).partition(SEPARATOR)
+    try:
+        return TopicName(tenant, namespace, decoded(request.path_params["table"]))
+    except InvalidInput:
+        return None
+
+
+_MAY_READ = permission_check_on(_table_name, AuthAction.CONSUME)
+
+
+class _Missing(RestException):
+    """A namespace or table does not exist. `kind`: Iceberg's name of the error."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(404, f"{what} does not exist")
+        self.kind = kind
+
+
+@router.get("/config", AuthAction.ANYONE, operation_id="getIcebergConfig")
+async def get_config() -> dict[str, Any]:
+    """Return the calls of the catalog."""
+    return {"defaults": {}, "overrides": {}, "endpoints": _ENDPOINTS}
+
+
+@router.get("/namespaces", AuthAction.ANYONE, operation_id="listIcebergNamespaces")
+def list_namespaces(broker: Broker, request: Request, parent: str = "") -> dict[str, Any]:
+    """Return the tenants with tables, or with `parent` the namespaces of a tenant."""
+    names = _visible(broker, request)
+    if not parent:
+        return {"namespaces": [[tenant] for tenant in sorted({name.tenant for name in names})]}
+    _check_namespace(names, [parent])
+    inner = {name.namespace for name in names if name.tenant == parent}
+    return {"namespaces": [[parent, namespace] for namespace in sorted(inner)]}
+
+
+@router.get(_NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="getIcebergNamespace")
+def get_namespace(broker: Broker, request: Request, levels: str) -> dict[str, Any]:
+    """Return a tenant or namespace with tables."""
+    path = decoded(levels).split(SEPARATOR)
+    _check_namespace(_visible(broker, request), path)
+    return {"namespace": path, "properties": {}}
+
+
+@router.route("HEAD", _NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="headIcebergNamespace")
+def head_namespace(broker: Broker, request: Request, levels: str) -> None:
+    """Return whether there is a tenant or namespace with tables."""
+    _check_namespace(_visible(broker, request), decoded(levels).split(SEPARATOR))
+
+
+@router.get(_NAMESPACE + "/tables", AuthAction.ANYONE, refuses=(404,), operation_id="listIcebergTables")
+def list_tables(broker: Broker, request: Request, levels: str) -> dict[str, Any]:
+    """Return the tables of a namespace; a tenant alone has none."""
+    path = decoded(levels).split(SEPARATOR)
+    names = _visible(broker, request)
+    _check_namespace(names, path)
+    inside = sorted(name.topic for name in names if [name.tenant, name.namespace] == path)
+    return {"identifiers": [{"namespace": path, "name": topic} for topic in inside]}
+
+
+@router.get(_TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="loadIcebergTable")
+def load_table(broker: Broker, request: Request) -> dict[str, Any]:
+    """Return the metadata of a table."""
+    table = _table_of(broker, request)
+    location = broker.environment.store.location
+    hints = {"s3.endpoint": location.s3_endpoint, "s3.region": location.s3_region}
+    return {
+        "metadata-location": table.uri,
+        "metadata": table.metadata.document,
+        "config": {name: value for name, value in hints.items() if value},
+    }
+
+
+@router.route("HEAD", _TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="headIcebergTable")
+def head_table(broker: Broker, request: Request) -> None:
+    """Return whether there is a table."""
+    _table_of(broker, request)
+
+
+def _table_of(broker: Broker, request: Request) -> tables.TopicTable:
+    name = _table_name(request)
+    if name is not None:
+        try:
+            return tables.table_of(broker.environment, name)
+        except NotFound as error:
+            raise _Missing(NO_TABLE, f"the table of {name}") from error
+    raise _Missing(NO_TABLE, "a table of that name")
+
+
+def _visible(broker: Broker, request: Request) -> list[TopicName]:
+    """Return the topics with tables that the caller may consume."""
+    access = cast(AuthorizationService, request.app.state.access)
+    may = access.topic_filter(caller_of(request), (AuthAction.CONSUME,))
+    return [name for name in broker.environment.metadata.topics.with_tables() if may(name)]
+
+
+def _check_namespace(names: list[TopicName], path: list[str]) -> None:
+    """Raise _Missing unless a table is in the namespace, or in one of the tenant."""
+    if not any([name.tenant, name.namespace][: len(path)] == path for name in names):
+        raise _Missing(NO_NAMESPACE, f"the namespace {'.'.join(path)}")
+
+
+def install_catalog_errors(app: FastAPI) -> None:
+    """Answer errors of the catalog's paths with Iceberg's body. Needs the handlers of errors that answer JSON."""
+    for kind in (RequestValidationError, HTTPException, CompactorError, Exception):
+        app.add_exception_handler(kind, _as_iceberg(cast(Handler, app.exception_handlers[kind])))
+
+
+def _as_iceberg(handler: Handler) -> Handler:
+    async def answered(request: Request, error: Exception) -> Response:
+        answer = await handler(request, error)
+        if not request.url.path.startswith(PREFIX) or not isinstance(answer, JSONResponse):
+            return answer
+        kind = error.kind if isinstance(error, _Missing) else _TYPES.get(answer.status_code, type(error).__name__)
+        reason = json.loads(bytes(answer.body)).get("reason", "")
+        body = {"error": {"message": reason, "type": kind, "code": answer.status_code}}
+        headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        return JSONResponse(body, answer.status_code, headers)
+
+    return answered
