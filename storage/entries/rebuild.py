@@ -221,6 +221,26 @@ class _Pieces:
     def array(self) -> pa.LargeBinaryArray:
         """Return the strings."""
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
+        data = self._of_one_length()
+        if data is None:
+            data = self._of_different_lengths(offsets)
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(self.lengths), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
+        )
+
+    def _of_one_length(self) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of strings whose fields have one length each; else None."""
+        columns = []
+        for lengths, matrix in self._fields:
+            length = int(lengths[0]) if len(lengths) else 0
+            if not (lengths == length).all() or (matrix is None and length):
+                return None
+            if matrix is not None and length:
+                columns.append(matrix[:, :length])
+        return np.concatenate(columns, axis=1).reshape(-1) if columns else None
+
+    def _of_different_lengths(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the bytes of strings that begin at `offsets`."""
         data = np.empty(int(offsets[-1]), np.uint8)
         at = offsets[:-1].copy()
         for lengths, matrix in self._fields:
@@ -233,9 +253,7 @@ class _Pieces:
                     filled = lengths > place
                     data[at[filled] + place] = matrix[filled, place]
             at += lengths
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self.lengths), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
-        )
+        return data
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:

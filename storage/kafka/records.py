@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.kafka.compression import Undecompressable, decompress
@@ -27,6 +28,8 @@ from storage.kafka.record_batch import RecordBatch, damaged
 from storage.slices import I64, Spans, slices
 from storage.varints import PADDING, read_varint, read_varints, words_of
 
+_RUN, _LOOP = 16, 128
+"""The least records of one size that are located together; the records after fewer that are located by a loop."""
 BLOCK_BYTES = 2 << 20
 """Uncompressed bytes of batches that are decoded together: their arrays stay in a core's cache."""
 SCHEMA = pa.schema(
@@ -148,32 +151,62 @@ def _locate(data: bytes, content_ends: I64, counts: I64) -> I64:
     """Return the position of each record; of damaged ones, any positions. Shape (records,).
 
     `content_ends`, `counts`: the end and the number of the records of each batch. Each position depends on the one
-    before it. So this is a loop: steps for the k-th records of all batches would need 500 batches to be cheaper.
+    before it. Records of one size in a row are located together, others by a loop; steps for the k-th records of all
+    batches would need 500 batches to be cheaper.
     """
-    located = [0] * int(counts.sum())
+    located = np.zeros(int(counts.sum()), np.int64)
+    octets = np.frombuffer(data, np.uint8)
     at = first = 0
     for limit, count in zip(content_ends.tolist(), counts.tolist(), strict=True):
         with suppress(IndexError):  # damage leads out of the data
-            _locate_in_batch(located, range(first, first + count), data, at)
+            _locate_in_batch(located[first : first + count], data, octets, at)
         at = limit
         first += count
-    return np.array(located, np.int64)
+    return located
 
 
-def _locate_in_batch(located: list[int], rows: range, data: bytes, at: int) -> None:
-    """Set the positions of `rows`, records that follow each other from `at` on. Raises IndexError."""
-    for row in rows:
-        located[row] = at
-        low = data[at]
-        if low < 0x80:
-            at += 1 + (low >> 1)
+def _locate_in_batch(located: I64, data: bytes, octets: npt.NDArray[np.uint8], at: int) -> None:
+    """Set the positions of records that follow each other from `at` on. Raises IndexError."""
+    row = 0
+    while row < len(located):
+        size, count = _equal_sizes(data, octets, at, len(located) - row)
+        if count >= _RUN:
+            located[row : row + count] = np.arange(at, at + size * count, size)
+            at += size * count
+            row += count
             continue
-        high = data[at + 1]
-        if high < 0x80:
-            at += ((high << 7) + low >> 1) - 62  # the size of both bytes, less the mark in the first
-            continue
-        length, at = read_varint(data, at)
-        at += min(max(length, 0), len(data))
+        positions = []
+        for _ in range(min(_LOOP, len(located) - row)):
+            positions.append(at)
+            low = data[at]
+            if low < 0x80:
+                at += 1 + (low >> 1)
+                continue
+            high = data[at + 1]
+            if high < 0x80:
+                at += ((high << 7) + low >> 1) - 62  # the size of both bytes, less the mark in the first
+                continue
+            length, at = read_varint(data, at)
+            at += min(max(length, 0), len(data))
+        located[row : row + len(positions)] = positions
+        row += len(positions)
+
+
+def _equal_sizes(data: bytes, octets: npt.NDArray[np.uint8], at: int, count: int) -> tuple[int, int]:
+    """Return the size of the record at `at`, and the number of records from it on, up to `count`, that have it.
+
+    A size of more than two bytes is that of no other. Raises IndexError.
+    """
+    low, high = data[at], data[at + 1]
+    if low >= 0x80 and high >= 0x80:
+        return 0, 1
+    size = 1 + (low >> 1) if low < 0x80 else ((high << 7) + low >> 1) - 62
+    end = at + size * min(count, (len(data) - at - 1) // size)
+    equal = octets[at:end:size] == low
+    if low >= 0x80:
+        equal &= octets[at + 1 : end + 1 : size] == high
+    differing = int(np.argmin(equal)) if len(equal) else 0
+    return size, differing if len(equal) and not equal[differing] else len(equal)
 
 
 class _Headers(NamedTuple):

@@ -114,3 +114,14 @@ def test_an_empty_batch_that_a_cleaner_kept_has_no_records() -> None:
 def test_null_and_empty_stay_apart() -> None:
     rows = [Record(0, key=None, value=None), Record(1, key=b"", value=b""), Record(2, key=b"", value=None)]
     assert [row[2:4] for row in decoded(encode(Batch(rows)))] == [(None, None), (b"", b""), (b"", None)]
+
+
+def test_records_of_one_size_in_a_row_are_located_as_others_are() -> None:
+    """Sizes of one, two and three bytes, in runs of any length; the largest offsets of a batch make records longer."""
+    sizes = [5] * 40 + [6, 7, 8] * 5 + [5] * 20 + [90] * 60 + [91] + [90] * 17 + [9_000] * 3 + [5] * 200 + [0] * 33
+    rows = [Record(offset, value=bytes([offset % 251]) * size) for offset, size in enumerate(sizes)]
+    data = encode(Batch(rows)) + encode(Batch([Record(len(sizes), value=b"x")]))
+    assert [(row[0], row[3]) for row in decoded(data)] == [
+        *((record.offset, record.value) for record in rows),
+        (len(sizes), b"x"),
+    ]
