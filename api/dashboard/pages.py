@@ -22,6 +22,7 @@ from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from api.broker import compaction
+from api.broker.mirroring import operations
 from api.broker.threads import WaitsFor
 from api.dashboard.fields import without_commas
 from api.dashboard.formats import counted
@@ -51,7 +52,7 @@ from api.http.paths import Topic
 from api.http.problems import RestException
 from api.http.run_events import RunId, run_events, topic_of_run
 from api.observability.error_text import DASHBOARD_WORDING, PAGE_WITH_STEPS_WORDING
-from api.reports import scheduler_document
+from api.reports import mirror_document, scheduler_document
 from storage.model import TopicName
 from storage.options.policies import POLICIES
 
@@ -192,12 +193,21 @@ async def stream_run_events(context: Context, run: RunId) -> Response:
 
 @router.get("/dashboard/service")
 def show_service(broker: Broker, request: Request) -> Response:
-    """Return the page of the services, those that are gone, and requested, failing and paused compactions."""
+    """Return the page of the services, those that are gone, requested, failing and paused compactions, and mirrors."""
     require(request, AuthAction.SUPERUSER)
     now = broker.environment.clock.now_ms()
     state = scheduler_document(compaction.scheduler(broker.environment), now, DASHBOARD_WORDING)
-    unserved = broker.ownership.unserved_logs()
-    return render_page(request, "service.html", scheduler=state, unserved=unserved, parsed=TopicName.parse)
+    mirrors = [
+        mirror_document(mirror, wording=DASHBOARD_WORDING) for mirror in operations.all_mirrors(broker.environment)
+    ]
+    return render_page(
+        request,
+        "service.html",
+        scheduler=state,
+        unserved=broker.ownership.unserved_logs(),
+        mirrors=mirrors,
+        parsed=TopicName.parse,
+    )
 
 
 @router.get("/dashboard/settings")

@@ -24,6 +24,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from api.broker.broker import Broker
+from api.broker.mirroring.view import MirrorCounts
 from api.broker.serving.connected_clients import ClientCounts
 from api.observability.run_totals import RunTotals, TopicRunTotals
 from compactor.scheduling.due import TopicsCheckResult
@@ -31,6 +32,7 @@ from storage.clock import is_due
 from storage.errors import CompactorError
 from storage.log.log_space import LogSpaceStatus
 from storage.metadata.metrics_queries import TopicCounts
+from storage.metadata.mirrors import MirrorState
 from storage.model import TopicName
 
 LOG = logging.getLogger("api.observability.metrics")  # the name that its log lines have always had
@@ -164,6 +166,19 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition(
             "compactor_log_full", "1 if appends are refused because the log directory has no room, else 0."
         ),
+        MetricDefinition("compactor_mirrors", "Mirrors of Kafka's topics, by state.", ("state",)),
+        MetricDefinition(
+            "compactor_mirror_lag_records",
+            "Offsets that Kafka is ahead, over the partitions that this service mirrors.",
+            _TOPIC,
+        ),
+        MetricDefinition(
+            "compactor_mirror_records_total", "Records that this service has mirrored.", _TOPIC, "counter"
+        ),
+        MetricDefinition("compactor_mirror_bytes_total", "The same in bytes of entries.", _TOPIC, "counter"),
+        MetricDefinition(
+            "compactor_mirror_errors_total", "Tries of this service to mirror that failed.", _TOPIC, "counter"
+        ),
         MetricDefinition(
             "compactor_http_request_duration_seconds",
             "Requests, until their answer was sent; `route` is the path's pattern.",
@@ -184,6 +199,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._totals = RunTotals(broker.environment.metadata.metrics)
         self._counts: TopicCounts | None = None
+        self._mirrors: Mapping[MirrorState, int] = {}
         self._read_at: int | None = None
         self._registry = CollectorRegistry()
         http = METRICS["compactor_http_request_duration_seconds"]
@@ -211,6 +227,7 @@ class Metrics(Collector):
             return True
         try:
             self._counts = self._broker.environment.metadata.metrics.counts()
+            self._mirrors = self._broker.environment.metadata.mirrors.counts()
             self._totals.refresh()
         except CompactorError as error:
             LOG.warning("no metrics of the database: %s", error)
@@ -241,6 +258,7 @@ class Metrics(Collector):
         yield _labelled("compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS})
         yield _plain("compactor_log_rolled_bytes", counts.rolled_bytes)
         yield _plain("compactor_log_segments_given_up", counts.abandoned_segments)
+        yield _labelled("compactor_mirrors", {(state.value,): self._mirrors.get(state, 0) for state in MirrorState})
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]
@@ -250,6 +268,12 @@ class Metrics(Collector):
         clients = self._broker.clients
         yield _plain("pulsar_active_connections", clients.connections())
         yield from self._by_topic(_BY_CLIENTS, list(islice(clients.counts(), self._max_topics)))
+
+    def _of_mirrors(self) -> Iterator[Metric]:
+        counts = [(item.topic, item) for item in islice(self._broker.mirrors.counts(), self._max_topics)]
+        yield from self._by_topic(_BY_MIRROR, counts)
+        mirrored = [(topic, item.lag) for topic, item in counts if item.lag is not None]
+        yield from self._by_topic({"compactor_mirror_lag_records": lambda lag: lag}, mirrored)
 
     def _by_topic(
         self, values: Mapping[str, Callable[[Counts], float]], topics: Sequence[tuple[TopicName, Counts]]
@@ -264,6 +288,7 @@ class Metrics(Collector):
 
     def _of_process(self, now: int) -> Iterator[Metric]:
         yield from self._of_clients()
+        yield from self._of_mirrors()
         logs, room, control = self._broker.logs, self._broker.environment.log.space_limit, self._broker.control
         yield _plain("compactor_log_appended_entries_total", logs.appended_entries)
         yield _plain("compactor_log_appended_bytes_total", logs.appended_bytes)
@@ -292,6 +317,11 @@ _BY_CLIENTS: Mapping[str, Callable[[ClientCounts], float]] = {
     "pulsar_out_bytes_total": lambda item: item.bytes_out,
     "pulsar_subscription_unacked_messages": lambda item: item.unacked,
     "compactor_stale_readers_total": lambda item: item.stale_reader_count,
+}
+_BY_MIRROR: Mapping[str, Callable[[MirrorCounts], float]] = {
+    "compactor_mirror_records_total": lambda item: item.records,
+    "compactor_mirror_bytes_total": lambda item: item.bytes,
+    "compactor_mirror_errors_total": lambda item: item.errors,
 }
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
 _BY_TOPIC: Mapping[str, Callable[[TopicRunTotals], float]] = {

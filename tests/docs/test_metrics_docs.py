@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.broker.broker import Broker
+from api.broker.mirroring.view import MirrorsView
 from api.broker.serving.connected_clients import ConnectedClientsView
 from api.components import open_environment
 from api.documents import SchedulerStatus
@@ -50,6 +51,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             settings=Settings(metrics_max_topics=1),
             environment=replace(environment, clock=ManualClock()),
             clients=ConnectedClientsView(),
+            mirrors=MirrorsView(),
             control=SimpleNamespace(leads=True, last_check=check, missed=0, engine_error=""),
             logs=SimpleNamespace(appended_entries=0, appended_bytes=0, topics=()),
         )

@@ -65,6 +65,7 @@ def test_records_come_once_from_life_to_life(program: Program, kafka: FakeKafka)
     assert (values(program, 1), values(program, 2)) == (["0", "1", "2"], ["0"])
 
 
+@pytest.mark.slow
 def test_the_position_outlives_raw_messages_and_the_mirror(program: Program, kafka: FakeKafka) -> None:
     kafka.topic.append(0, Batch(records(0, 4)))
     add(program, kafka)
@@ -103,6 +104,7 @@ def test_a_gap_stops_it_until_it_is_accepted(program: Program, kafka: FakeKafka)
     assert "from offset 11 to 11" in run(program, 4), "no later gap is accepted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "reason"), [
     ({"topic_id": b"\x02" * 16}, "users in Kafka was deleted and created again"),
     ({"cluster_id": "another"}, "is the cluster another now"),
@@ -118,6 +120,7 @@ def test_another_source_stops_it(program: Program, kafka: FakeKafka, change: dic
     assert values(program) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_an_empty_value_stops_it_until_it_may_delete(program: Program, kafka: FakeKafka) -> None:
     kafka.topic.append(0, Batch([Record(0, value=b"v"), Record(1, value=b""), Record(2, key=None, value=b"")]))
     add(program, kafka)
@@ -128,6 +131,7 @@ def test_an_empty_value_stops_it_until_it_may_delete(program: Program, kafka: Fa
     assert values(program) == ["v", "", ""]
 
 
+@pytest.mark.slow
 def test_a_record_that_is_too_large_stops_it_and_none_after_it_is_stored(program: Program, kafka: FakeKafka) -> None:
     kafka.topic.append(0, Batch([Record(0), Record(1, value=b"x" * (6 << 20)), Record(2)]))
     add(program, kafka)
@@ -136,6 +140,7 @@ def test_a_record_that_is_too_large_stops_it_and_none_after_it_is_stored(program
     assert values(program) == ["v"]
 
 
+@pytest.mark.slow
 def test_a_paused_mirror_does_not_run(program: Program, kafka: FakeKafka) -> None:
     add(program, kafka)
     program("mirror", "pause", "users").done()
@@ -144,6 +149,7 @@ def test_a_paused_mirror_does_not_run(program: Program, kafka: FakeKafka) -> Non
     run(program)
 
 
+@pytest.mark.slow
 def test_a_topic_that_says_nothing_about_the_source_stops_it(program: Program, kafka: FakeKafka) -> None:
     """Messages of others alone: the mirror must not begin at the earliest record."""
     program("topics", "create", "users", "--partitions", "2").done()

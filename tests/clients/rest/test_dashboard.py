@@ -21,7 +21,9 @@ from storage.advice import NEUTRAL, Advice, AdviceKind, missing_object_advice
 from storage.errors import ErrorText
 from storage.ledger import names
 from storage.ledger.manifest import Part
+from storage.metadata.mirrors import MirrorProgress, MirrorRecord
 from storage.metadata.records import TopicSummary
+from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic
 from tests.clients.rest.dashboard_pages import ORIGIN, page, page_of, picture
 from tests.serving import Served, serving
@@ -409,6 +411,25 @@ def test_the_service_page_names_the_leader(served: Served, rest_topic: RestTopic
     assert "Paused topics" in text
     assert '<td data-label="State">paused</td>' in text, "in words, not those of Kafka's classes"
     assert f'<a href="{page_of(rest_topic)}">' in text
+
+
+def test_the_service_page_lists_mirrors(served: Served) -> None:
+    assert "Mirrors of Kafka" not in page(served.client, "/dashboard/service")
+    mirrors, topic = served.broker.environment.metadata.mirrors, TopicName.parse("mirrored")
+    mirrors.add(MirrorRecord(topic, "kafka://broker:9092/<users>", {}, "cluster", "ab" * 16))
+    mirrors.report(topic, {0: MirrorProgress(1_000, 4_000, 20), 1: MirrorProgress(5, 5, 3)})
+    mirrors.note_error(topic, ErrorText("Kafka does not answer"))
+    text = page(served.client, "/dashboard/service")
+    mirrors.remove(topic)
+    assert '<a href="/dashboard/topics/public/default/mirrored">' in text
+    for label, value in (
+        ("State", "running"),
+        ("Lag", "3,000"),
+        ("Records a second", "23"),
+        ("Error", "Kafka does not answer"),
+    ):
+        assert f'<td data-label="{label}">{value}</td>' in text
+    assert "&lt;users&gt;" in text
 
 
 def test_a_service_without_topics_leads_to_the_form_of_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import inspect, parse_metadata
@@ -50,6 +50,7 @@ def decoded(entries: list[RecordEntry]) -> pa.Table:
     return unpack(stored, 1)
 
 
+@settings(max_examples=30)
 @given(RECORDS)
 def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
     records = table(rows)
