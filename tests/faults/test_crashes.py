@@ -165,9 +165,10 @@ COSTLY = {
 
 
 def _cases() -> Iterator[object]:
-    """Scheme, crash, and whether recovery follows."""
+    """Scheme, crash, and whether recovery follows. `make test` tries one crash of each scenario."""
     for scheme in SCHEMES:
         followed: set[Failpoint] = set()
+        scenarios: set[str] = set()
         for crash in CRASHES:
             if crash.step.store not in (None, scheme):
                 continue
@@ -176,7 +177,10 @@ def _cases() -> Iterator[object]:
             in_ci = is_first and (scheme == "file" or crash.step in RECOVERS_ON_S3)
             # A case with recovery checks the same state first.
             if scheme == "file" and not (IN_CI and in_ci):
-                marks = [pytest.mark.slow] if crash in COSTLY else []
+                is_example = crash.scenario not in scenarios and crash not in COSTLY
+                if is_example:
+                    scenarios.add(crash.scenario)
+                marks = [] if is_example else [pytest.mark.slow]
                 yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}", marks=marks)
             if scheme == "s3" and not in_ci and is_first and crash.step in DIFFERS_ON_S3:
                 yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}", marks=pytest.mark.slow)
