@@ -114,13 +114,8 @@ def list_tables(broker: Broker, request: Request, levels: str) -> dict[str, Any]
 def load_table(broker: Broker, request: Request) -> dict[str, Any]:
     """Return the metadata of a table."""
     table = _table_of(broker, request)
-    location = broker.environment.store.location
-    hints = {"s3.endpoint": location.s3_endpoint, "s3.region": location.s3_region}
-    return {
-        "metadata-location": table.uri,
-        "metadata": table.metadata.document,
-        "config": {name: value for name, value in hints.items() if value},
-    }
+    # No endpoint of the store in `config`: DuckDB would use it with its own defaults instead of the reader's secret.
+    return {"metadata-location": table.uri, "metadata": table.metadata.document, "config": {}}
 
 
 @router.route("HEAD", _TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="headIcebergTable")
