@@ -1,0 +1,65 @@
+"""Errors of the client: each states what happened, to what, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+
+class ClientError(Exception):
+    """A request that failed. `status`: of the service's answer; None: there was none."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFound(ClientError):
+    """There is no such topic."""
+
+
+class AccessRefused(ClientError):
+    """The token is missing, not valid, or its role may not read the topic."""
+
+
+class StateMayBeStale(ClientError):
+    """The reader may have missed a deletion (R7): read again from earliest, into an empty state."""
+
+
+class Unavailable(ClientError):
+    """No service answers, or not now: try again."""
+
+
+_KINDS: dict[int, type[ClientError]] = {
+    401: AccessRefused,
+    403: AccessRefused,
+    404: NotFound,
+    409: StateMayBeStale,
+    503: Unavailable,
+    507: Unavailable,
+}
+
+
+def check(answer: httpx.Response) -> None:
+    """Raise the error of an answer whose body was read, with the service's own reason; a success raises none."""
+    if answer.is_success:
+        return
+    try:
+        reason = str(json.loads(answer.content)["reason"])
+    except (ValueError, KeyError, TypeError):
+        reason = answer.text.strip()[:200] or f"the service answered {answer.status_code} without a reason"
+    raise _KINDS.get(answer.status_code, ClientError)(f"{answer.url}: {reason}", answer.status_code)
+
+
+@contextmanager
+def transport_errors(url: str) -> Iterator[None]:
+    """Convert errors below HTTP to `Unavailable`."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise Unavailable(f"{url} did not answer in time: try again, or connect with a larger timeout") from error
+    except httpx.TransportError as error:
+        raise Unavailable(f"{url} does not answer, or broke off its answer ({error}): try again") from error

@@ -1,0 +1,221 @@
+"""Messages as the service's JSON Lines have them, and Arrow streams as tables. No input or output."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING
+from urllib.parse import quote
+
+import httpx
+
+from compactor.client.errors import ClientError, NotFound, Unavailable, check
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+JSON_LINES = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+NEXT = "X-Compactor-Next"
+NO_VALUE = "has no value"
+"""A part of the service's reason for the status 404 of a key without a value."""
+BASE64 = {"keyEncoding": "base64", "valueEncoding": "base64"}
+COLUMNS = (
+    "offset",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "key",
+    "payload",
+    "publish_time",
+    "event_time",
+    "producer",
+    "sequence_id",
+    "properties",
+)
+"""The columns of tables: those of a message (docs/format.md). Times are timestamps in UTC."""
+_TIMES = ("publish_time", "event_time")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message. `key` None: it has none; `value` None: it deletes its key. Times in UTC."""
+
+    message_id: str
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    publish_time: datetime
+    event_time: datetime | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def message_of(document: Mapping[str, object]) -> Message:
+    """Return the message of a line that was asked for with `BASE64`."""
+    event_time = document.get("event_time")
+    properties = document.get("properties", {})
+    assert isinstance(properties, dict)
+    publish_time = _time(document["publish_time"])
+    assert publish_time is not None
+    return Message(
+        message_id=str(document["message_id"]),
+        offset=int(str(document["offset"])),
+        key=_bytes(document["key"]),
+        value=_bytes(document["value"]),
+        publish_time=publish_time,
+        event_time=_time(event_time),
+        properties=properties,
+    )
+
+
+def _bytes(text: object) -> bytes | None:
+    return None if text is None else base64.b64decode(str(text))
+
+
+def _time(milliseconds: object) -> datetime | None:
+    return None if milliseconds is None else datetime.fromtimestamp(int(str(milliseconds)) / 1000, UTC)
+
+
+class Lines:
+    """The lines of a stream, and its last one, which has the start of the next read. Raises Unavailable without it."""
+
+    def __init__(self) -> None:
+        self.next: str | None = None
+
+    def message(self, line: str) -> Message | None:
+        """Return the message of a line; None for the last line."""
+        document = json.loads(line)
+        if set(document) == {"next"}:
+            self.next = str(document["next"])
+            return None
+        return message_of(document)
+
+    def end(self) -> str:
+        """Return the start of the next read, after the last line."""
+        if self.next is None:
+            raise Unavailable("the service broke off its answer: read again from the last message")
+        return self.next
+
+
+def messages_of_page(answer: httpx.Response) -> list[Message]:
+    """Return the messages of a page. Raises ClientError for an answer that is none."""
+    check(answer)
+    return [message_of(json.loads(line)) for line in answer.text.splitlines()]
+
+
+def message_of_key(answer: httpx.Response) -> Message | None:
+    """Return the message of an answer about a key; None: the key has no value. Raises ClientError for another one."""
+    try:
+        check(answer)
+    except NotFound:
+        if NO_VALUE in answer.text:
+            return None
+        raise
+    return message_of(answer.json())
+
+
+def fold(values: dict[bytes, bytes], message: Message) -> None:
+    """Change the newest value of each key by the next message. One without a key changes nothing."""
+    if message.key is None:
+        return
+    if message.value is None:
+        values.pop(message.key, None)
+    else:
+        values[message.key] = message.value
+
+
+def table_batches(source: IO[bytes]) -> Iterator[tuple[pa.RecordBatch | None, str | None]]:
+    """Yield the batches of an Arrow stream, with `COLUMNS`; of the last, empty one the start of the next read.
+
+    Raises ClientError for a row that is no message of its own, and Unavailable for a stream that was cut off.
+    """
+    import pyarrow as pa
+
+    token: str | None = None
+    try:
+        with pa.ipc.open_stream(source) as stream:
+            while True:
+                try:
+                    batch, metadata = stream.read_next_batch_with_custom_metadata()
+                except StopIteration:
+                    break
+                if metadata is not None and NEXT.encode() in metadata:
+                    token = metadata[NEXT.encode()].decode()
+                elif batch.num_rows:
+                    yield _shown(batch), None
+    except pa.ArrowInvalid as error:
+        raise Unavailable(f"the service broke off its answer ({error}): read again") from error
+    if token is None:
+        raise Unavailable("the service broke off its answer: read again")
+    yield None, token
+
+
+def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pc.any(pc.not_equal(batch.column("slot"), 0)).as_py():
+        raise ClientError(
+            "the topic has chunked or encrypted messages, which a table cannot hold: read them as messages, "
+            "`for message in topic.read(…)`"
+        )
+    milliseconds = pa.timestamp("ms", "UTC")
+    columns = [batch.column(name).cast(milliseconds) if name in _TIMES else batch.column(name) for name in COLUMNS]
+    return pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))
+
+
+def empty_table() -> pa.Table:
+    """Return a table without rows."""
+    import pyarrow as pa
+
+    types = {
+        "batch_index": pa.int32(),
+        "key": pa.binary(),
+        "payload": pa.binary(),
+        "producer": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        **dict.fromkeys(_TIMES, pa.timestamp("ms", "UTC")),
+    }
+    return pa.schema([(name, types.get(name, pa.int64())) for name in COLUMNS]).empty_table()
+
+
+def frame_of(table: pa.Table) -> pl.DataFrame:
+    """Return a table as a frame of polars."""
+    import polars as pl
+
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def table_of(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Return batches as one table."""
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches) if batches else empty_table()
+
+
+def topic_path(name: str) -> str:
+    """Return the path of a topic: `users`, `tenant/namespace/users` or `persistent://tenant/namespace/users`."""
+    plain = name.removeprefix("persistent://")
+    parts = plain.split("/")
+    if len(parts) == 1:
+        parts = ["public", "default", *parts]
+    if len(parts) != 3 or not all(parts) or "://" in plain:
+        raise ValueError(f"{name!r} names no topic: use users or persistent://tenant/namespace/users")
+    return "/admin/v2/persistent/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def key_query(key: str | bytes) -> dict[str, str]:
+    """Return the query that asks for a key: text is UTF-8."""
+    data = key.encode() if isinstance(key, str) else key
+    return {"key": base64.b64encode(data).decode(), **BASE64}
+
+
+def read_query(*, compacted: bool, start: str | int) -> dict[str, str]:
+    """Return the query of a read."""
+    return {"readCompacted": str(compacted).lower(), "start": str(start), "reset": "fail", **BASE64}
