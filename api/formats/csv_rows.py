@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from api.formats.field_values import Rows, decoded, field_list, messages, times
-from api.formats.input_stream import STREAM_ERRORS, open_input, source_name, stream_failure
+from api.formats.input_stream import STREAM_ERRORS, open_input, source_name, stop_waiting, stream_failure
 from api.formats.inputs import InputOptions
 from api.formats.key_value_lines import unescaped
 from api.formats.row_json import json_rows
@@ -35,6 +37,8 @@ from storage.log.bulk_append import INPUT_SCHEMA
 
 BLOCK_BYTES = 4 << 20
 _MESSAGE_COLUMNS = frozenset({"key", "value", "publish_time", "event_time", "properties", "message_id", "offset"})
+_POLL_SECONDS = 0.5
+_ARROW_ROW = re.compile(r"Row #(\d+): ")
 _REMEDY = "correct it and import it again; nothing of it was kept"
 
 
@@ -61,31 +65,62 @@ def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: Inpu
         if not start.strip():
             return
         names = _header(file, start, delimiter, options)
-        reader = pyarrow.csv.open_csv(
-            _Rest(start, stream),
-            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
+        convert_options = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         )
-        if any(kind != pa.string() for kind in reader.schema.types):
-            raise InvalidRecord(f"{source_name(file)} has a header that cannot be read", _REMEDY)
-        yield from reader
+        for batch in _read_in_thread(_Rest(start, stream), delimiter, convert_options):
+            if any(kind != pa.string() for kind in batch.schema.types):
+                raise InvalidRecord(f"{source_name(file)} has a header that cannot be read", _REMEDY)
+            yield batch
     except pa.ArrowInvalid as error:
-        raise InvalidRecord(
-            f"{source_name(file)}: {str(error).splitlines()[0][:300]}", _csv_remedy(str(error))
-        ) from error
+        raise InvalidRecord(f"{source_name(file)}{_arrow_reason(error)}", _arrow_remedy(error)) from error
     except STREAM_ERRORS as error:
         raise InvalidRecord(f"{source_name(file)}: {stream_failure(error)}", _REMEDY) from error
 
 
-def _csv_remedy(reason: str) -> str:
-    if "columns, got" in reason:
+def _read_in_thread(
+    stream: _Rest, delimiter: str, convert_options: pyarrow.csv.ConvertOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of Arrow's reader, which runs in a thread: Arrow lets no signal end its wait for a pipe."""
+    with ThreadPoolExecutor(1, thread_name_prefix="csv") as pool:
+        try:
+            opened = pool.submit(
+                pyarrow.csv.open_csv,
+                stream,
+                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=convert_options,
+            )
+            reader = iter(_result(opened))
+            while (batch := _result(pool.submit(next, reader, None))) is not None:
+                yield batch
+        finally:
+            stream.stop_waiting()
+
+
+def _result(future: Future[Any]) -> Any:
+    """Return the result of a future. A signal that comes right before a wait ends the next one."""
+    while not wait([future], _POLL_SECONDS).done:
+        pass
+    return future.result()
+
+
+def _arrow_reason(error: pa.ArrowInvalid) -> str:
+    """Return the place and the reason of an error of Arrow, whose row 1 is the header."""
+    text = str(error).splitlines()[0][:300]
+    match = _ARROW_ROW.search(text)
+    return f": {text}" if match is None else f", row {int(match[1]) - 1}: {text[match.end() :]}"
+
+
+def _arrow_remedy(error: pa.ArrowInvalid) -> str:
+    if "columns, got" in str(error):
         return f"quote cells that have separators or ends of lines, or name the --separator; {_REMEDY}"
+    if "straddl" in str(error):
+        limit = f"{BLOCK_BYTES >> 20} MiB"
+        return f"a row has at most {limit}; a quote that is not closed makes one row of the rest; {_REMEDY}"
     return _REMEDY
 
 
@@ -93,7 +128,7 @@ def _header(file: str, start: bytes, delimiter: str, options: InputOptions) -> l
     """Return the names of the columns. Raises InvalidRecord if those are missing that the import needs."""
     try:
         text = start.decode("utf-8-sig", errors="ignore")
-        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        names = next(row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
     except (csv.Error, StopIteration) as error:
         raise InvalidRecord(f"{source_name(file)} has no header row ({error})", _REMEDY) from error
     twice = sorted(name for name, times_ in Counter(names).items() if times_ > 1)
@@ -186,6 +221,10 @@ class _Rest(io.RawIOBase):
     def __init__(self, start: bytes, stream: io.BufferedIOBase) -> None:
         self._start = start
         self._stream = stream
+
+    def stop_waiting(self) -> None:
+        """End the wait of another thread for more bytes."""
+        stop_waiting(self._stream)
 
     def readable(self) -> bool:
         return True

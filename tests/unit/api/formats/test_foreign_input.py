@@ -181,8 +181,8 @@ def test_messages_in_csv(tmp_path: Path) -> None:
         ("key,value,x\n1,2,3\n", {}, ["columns that no message has; it has key, value, x", "--key-field key"]),
         ("id,v\n1,2\n", {"key_field": "k"}, ["no column k; it has id, v", "--key-field", "--separator"]),
         ("id,id\n1,2\n", {"key_field": "id"}, ["more than one column id"]),
-        ("id,v\n1,2\n3\n", {"key_field": "id"}, ["Row #3: Expected 2 columns, got 1", "--separator"]),
-        ("id,v\n1,2\n,3\n", {"key_field": "id"}, ["row 2: id is null"]),
+        ("id,v\n1,2\n3\n", {"key_field": "id"}, ["in.csv, row 2: Expected 2 columns, got 1", "--separator"]),
+        ("\nid,v\n1,2\n,3\n", {"key_field": "id"}, ["row 2: id is null"]),
         ("id,v\n1,2\n3,\n", {"key_field": "id", "value_field": "v"}, ["row 2: the value is empty", "delete"]),
         ('id,v\n1,2\n3,""\n', {"key_field": "id", "value_field": "v"}, ["row 2: the value is empty"]),
         ("key,value\na,\n", {}, ["row 1: the value is empty"]),
@@ -196,7 +196,7 @@ def test_a_bad_row_of_csv_is_named(tmp_path: Path, text: str, options: dict[str,
 
 
 def test_csv_that_is_no_utf8_or_no_rows(tmp_path: Path) -> None:
-    refused(write(tmp_path, b"id,v\n1,\xff\n", "in.csv"), "in.csv: ", "invalid UTF8", key_field="id")
+    refused(write(tmp_path, b"id,v\n1,\xff\n", "in.csv"), "in.csv, row 1: ", "invalid UTF8", key_field="id")
     assert pairs(write(tmp_path, "", "in.csv"), key_field="id") == []
     assert pairs(write(tmp_path, "id,v\n", "in.csv"), key_field="id") == []
 
@@ -209,6 +209,8 @@ def test_rows_of_csv_in_several_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert pairs(file, key_field="id", value_field="v") == expected
     file = write(tmp_path, "\n".join(["id,v", *rows, ",x"]), "in.csv")
     refused(file, "row 41: id is null", key_field="id", value_field="v")
+    file = write(tmp_path, "\n".join(["id,v", '1,"a', *["2,b"] * 99]), "in.csv")
+    refused(file, "in.csv", "a quote that is not closed", key_field="id", value_field="v")
 
 
 # kcat -J
