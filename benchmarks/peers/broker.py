@@ -70,6 +70,11 @@ class Broker:
             raise PeerFailed(f"{self.name} ended with exit code {self._process.returncode}: {tail}")
         deadline.check()
 
+    def kill(self) -> None:
+        """Kill the process, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """Terminate the process; kill it if that takes too long."""
         if self._process.poll() is None:

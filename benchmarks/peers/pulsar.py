@@ -81,6 +81,7 @@ class Pulsar(TopicsContender):
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
     _web_port: int = field(default=0, init=False)
+    _bookie_port: int = field(default=0, init=False)
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ class Pulsar(TopicsContender):
 
     def start(self) -> None:
         self.folder.mkdir()
-        self._port, self._web_port, bookie_port = free_ports(3)
+        self._port, self._web_port, self._bookie_port = free_ports(3)
         settings = self.folder / "standalone.conf"
         settings.write_text(
             _SETTINGS.format(
@@ -106,14 +107,18 @@ class Pulsar(TopicsContender):
             )
             + "".join(f"{name}={value}\n" for name, value in self.settings.items())
         )
+        self.launch()
+
+    def launch(self) -> None:
+        """Start the process with the settings and data of `start`, after it has ended."""
         opened = tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
         netty = ("-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.leakDetectionLevel=disabled")
         options = (*self.heap, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
         arguments = {
-            "--config": settings,
+            "--config": self.folder / "standalone.conf",
             "--advertised-address": ADDRESS,
             "--bookkeeper-dir": self.folder / "bookkeeper",
-            "--bookkeeper-port": bookie_port,
+            "--bookkeeper-port": self._bookie_port,
             "--metadata-dir": self.folder / "metadata",
         }
         command = self.artifacts.command(
@@ -132,6 +137,10 @@ class Pulsar(TopicsContender):
 
     def process(self) -> int:
         return self._started().pid
+
+    def kill(self) -> None:
+        """End the process at once; `launch` starts it again."""
+        self._started().kill()
 
     def stop(self) -> None:
         if self._broker is not None:
