@@ -46,6 +46,10 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader
 
 
+_ROWS = 8_192
+"""The rows that become entries together: a caller may stop after any entry, and a row group has many pages."""
+
+
 @dataclass(frozen=True)
 class SourceMessage:
     """A message at the source. `publish_time`: milliseconds since 1970.
@@ -102,12 +106,12 @@ class SourceReader:
         for table in self._tables(SeekSource(start)):
             self._check(table)
             count = _count_up_to(horizon, table)
-            if count:
-                covered, sources = in_source_ids(table.slice(0, count))
+            for first in range(0, count, _ROWS):
+                rows_of_source, sources = in_source_ids(table.slice(first, min(_ROWS, count - first)))
                 clusters |= sources
                 if len(clusters) > 1:
                     raise self._several_sources(clusters)
-                yield from builder.add(covered)
+                yield from builder.add(rows_of_source)
             if count < len(table):
                 break
         yield from builder.remaining()
