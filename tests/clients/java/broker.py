@@ -1,4 +1,4 @@
-"""An unmodified standalone broker of Pulsar, from the libraries of `pulsar-broker.lock`."""
+"""An unmodified standalone broker of Pulsar, from the libraries of `pulsar-broker.lock` or another lock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.clients.java.jvm import OPTIONS, java
 from tests.clients.java.maven import class_path
 
 VERSION = "4.2.4"
+LOCKS = {VERSION: "pulsar-broker.lock", "4.0.7": "pulsar-broker-4.0.lock"}
 CLUSTER = "standalone"
 _HERE = Path(__file__).resolve().parent
 _HEAP = (*OPTIONS, "-Xmx512m", "-XX:MaxDirectMemorySize=768m", "-XX:-UsePerfData")
@@ -21,9 +22,12 @@ _STARTS_WITHIN_SECONDS = 240
 
 
 @contextmanager
-def pulsar_broker(folder: Path, **settings: str) -> Iterator[Pulsar]:
-    """Start one with its data in `folder`, and end it."""
-    artifacts = Artifacts(VERSION, Path(java()), class_path(_HERE / "pulsar-broker.lock"), "")
+def pulsar_broker(
+    folder: Path, *, version: str = VERSION, jar: Path | None = None, **settings: str
+) -> Iterator[Pulsar]:
+    """Start one with its data in `folder`, and end it. `jar`: of a plug-in."""
+    libraries = class_path(_HERE / LOCKS[version])
+    artifacts = Artifacts(version, Path(java()), libraries if jar is None else f"{jar}:{libraries}", "")
     broker = Pulsar(artifacts, folder / "broker", False, _STARTS_WITHIN_SECONDS, heap=_HEAP, settings=settings)
     try:
         broker.start()

@@ -89,9 +89,11 @@ def test_locks_are_of_their_poms(lock: Path) -> None:
     paths = [library.path for library in libraries]
     assert len(set(paths)) == len(paths)
     assert all(len(library.sha256) == 64 and library.path.endswith(".jar") for library in libraries)
-    dependency = ElementTree.parse(lock.with_suffix(".pom.xml")).find("{*}dependencies/{*}dependency")
+    pom = ElementTree.parse(lock.with_suffix(".pom.xml"))
+    dependency = pom.find("{*}dependencies/{*}dependency")
     assert dependency is not None
     names = ("groupId", "artifactId", "version")
     group, artifact, version = (dependency.findtext(f"{{*}}{name}", "") for name in names)
+    version = version.replace("${peer.version}", pom.findtext("{*}properties/{*}peer.version", ""))
     assert f"{group.replace('.', '/')}/{artifact}/{version}/{artifact}-{version}.jar" in paths
     assert "://" not in lock.read_text()

@@ -1,0 +1,376 @@
+package compactor.pulsar;
+
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.sun.net.httpserver.HttpServer;
+import io.netty.buffer.ByteBuf;
+import java.io.IOException;
+import java.lang.reflect.Method;
+import java.lang.reflect.Modifier;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Supplier;
+import org.apache.bookkeeper.mledger.Entry;
+import org.apache.bookkeeper.mledger.Position;
+import org.apache.bookkeeper.mledger.PositionFactory;
+import org.apache.pulsar.common.api.proto.MessageMetadata;
+import org.apache.pulsar.common.api.proto.SingleMessageMetadata;
+import org.apache.pulsar.common.protocol.Commands;
+import org.apache.pulsar.compaction.CompactionServiceFactory;
+import org.apache.pulsar.compaction.TopicCompactionService;
+
+/**
+ * Checks of the plug-in without a broker, with the libraries of one: {@code main} prints the name of each check that
+ * passed, and ends with an error at the first one that fails. A broker's tests run it with the libraries of each version.
+ */
+public final class PluginChecks {
+    private static final String TOPIC = "persistent://public/default/a%2Fb";
+    private static int passed;
+
+    private PluginChecks() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        check("the broker's interfaces are implemented", PluginChecks::interfaces);
+        check("lines of broker.conf", PluginChecks::settings);
+        check("views are kept in properties of a cursor", PluginChecks::properties);
+        check("pages of entries", PluginChecks::pages);
+        check("the cache of pages is bounded, and a page is requested once", PluginChecks::cache);
+        check("the last message as a broker of 4.0 reads it", PluginChecks::lastEntry);
+        check("no method throws", PluginChecks::nothingIsThrown);
+        check("requests are repeated while that may help", PluginChecks::retries);
+        check("answers come on few threads", PluginChecks::threads);
+        check("tokens are read again", PluginChecks::tokens);
+        System.out.println(passed + " checks passed");
+    }
+
+    private interface Check {
+        void run() throws Exception;
+    }
+
+    private static void check(String name, Check check) throws Exception {
+        check.run();
+        passed++;
+        System.out.println(name);
+    }
+
+    private static void equal(Object actual, Object expected) {
+        if (!String.valueOf(actual).equals(String.valueOf(expected))) {
+            throw new AssertionError(actual + " is not " + expected);
+        }
+    }
+
+    private static void fails(String words, Supplier<?> call) {
+        try {
+            call.get();
+        } catch (RuntimeException e) {
+            Throwable error = CompactorClient.unwrapped(e);
+            if (!String.valueOf(error.getMessage()).contains(words)) {
+                throw new AssertionError("the error does not say " + words, error);
+            }
+            return;
+        }
+        throw new AssertionError("no error says " + words);
+    }
+
+    /** A method that a broker would call and that is missing would end in an AbstractMethodError there. */
+    private static void interfaces() {
+        for (var pair : Map.of(
+                TopicCompactionService.class, RemoteTopicCompaction.class,
+                CompactionServiceFactory.class, CompactorServiceFactory.class).entrySet()) {
+            for (Method method : pair.getKey().getMethods()) {
+                if (!Modifier.isAbstract(method.getModifiers())) {
+                    continue;
+                }
+                try {
+                    Method own = pair.getValue().getMethod(method.getName(), method.getParameterTypes());
+                    equal(own.getReturnType(), method.getReturnType());
+                    equal(Modifier.isAbstract(own.getModifiers()), false);
+                } catch (NoSuchMethodException e) {
+                    throw new AssertionError("the plug-in lacks " + method, e);
+                }
+            }
+        }
+    }
+
+    private static Properties lines(String... namesAndValues) {
+        Properties lines = new Properties();
+        lines.setProperty("compactorServiceUrl", "http://127.0.0.1:1/");
+        lines.setProperty("compactorTopics", "persistent://public/default/.*");
+        for (int at = 0; at < namesAndValues.length; at += 2) {
+            lines.setProperty(namesAndValues[at], namesAndValues[at + 1]);
+        }
+        return lines;
+    }
+
+    private static void settings() {
+        Settings settings = Settings.of(lines());
+        equal(settings.url(), "http://127.0.0.1:1");
+        equal(settings.cluster(), "compactor");
+        equal(settings.pageCacheBytes(), 32 << 20);
+        fails("has no line compactorServiceUrl", () -> Settings.of(lines("compactorServiceUrl", "")));
+        fails("has no line compactorTopics", () -> Settings.of(lines("compactorTopics", " ")));
+        fails("write http://", () -> Settings.of(lines("compactorServiceUrl", "compactor:8080")));
+        fails("no regular expression", () -> Settings.of(lines("compactorTopics", "(")));
+        fails("compactorRetryForMs in broker.conf is 0", () -> Settings.of(lines("compactorRetryForMs", "0")));
+        fails("compactorPageCacheMB in broker.conf is x", () -> Settings.of(lines("compactorPageCacheMB", "x")));
+        fails("only one of them", () -> Settings.of(lines("compactorToken", "t", "compactorTokenFile", "f")));
+        Settings untrusted = Settings.of(lines("compactorTlsTrustCertsFilePath", "/no/such/file"));
+        fails("cannot be read as certificates", () -> new CompactorClient(untrusted, null));
+    }
+
+    private static void properties() throws IOException {
+        LastMessage last = new LastMessage(9, 3, 4, 1_700_000_000_000L);
+        CompactedView view = new CompactedView(7, PositionFactory.create(9, 5), last, null);
+        equal(CompactedView.of(view.properties()), view);
+        CompactedView empty = new CompactedView(7, PositionFactory.create(9, 5), null, null);
+        equal(CompactedView.of(empty.properties()), empty);
+        equal(CompactedView.of(CompactedView.NEVER.properties()), CompactedView.NEVER);
+        equal(CompactedView.of(Map.of()), null);
+        equal(CompactedView.of(Map.of("CompactedTopicLedger", 5L)), null);
+        String answer = "{\"generation\": 7, \"horizon\": \"9:5\", \"first\": \"2:0\", \"last_message\":"
+                + "{\"position\": \"9:3\", \"batch_index\": 4, \"publish_time\": 1700000000000}}";
+        CompactedView read = CompactedView.of(new ObjectMapper().readTree(answer));
+        equal(read, new CompactedView(7, PositionFactory.create(9, 5), last, PositionFactory.create(2, 0)));
+        String never = "{\"generation\": 0, \"horizon\": null, \"first\": null, \"last_message\": null}";
+        equal(CompactedView.of(new ObjectMapper().readTree(never)), CompactedView.NEVER);
+        equal(view.isNewerThan(null), true);
+        equal(view.isNewerThan(empty), false);
+    }
+
+    private static byte[] frames(long... ledgerAndEntryIds) {
+        ByteBuffer buffer = ByteBuffer.allocate(ledgerAndEntryIds.length / 2 * 22);
+        for (int at = 0; at < ledgerAndEntryIds.length; at += 2) {
+            buffer.putLong(ledgerAndEntryIds[at]).putLong(ledgerAndEntryIds[at + 1]).putInt(2).putShort((short) at);
+        }
+        return buffer.array();
+    }
+
+    private static List<String> ids(List<Entry> entries) {
+        List<String> ids = new ArrayList<>();
+        for (Entry entry : entries) {
+            equal(entry.getLength(), 2);
+            ids.add(entry.getLedgerId() + ":" + entry.getEntryId());
+            entry.release();
+        }
+        return ids;
+    }
+
+    private static void pages() {
+        Position from = PositionFactory.create(3, 1);
+        EntryPage page = EntryPage.parse(from, frames(3, 2, 3, 7, 5, 0));
+        equal(page.size(), 3);
+        equal(page.next(), "5:1");
+        equal(ids(page.entries(from, 2)), "[3:2, 3:7]");
+        equal(ids(page.entries(PositionFactory.create(3, 3), 9)), "[3:7, 5:0]");
+        equal(ids(page.entries(PositionFactory.create(4, -1), 1)), "[5:0]");
+        equal(page.entries(from, 1).get(0).getDataBuffer().getShort(0), 0);
+        for (String held : List.of("3:1", "3:2", "4:9", "5:0")) {
+            equal(page.holds(position(held)), true);
+        }
+        for (String other : List.of("-1:-1", "3:0", "5:1", "6:0")) {
+            equal(page.holds(position(other)), false);
+        }
+        equal(EntryPage.parse(from, new byte[0]).isEmpty(), true);
+        equal(EntryPage.parse(from, new byte[0]).holds(from), false);
+        byte[] whole = frames(3, 2);
+        for (int length = 1; length < whole.length; length++) {
+            byte[] cut = java.util.Arrays.copyOf(whole, length);
+            fails("is cut off", () -> EntryPage.parse(from, cut));
+        }
+    }
+
+    private static Position position(String text) {
+        String[] parts = text.split(":");
+        return PositionFactory.create(Long.parseLong(parts[0]), Long.parseLong(parts[1]));
+    }
+
+    private static void cache() {
+        PageCache cache = new PageCache(1_000);
+        AtomicInteger requests = new AtomicInteger();
+        List<CompletableFuture<EntryPage>> answers = new ArrayList<>();
+        Supplier<CompletableFuture<EntryPage>> load = () -> {
+            requests.incrementAndGet();
+            CompletableFuture<EntryPage> answer = new CompletableFuture<>();
+            answers.add(answer);
+            return answer;
+        };
+        Position from = PositionFactory.create(3, 0);
+        CompletableFuture<EntryPage> first = cache.get("t", 1, from, load);
+        CompletableFuture<EntryPage> second = cache.get("t", 1, from, load);
+        equal(requests.get(), 1);
+        answers.get(0).complete(EntryPage.parse(from, frames(3, 0, 3, 9)));
+        equal(first.join() == second.join(), true);
+        cache.get("t", 1, PositionFactory.create(3, 5), load).join();
+        equal(requests.get(), 1);
+        cache.get("t", 2, from, load);
+        cache.get("u", 1, from, load);
+        equal(requests.get(), 3);
+        answers.get(1).completeExceptionally(new IllegalStateException("away"));
+        cache.get("t", 2, from, load);
+        equal(requests.get(), 4);
+        for (int ledger = 10; ledger < 200; ledger++) {
+            Position at = PositionFactory.create(ledger, 0);
+            cache.get("t", 1, at, () -> CompletableFuture.completedFuture(
+                    EntryPage.parse(at, frames(at.getLedgerId(), 0)))).join();
+            equal(cache.bytes() <= 1_000, true);
+        }
+        cache.drop("t");
+        equal(cache.bytes(), 0);
+    }
+
+    /** Reads an entry as {@code ServerCnx} of 4.0 does. */
+    private static void lastEntry() throws IOException {
+        for (int index : new int[] {-1, 0, 1, 5}) {
+            Entry entry = new LastMessage(9, 3, index, 1_700_000_000_000L).entry();
+            equal(entry.getLedgerId() + ":" + entry.getEntryId(), "9:3");
+            ByteBuf payload = entry.getDataBuffer();
+            MessageMetadata metadata = Commands.parseMessageMetadata(payload);
+            equal(metadata.getPublishTime(), 1_700_000_000_000L);
+            int last = -1;
+            for (int slot = 0; metadata.getNumMessagesInBatch() > 1 && slot < metadata.getNumMessagesInBatch(); slot++) {
+                SingleMessageMetadata single = new SingleMessageMetadata();
+                Commands.deSerializeSingleMessageInBatch(payload, single, slot, metadata.getNumMessagesInBatch())
+                        .release();
+                last = single.isCompactedOut() ? last : slot;
+            }
+            equal(last, index);
+            entry.release();
+        }
+    }
+
+    /** A dispatcher that gets an exception has no answer, and never asks again. */
+    private static void nothingIsThrown() throws Exception {
+        CompactorServiceFactory factory = new CompactorServiceFactory();
+        RemoteTopicCompaction compaction = new RemoteTopicCompaction(factory, TOPIC);
+        List<Supplier<CompletableFuture<?>>> calls = List.of(
+                compaction::compact,
+                compaction::prepare,
+                () -> compaction.readCompactedEntries(PositionFactory.EARLIEST, 1),
+                compaction::getLastCompactedPosition,
+                () -> compaction.findEntryByPublishTime(0),
+                compaction::getLastMessagePosition,
+                compaction::readLastCompactedEntry,
+                () -> compaction.findEntryByEntryIndex(0),
+                () -> factory.newTopicCompactionService(TOPIC));
+        for (Supplier<CompletableFuture<?>> call : calls) {
+            CompletableFuture<?> answer = call.get(); // of a factory without a broker
+            equal(answer.isCompletedExceptionally(), true);
+        }
+    }
+
+    private static void retries() throws Exception {
+        List<Integer> statuses = new ArrayList<>(List.of(503, 507, 429));
+        List<String> requests = new ArrayList<>();
+        try (Service service = new Service(exchange -> {
+            synchronized (requests) {
+                requests.add(exchange);
+                return statuses.isEmpty() ? 200 : statuses.remove(0);
+            }
+        })) {
+            equal(service.client.view(TOPIC).join(), CompactedView.NEVER);
+            equal(requests.size(), 4);
+            equal(requests.get(0), "GET /admin/v2/persistent/public/default/a%252Fb/compacted");
+            for (int status : new int[] {400, 401, 403, 409}) {
+                requests.clear();
+                statuses.add(status);
+                fails("was answered " + status + ": because", () -> service.client.view(TOPIC).join());
+                equal(requests.size(), 1);
+            }
+            statuses.add(404);
+            equal(service.client.view(TOPIC).join(), CompactedView.NEVER);
+            statuses.add(404);
+            service.client.delete(TOPIC).join();
+        }
+        ScheduledExecutorService timer = Executors.newSingleThreadScheduledExecutor();
+        try (CompactorClient away = new CompactorClient(Settings.of(lines("compactorRetryForMs", "300")), timer)) {
+            fails("got no answer", () -> away.view(TOPIC).join());
+            fails("got no answer", () -> away.delete(TOPIC).join());
+        } finally {
+            timer.shutdownNow();
+        }
+    }
+
+    private static void threads() throws Exception {
+        Set<String> names = ConcurrentHashMap.newKeySet();
+        try (Service service = new Service(exchange -> 200)) {
+            for (int number = 0; number < 50; number++) {
+                service.client.view(TOPIC)
+                        .thenAccept(view -> names.add(Thread.currentThread().getName()))
+                        .join();
+            }
+        }
+        names.remove(Thread.currentThread().getName());
+        Set<String> kinds = new HashSet<>();
+        names.forEach(name -> kinds.add(name.replaceAll("-[0-9-]+$", "")));
+        equal(Set.of("compactor-http").containsAll(kinds), true);
+    }
+
+    private static void tokens() throws Exception {
+        Path file = Files.createTempFile("token", "");
+        Files.writeString(file, "first\n");
+        try (Service service = new Service(exchange -> 200, "compactorTokenFile", file.toString())) {
+            service.client.view(TOPIC).join();
+            equal(service.authorization, "Bearer first");
+            Files.writeString(file, "second");
+            service.client.view(TOPIC).join();
+            equal(service.authorization, "Bearer second");
+            Files.delete(file);
+            fails("cannot be sent", () -> service.client.view(TOPIC).join());
+        }
+    }
+
+    /** A service that answers as it is told, and a client of it. */
+    private static final class Service implements AutoCloseable {
+        final CompactorClient client;
+        volatile String authorization;
+        private final HttpServer server;
+        private final ScheduledExecutorService timer = Executors.newSingleThreadScheduledExecutor();
+
+        interface Answers {
+            int status(String request);
+        }
+
+        Service(Answers answers, String... lines) throws IOException {
+            server = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0);
+            server.createContext("/", exchange -> {
+                authorization = exchange.getRequestHeaders().getFirst("Authorization");
+                int status = answers.status(exchange.getRequestMethod() + " " + exchange.getRequestURI().getRawPath());
+                byte[] body = (status == 200 ? "{\"generation\": 0}" : "{\"reason\": \"because\"}")
+                        .getBytes(StandardCharsets.UTF_8);
+                exchange.sendResponseHeaders(status, body.length);
+                exchange.getResponseBody().write(body);
+                exchange.close();
+            });
+            server.start();
+            Properties properties = lines(lines);
+            properties.setProperty("compactorServiceUrl", "http://127.0.0.1:" + server.getAddress().getPort());
+            properties.putIfAbsent("compactorRetryForMs", "5000");
+            if (lines.length > 0) {
+                properties.setProperty("compactorRetryForMs", "1");
+            }
+            client = new CompactorClient(Settings.of(properties), timer);
+        }
+
+        @Override
+        public void close() throws IOException {
+            client.close();
+            server.stop(0);
+            timer.shutdownNow();
+        }
+    }
+}

@@ -1,0 +1,504 @@
+"""Compaction inside an unmodified broker of Pulsar, by the plug-in of integrations/pulsar-compaction and a service.
+
+The numbers of traps are those of docs/decisions/0022-a-broker-keeps-the-horizon-in-its-cursor.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pulsar
+import pytest
+from py4j.java_gateway import JavaGateway
+
+from tests.clients.java.broker import LOCKS, VERSION
+from tests.clients.java.compacting_broker import NAMESPACE, PATTERN, CompactingBroker, compacting_broker
+from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
+from tests.clients.java.maven import class_path
+from tests.clients.java.messaging import java_client
+from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_jar
+from tests.clients.python.conftest import all_of, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+HERE = Path(__file__).resolve().parent
+EACH_VERSION = pytest.mark.parametrize("broker", list(LOCKS), indirect=True, scope="module")
+ONE_VERSION = pytest.mark.parametrize("broker", [VERSION], indirect=True, scope="module")
+"""For behaviour that the versions share."""
+
+
+@pytest.fixture(scope="module")
+def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plug-in."""
+    return plugin_jar(tmp_path_factory.mktemp("jar"))
+
+
+@pytest.fixture(scope="module")
+def checks(jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checks of the plug-in, compiled."""
+    classes = tmp_path_factory.mktemp("checks")
+    libraries = f"{jar}:{class_path(HERE / LOCKS[VERSION])}"
+    compile_java(sorted((PROJECT / "src" / "test" / "java").rglob("*.java")), classes, libraries)
+    return classes
+
+
+@pytest.fixture(scope="module")
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, jar: Path
+) -> Iterator[CompactingBroker]:
+    """A broker of a version."""
+    with compacting_broker(tmp_path_factory.mktemp("broker"), request.param, jar) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def gateway(tools_class_path: str) -> Iterator[JavaGateway]:
+    """A Java process with `pulsar-admin` and Pulsar's client for messages."""
+    with jvm(tools_class_path) as java_process:
+        yield java_process
+
+
+def numbered(count: int, keys: int, first: int = 0) -> list[tuple[str, bytes]]:
+    return [(f"k{number % keys}", b"%d" % number) for number in range(first, first + count)]
+
+
+def newest(messages: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The newest message of each key, in order."""
+    last = {key: number for number, (key, _) in enumerate(messages)}
+    return [message for number, message in enumerate(messages) if last[message[0]] == number]
+
+
+def drain(reader: pulsar.Reader) -> list[tuple[str, bytes]]:
+    """All messages of a compacted read, without slots that compaction dropped; the reader is closed."""
+    messages = [(message.partition_key(), message.data()) for message in all_of(reader)]
+    reader.close()
+    return [message for message in messages if any(message)]
+
+
+# Every version
+
+
+@EACH_VERSION
+def test_compacted_entries_then_raw_ones(broker: CompactingBroker) -> None:
+    topic, messages = broker.topic(), numbered(40, 7)
+    broker.send(topic, *messages[:20])
+    broker.send(topic, *messages[20:], batch=5)
+    ids = {row[:2]: row[2] for row in broker.read(topic)}
+    assert broker.status(topic)["status"] == "NOT_RUN"
+    broker.compact(topic)
+    rows = broker.read(topic)
+    assert [row[:2] for row in rows] == newest(messages)
+    assert all(ids[key, value] == place for key, value, place in rows), "ids stay"
+    broker.send(topic, ("k1", b"late"), ("k2", None))
+    assert broker.values(topic) == [*newest(messages), ("k1", b"late"), ("k2", b"")]
+    broker.compact(topic)
+    remaining = [message for message in newest(messages) if message[0] not in ("k1", "k2")]
+    assert broker.values(topic) == [*remaining, ("k1", b"late")]
+    stats = broker.ask("GET", topic, "/stats").json()["compaction"]
+    assert stats["lastCompactionRemovedEventCount"] > 0
+    assert stats["lastCompactionSucceedTimestamp"] > 0
+    broker.unload(topic)
+    assert broker.values(topic) == [*remaining, ("k1", b"late")]
+
+
+@EACH_VERSION
+def test_the_last_message_by_id_and_by_time(broker: CompactingBroker) -> None:
+    """Traps 4 and 8: the horizon is not the cursor's mark, and the last message needs no request."""
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"), ("b", b"1"))
+    broker.send(topic, ("a", b"2"), ("b", b"2"), ("c", b"2"), ("c", None), batch=4)
+    broker.compact(topic)
+    expected = broker.read(topic)
+    broker.unload(topic)  # which rolls the ledger: the mark moves to the next one
+    reader = broker.reader(topic)
+    broker.link.requests.clear()
+    broker.link.is_away = True
+    try:
+        assert reader.has_message_available()
+        waited_for = [request for request in broker.link.requests if "/entries?" not in request]
+        assert waited_for == [], "the reader's queue fills meanwhile, and nothing else is asked"
+    finally:
+        broker.link.is_away = False
+    assert drain(reader) == [row[:2] for row in expected]
+    assert broker.ask("GET", topic, "/messageid/0").json()["entryId"] == expected[0][2][1]
+    if broker.broker.artifacts.version == VERSION:
+        properties = broker.cursor(topic)["properties"]
+        horizon = properties["CompactorHorizonLedger"], properties["CompactorHorizonEntry"]
+        wait_for(lambda: tuple(map(int, broker.cursor(topic)["markDeletePosition"].split(":"))) > horizon)
+
+
+@EACH_VERSION
+def test_only_deletions(broker: CompactingBroker) -> None:
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"), ("a", None))
+    broker.compact(topic)
+    broker.unload(topic)
+    assert broker.read(topic) == []
+    broker.send(topic, ("a", b"2"))
+    assert broker.values(topic) == [("a", b"2")]
+
+
+@EACH_VERSION
+def test_a_topic_without_messages(broker: CompactingBroker) -> None:
+    topic = broker.topic()
+    broker.send(topic)
+    broker.ask("PUT", topic, "/compaction")
+    assert broker.read(topic) == []
+
+
+@EACH_VERSION
+def test_a_java_client_sees_no_dropped_slot(broker: CompactingBroker, gateway: JavaGateway) -> None:
+    """Trap 13: Python's shows them as empty messages, as with Pulsar's own compactor."""
+    topic, messages = broker.topic(), numbered(30, 7)
+    broker.send(topic, *messages, batch=10)
+    broker.compact(topic)
+    broker.send(topic, ("k0", b"late"))
+    reader = broker.reader(topic)
+    assert "" in [
+        message.partition_key()
+        for message in iter(lambda: reader.read_next(30_000) if reader.has_message_available() else None, None)
+    ]
+    reader.close()
+    with java_client(gateway, broker.broker.url) as client:
+        reader = client.reader(topic, compacted=True)
+        received = []
+        while reader.java.hasMessageAvailable():
+            message = reader.java.readNext()
+            received.append((message.getKey(), bytes(message.getData() or b"")))
+    assert received == [*newest(messages), ("k0", b"late")]
+
+
+@EACH_VERSION
+def test_the_rest_of_the_broker_keeps_pulsars_compactor(broker: CompactingBroker) -> None:
+    """Trap 1: the setting is the whole broker's."""
+    topic = broker.topic("public/default")
+    messages = numbered(20, 3)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    assert broker.values(topic) == newest(messages)
+    assert broker.ask("GET", topic, "/internalStats").json()["compactedLedger"]["ledgerId"] >= 0
+    assert broker.at_service("GET", topic, "/stats").status_code == 404
+    assert f"{NAMESPACE}/__change_events/compact" not in " ".join(broker.link.requests)
+
+
+def indented(text: str, words: str) -> list[str]:
+    """The indented lines of a page that contain words."""
+    return [line.strip() for line in text.splitlines() if line.startswith("    ") and words in line]
+
+
+@ONE_VERSION
+def test_the_commands_of_the_readme(broker: CompactingBroker, gateway: JavaGateway, tmp_path: Path) -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    conf = (broker.broker.folder / "standalone.conf").read_text()
+    lines = [line.split("=")[0] for line in indented(readme, "=") if " " not in line]
+    assert lines
+    assert [name for name in lines if f"\n{name}=" not in conf] == []
+    addresses = {
+        "http://compactor:8080": broker.service.url,
+        "pulsar://compactor:6650": broker.service.broker_service_url,
+        "clusters create compactor ": "clusters create documented ",  # the other one exists
+    }
+
+    def command(line: str) -> list[str]:
+        for old, new in addresses.items():
+            line = line.replace(old, new)
+        return line.split()[1:]
+
+    (create,) = indented(readme, "compactor-admin ")
+    program = [sys.executable, "-m", "api.cli.admin.main", "--admin-url", broker.service.url]
+    subprocess.run([*program, *command(create)], check=True, timeout=60)
+    config = tmp_path / "client.conf"
+    config.write_text(f"webServiceUrl={broker.broker.web_url}/\nbrokerServiceUrl={broker.broker.url}\n")
+    admin = PulsarAdmin(gateway, config)
+    admin("namespaces", "create", "public/prices").done()
+    commands = indented(readme, "pulsar-admin ")
+    assert len(commands) == 6
+    topic, messages = "persistent://public/prices/eur", numbered(20, 3)
+    for line in commands:
+        if "topics compact " in line:
+            broker.send(topic, *messages)
+        admin(*command(line)).done()
+    assert broker.values(topic) == newest(messages)
+    assert broker.status(topic)["status"] == "SUCCESS"
+    assert broker.at_service("GET", topic, "/compacted").json()["messages"] == 3
+
+
+# Cursor and horizon
+
+
+@ONE_VERSION
+def test_the_cursor_is_there_before_the_first_compaction(broker: CompactingBroker) -> None:
+    """Trap 2: without it, raw entries may be trimmed before they are compacted."""
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    wait_for(lambda: broker.cursor(topic).get("properties") == {"CompactorGeneration": 0})
+    assert broker.cursor(topic)["markDeletePosition"].endswith(":-1")
+
+
+@ONE_VERSION
+def test_raw_entries_are_trimmed_behind_the_horizon(broker: CompactingBroker) -> None:
+    topic, messages = broker.topic(), numbered(20, 3)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    broker.unload(topic)
+    broker.send(topic, ("late", b"1"))
+    broker.unload(topic)
+    first = broker.ask("GET", topic, "/internalStats").json()["ledgers"][0]["ledgerId"]
+    assert first > min(row[2][0] for row in broker.read(topic)), "the raw entries are gone"
+    assert broker.values(topic) == [*newest(messages), ("late", b"1")]
+
+
+@ONE_VERSION
+def test_a_threshold_compacts_by_itself(broker: CompactingBroker) -> None:
+    topic, messages = broker.topic(), numbered(50, 3)
+    broker.send(topic, *messages)
+    assert broker.admin.put(f"/admin/v2/namespaces/{NAMESPACE}/compactionThreshold", json=100).is_success
+    try:
+        wait_for(lambda: broker.status(topic)["status"] == "SUCCESS", seconds=60)
+    finally:
+        assert broker.admin.delete(f"/admin/v2/namespaces/{NAMESPACE}/compactionThreshold").is_success
+    assert broker.values(topic) == newest(messages)
+
+
+@ONE_VERSION
+def test_partitions_are_compacted_one_by_one(broker: CompactingBroker) -> None:
+    topic, messages = broker.topic(), numbered(40, 6)
+    assert broker.ask("PUT", topic, "/partitions", json=2).is_success
+    broker.send(topic, *messages)
+    assert broker.ask("PUT", topic, "/compaction").status_code == 204
+    values = []
+    for number in range(2):
+        partition = f"{topic}-partition-{number}"
+        wait_for(lambda partition=partition: broker.status(partition)["status"] == "SUCCESS", seconds=60)
+        values += broker.values(partition)
+    assert sorted(values) == sorted(newest(messages))
+
+
+@ONE_VERSION
+def test_skipping_all_messages_of_the_cursor_hides_nothing(broker: CompactingBroker) -> None:
+    """Trap 5: it empties the properties. Then the service is asked, and nothing is guessed while it is away."""
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    broker.send(topic, ("k0", b"skipped"))
+    assert broker.ask("POST", topic, "/subscription/__compaction/skip_all").is_success
+    broker.send(topic, ("late", b"1"))
+    assert "CompactorGeneration" not in broker.cursor(topic)["properties"]
+    broker.link.is_away = True
+    try:
+        broker.unload(topic)
+        reader = broker.reader(topic)
+        with pytest.raises(pulsar.Timeout):
+            reader.read_next(1_000)
+    finally:
+        broker.link.is_away = False
+    received = drain(reader)
+    assert received[:6] == newest(messages)
+    assert received[-1] == ("late", b"1")
+    wait_for(lambda: broker.cursor(topic)["properties"].get("CompactorGeneration") == 1)
+    broker.compact(topic)
+    expected = [message for message in newest(messages) if message[0] != "k0"]
+    assert broker.values(topic) == [*expected, ("k0", b"skipped"), ("late", b"1")], "it was replicated"
+
+
+@ONE_VERSION
+def test_without_its_cursor_the_topic_is_compacted_again(broker: CompactingBroker) -> None:
+    """Trap 6."""
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    assert broker.ask("DELETE", topic, "/subscription/__compaction").is_success
+    assert broker.values(topic) == newest(messages)
+    broker.send(topic, ("k0", b"late"))
+    broker.compact(topic)
+    expected = [message for message in newest(messages) if message[0] != "k0"]
+    assert broker.values(topic) == [*expected, ("k0", b"late")]
+    broker.unload(topic)
+    assert broker.values(topic) == [*expected, ("k0", b"late")]
+
+
+@ONE_VERSION
+def test_a_cursor_that_was_moved_is_reported(broker: CompactingBroker) -> None:
+    """Trap 15: a backlog quota moves it, and raw entries may be gone before they are replicated."""
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    broker.compact(topic)
+    broker.send(topic, ("a", b"2"), ("b", b"2"))
+    assert broker.ask("POST", topic, "/subscription/__compaction/skip/2").is_success
+    broker.compact(topic)
+    assert broker.values(topic) == [("a", b"2"), ("b", b"2")], "they were replicated in time"
+    assert f"[{topic}] the cursor __compaction is at" in broker.log()
+
+
+@ONE_VERSION
+def test_entries_that_never_arrived_are_not_hidden(broker: CompactingBroker) -> None:
+    """A replication begins after them by default (replicationStartAt)."""
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    wait_for(lambda: broker.at_service("GET", topic, "/compacted").json().get("first"))
+    broker.unload(topic)
+    wait_for(lambda: broker.cursor(topic).get("properties") == {"CompactorGeneration": 0})
+    assert broker.at_service("DELETE", topic, "?force=true").is_success
+    broker.send(topic, ("b", b"1"))
+    assert "compaction would hide the entries before" in broker.compact(topic, "ERROR")
+    assert broker.values(topic) == [("a", b"1"), ("b", b"1")]
+
+
+# Failures of the service
+
+
+@ONE_VERSION
+def test_a_read_survives_failures(broker: CompactingBroker) -> None:
+    """Traps 7 and 9: a failed read stops a reader for 15 s, and an empty answer would end the compacted part."""
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    broker.unload(topic)
+    broker.values(topic)
+    broker.unload(topic)
+    broker.link.failures = 2
+    broker.link.requests.clear()
+    assert broker.values(topic) == newest(messages)
+    assert broker.link.failures == 0
+    broker.unload(topic)
+    broker.link.is_cut = True
+    try:
+        reader = broker.reader(topic)
+        with pytest.raises(pulsar.Timeout):
+            reader.read_next(1_000)
+    finally:
+        broker.link.is_cut = False
+    assert drain(reader) == newest(messages)
+
+
+@ONE_VERSION
+def test_an_error_of_the_service_is_the_brokers_status(broker: CompactingBroker) -> None:
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    wait_for(lambda: broker.at_service("POST", topic, "/compaction/pause").is_success)
+    assert "is paused" in broker.compact(topic, "ERROR")
+    assert broker.at_service("POST", topic, "/compaction/resume").is_success
+    broker.compact(topic)
+    assert broker.values(topic) == [("a", b"1")]
+
+
+@ONE_VERSION
+def test_a_service_that_lost_its_state_is_no_empty_topic(broker: CompactingBroker) -> None:
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"), ("b", b"1"))
+    broker.compact(topic)
+    assert broker.at_service("DELETE", topic, "?force=true").is_success
+    broker.unload(topic)
+    reader = broker.reader(topic)
+    with pytest.raises(pulsar.Timeout):
+        reader.read_next(1_000)
+    reader.close()
+    wait_for(lambda: "was answered 404" in broker.log() or "was answered 409" in broker.log())
+
+
+@ONE_VERSION
+def test_a_deleted_topic_is_deleted_in_the_service(broker: CompactingBroker) -> None:
+    """Trap 12: close() is not called at deletion."""
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    broker.compact(topic)
+    assert broker.ask("DELETE", topic, "?force=true").is_success
+    wait_for(lambda: broker.at_service("GET", topic, "/stats").status_code == 404)
+    broker.send(topic, ("b", b"1"))
+    broker.compact(topic)
+    assert broker.values(topic) == [("b", b"1")]
+
+
+# Ends of processes: the last tests of a broker
+
+
+@ONE_VERSION
+def test_the_service_is_killed(broker: CompactingBroker) -> None:
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    fresh = broker.topic()
+    broker.send(fresh, ("a", b"1"))  # Pulsar creates no topic of a replicated namespace while a cluster is away
+    wait_for(lambda: broker.cursor(fresh).get("properties") == {"CompactorGeneration": 0})
+    broker.stop_service()
+    for name in (topic, fresh):
+        broker.unload(name)
+        broker.send(name, ("k0", b"late"))
+    raw = broker.reader(fresh, is_read_compacted=False)
+    assert [message.data() for message in all_of(raw)] == [b"1", b"late"]
+    raw.seek(pulsar.MessageId.earliest)
+    assert raw.read_next(30_000).data() == b"1"
+    raw.close()
+    reader = broker.reader(topic)
+    assert reader.has_message_available()
+    broker.start_service()
+    assert drain(reader) == [*newest(messages), ("k0", b"late")]
+    broker.compact(topic)
+    expected = [message for message in newest(messages) if message[0] != "k0"]
+    assert broker.values(topic) == [*expected, ("k0", b"late")]
+
+
+@ONE_VERSION
+def test_the_broker_is_killed(broker: CompactingBroker) -> None:
+    """Trap 3: acknowledgements of the cursor are not durable. Trap 16: other topics match the pattern afterwards."""
+    topic, messages = broker.topic(), numbered(30, 6)
+    own = broker.topic("public/default")
+    for first in (0, 10, 20):
+        broker.send(topic, *messages[first : first + 10])
+        broker.compact(topic)
+    broker.send(own, ("a", b"1"))
+    broker.compact(own)
+    broker.send(topic, ("late", b"1"))
+    broker.broker.kill()
+    broker.replace_in_settings(PATTERN, f"{topic}|{own}")
+    broker.restart()
+    assert broker.values(topic) == [*newest(messages), ("late", b"1")]
+    wait_for(lambda: broker.cursor(topic)["properties"].get("CompactorGeneration") == 3)
+    broker.compact(topic)
+    assert broker.values(topic) == [*newest(messages), ("late", b"1")]
+    broker.send(own, ("a", b"2"))
+    refused = broker.ask("PUT", own, "/compaction")
+    assert not refused.is_success
+    assert "was compacted by Pulsar's own compactor" in refused.text
+
+
+# Without a broker
+
+
+@pytest.mark.parametrize("version", [*LOCKS, "5.0.0-M1"])
+def test_the_checks_of_the_plugin(version: str, jar: Path, checks: Path) -> None:
+    """Traps 7, 10 and 11, and the interface, with the libraries of each version."""
+    libraries = [class_path(HERE / LOCKS.get(version, LOCKS[VERSION]))]
+    if version not in LOCKS:
+        libraries.insert(0, class_path(HERE / "pulsar-interface-5.0.lock"))
+    command = [java(), *OPTIONS, "-cp", ":".join([str(checks), str(jar), *libraries]), "compactor.pulsar.PluginChecks"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "10 checks passed"
+
+
+@pytest.mark.soak
+def test_the_plugin_compiles_with_the_libraries_of_5_0(tmp_path: Path) -> None:
+    libraries = ":".join(class_path(HERE / name) for name in ("pulsar-interface-5.0.lock", LOCKS[VERSION]))
+    compile_java(sorted(SOURCES.rglob("*.java")), tmp_path, libraries)
+
+
+def test_maven_builds_the_same(jar: Path) -> None:
+    """The sources of Maven's default folder, for Java 17, with a broker's libraries alone and nothing in the jar."""
+    project = ElementTree.parse(PROJECT / "pom.xml").getroot()
+    assert project.findtext("{*}properties/{*}maven.compiler.release") == "17"
+    assert project.findtext("{*}properties/{*}pulsar.version") == VERSION
+    dependencies = project.findall("{*}dependencies/{*}dependency")
+    assert [(item.findtext("{*}artifactId"), item.findtext("{*}scope")) for item in dependencies] == [
+        ("pulsar-broker", "provided")
+    ]
+    build = project.find("{*}build")
+    assert build is not None
+    assert build.findtext("{*}finalName") == jar.stem
+    folders = ("sourceDirectory", "testSourceDirectory", "resources", "outputDirectory", "extensions")
+    assert [name for name in folders if build.find(f"{{*}}{name}") is not None] == []
+    assert sorted(file.name for file in (PROJECT / "src").iterdir()) == ["main", "test"]
+    assert [file for file in (PROJECT / "src" / "main").rglob("*") if file.is_file() and file.suffix != ".java"] == []

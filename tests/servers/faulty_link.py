@@ -1,0 +1,87 @@
+"""An HTTP proxy in front of a service that fails on cue, and remembers the requests."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+_PASSED = ("authorization", "content-type", "accept")
+
+
+class FaultyLink:
+    """A proxy at `url`. Tests set the fields; `requests`: verb, path and query of each request, in order."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.requests: list[str] = []
+        self.failures = 0
+        """The number of next requests that are answered 503."""
+        self.is_away = False
+        """True: connections are closed without an answer."""
+        self.is_cut = False
+        """True: pages of entries lack their last byte."""
+        self.authorization: str | None = None
+        """The header of the last request."""
+        self._client = httpx.Client(timeout=60)
+        link = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                link.answer(self)
+
+            do_GET = do_PUT = do_DELETE = answer  # noqa: N815  names of the base class
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        """Pass a request on, or fail."""
+        self.requests.append(f"{handler.command} {handler.path}")
+        self.authorization = handler.headers.get("authorization")
+        if self.is_away:
+            handler.close_connection = True
+            return
+        if self.failures:
+            self.failures -= 1
+            self._send(handler, 503, b'{"reason":"on cue"}')
+            return
+        passed = {name: value for name, value in handler.headers.items() if name.lower() in _PASSED}
+        try:
+            answer = self._client.request(handler.command, self.target + handler.path, headers=passed)
+        except httpx.TransportError:  # the service is away
+            handler.close_connection = True
+            return
+        content = answer.content
+        if self.is_cut and "/compacted/entries" in handler.path:
+            content = content[:-1]
+        self._send(handler, answer.status_code, content)
+
+    @staticmethod
+    def _send(handler: http.server.BaseHTTPRequestHandler, status: int, content: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    @contextmanager
+    def running(self) -> Iterator[FaultyLink]:
+        """Serve until the context ends."""
+        thread = threading.Thread(target=self._server.serve_forever)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+            self._client.close()
