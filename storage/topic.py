@@ -11,7 +11,7 @@ positions (`storage/reading/source_reader.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
@@ -44,7 +44,7 @@ from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, Rows
 from storage.reading.raw_reader import RawReader
 from storage.reading.scan import ScanPiece, ScanRange, plan_scan
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
-from storage.reading.source_reader import SourceReader, first_entry, pinned_source_reader
+from storage.reading.source_reader import SourceReader, first_entry, open_source_reader
 
 Value = TypeVar("Value")
 
@@ -168,17 +168,17 @@ class Topic:
 
         return EntryReader(open_source, state, entries)
 
-    def source_reader(self, generation: int | None = None) -> AbstractContextManager[SourceReader | None]:
-        """Return a context with a reader of a compacted ledger by the positions of the source cluster.
+    def source_reader(self, generation: int | None = None) -> SourceReader | None:
+        """Return a reader of a compacted ledger by the positions of the source cluster.
 
-        None: the topic was never compacted. For `generation` and the errors see `pinned_source_reader`.
+        None: the topic was never compacted. For `generation` and the errors see `open_source_reader`.
         """
         environment, unsealed = self._environment, self._unsealed
 
         def read(snapshot: TopicSnapshot) -> SnapshotReader:
             return SnapshotReader(environment.store, snapshot, unsealed, self._retention_filter(snapshot))
 
-        return pinned_source_reader(environment, self.record.id, self._hasher, read, generation)
+        return open_source_reader(environment, self.record.id, self._hasher, read, generation)
 
     def first_source_entry(self) -> SourcePosition | None:
         """Return the position at the source of the first entry that was ever stored; see `first_entry`."""

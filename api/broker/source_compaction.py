@@ -132,8 +132,8 @@ def _first_request(broker: Broker, record: TopicRecord, upto: SourcePosition) ->
     reader = topic.snapshot_reader()
     activity = broker.environment.metadata.compaction_control.activity(record.id)
     run_id = 0 if activity.last_run is None else activity.last_run.run_id
-    with topic.source_reader() as compacted:
-        covers = compacted is not None and _horizon(broker, record, compacted) >= upto
+    compacted = topic.source_reader()
+    covers = compacted is not None and _horizon(broker, record, compacted) >= upto
     return _Request(0 if covers else reader.end, run_id, activity.control.failures)
 
 
@@ -144,24 +144,24 @@ def view(broker: Broker, name: TopicName) -> SourceView:
     """
     record = names.unpartitioned(broker.environment, name)
     topic = Topic(broker.environment, record)
-    with topic.source_reader() as reader:
-        try:
-            first = topic.first_source_entry()
-        except SegmentNotLocal:
-            broker.ownership.check_for_reading(record, EARLIEST)
-            raise
-        if reader is None:
-            return SourceView(0, None, None, first, 0, 0, 0)
-        compacted = reader.compacted
-        return SourceView(
-            compacted.generation,
-            _horizon(broker, record, reader),
-            reader.last_message(),
-            first,
-            compacted.messages,
-            compacted.logical_bytes,
-            compacted.stored_bytes,
-        )
+    reader = topic.source_reader()
+    try:
+        first = topic.first_source_entry()
+    except SegmentNotLocal:
+        broker.ownership.check_for_reading(record, EARLIEST)
+        raise
+    if reader is None:
+        return SourceView(0, None, None, first, 0, 0, 0)
+    compacted = reader.compacted
+    return SourceView(
+        compacted.generation,
+        _horizon(broker, record, reader),
+        reader.last_message(),
+        first,
+        compacted.messages,
+        compacted.logical_bytes,
+        compacted.stored_bytes,
+    )
 
 
 def entries(
@@ -175,24 +175,24 @@ def entries(
 ) -> EntryPage:
     """Return compacted entries from `start` on, ascending, up to `horizon`; at least one unless none is left.
 
-    `horizon`: the caller's; None: that of the compacted ledger. `generation`: the caller's, see `pinned_source_reader`.
+    `horizon`: the caller's; None: that of the compacted ledger. `generation`: the caller's, see `open_source_reader`.
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; Conflict if less is known here than the caller knows.
     """
     record = names.unpartitioned(broker.environment, name)
     pieces: list[bytes] = []
     size = 0
-    with Topic(broker.environment, record).source_reader(generation) as reader:
-        covered = _covered_horizon(broker, record, reader, horizon)
-        if reader is None or covered is None:
-            return EntryPage(0, b"")
-        for entry in reader.entries(start, covered):
-            size += _FRAME.size + len(entry.data)
-            if pieces and size > max_bytes:
-                break
-            pieces += (_FRAME.pack(entry.ledger_id, entry.entry_id, len(entry.data)), entry.data)
-            if len(pieces) >= 2 * max_entries:
-                break
-        return EntryPage(reader.compacted.generation, b"".join(pieces))
+    reader = Topic(broker.environment, record).source_reader(generation)
+    covered = _covered_horizon(broker, record, reader, horizon)
+    if reader is None or covered is None:
+        return EntryPage(0, b"")
+    for entry in reader.entries(start, covered):
+        size += _FRAME.size + len(entry.data)
+        if pieces and size > max_bytes:
+            break
+        pieces += (_FRAME.pack(entry.ledger_id, entry.entry_id, len(entry.data)), entry.data)
+        if len(pieces) >= 2 * max_entries:
+            break
+    return EntryPage(reader.compacted.generation, b"".join(pieces))
 
 
 def position_since(
@@ -207,9 +207,9 @@ def position_since(
     For the other parameters and the errors see `entries`.
     """
     record = names.unpartitioned(broker.environment, name)
-    with Topic(broker.environment, record).source_reader(generation) as reader:
-        covered = _covered_horizon(broker, record, reader, horizon)
-        return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
+    reader = Topic(broker.environment, record).source_reader(generation)
+    covered = _covered_horizon(broker, record, reader, horizon)
+    return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
 
 
 def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> SourcePosition:

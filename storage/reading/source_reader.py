@@ -14,6 +14,8 @@ Every row has a position, and all are of one source: otherwise there is no such 
 horizon of a compacted ledger is the position of the last entry before its end. If raw is trimmed there, it is the
 position before the next entry, or the last position that is stored of the source.
 
+A reader takes no pin: it is used for one page, which takes less time than a replaced ledger stays (`gc.grace`).
+
 Errors: those of `SnapshotReader.compacted`; Conflict.
 """
 
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -37,14 +38,10 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import SeekMessageId, SeekOffset, SeekPosition, SeekSource, SeekTime
-from storage.log.lease import release_ignoring_errors
 from storage.metadata.records import CompactedLedgerRecord, TopicSnapshot
 from storage.model import EARLIEST, SourcePosition, SourceProgress
-from storage.owner import owner_name
-from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader
-
 
 _ROWS = 8_192
 """The rows that become entries together: a caller may stop after any entry, and a row group has many pages."""
@@ -64,7 +61,7 @@ class SourceMessage:
 
 
 class SourceReader:
-    """A reader of one compacted ledger of a topic; `pinned_source_reader` returns it."""
+    """A reader of one compacted ledger of a topic; `open_source_reader` returns it."""
 
     def __init__(
         self, environment: Environment, reader: SnapshotReader, compacted: CompactedLedgerRecord, hasher: KeyHasher
@@ -198,32 +195,27 @@ def _count_up_to(horizon: SourcePosition, table: pa.Table) -> int:
     return SeekSource(SourcePosition(horizon.ledger_id, horizon.entry_id + 1)).first_row(table)
 
 
-@contextmanager
-def pinned_source_reader(
+def open_source_reader(
     environment: Environment,
     topic_id: int,
     hasher: KeyHasher,
     read: Callable[[TopicSnapshot], SnapshotReader],
     generation: int | None = None,
-) -> Iterator[SourceReader | None]:
-    """Pin a compacted ledger of a topic, and yield a reader of it; None: the topic was never compacted.
+) -> SourceReader | None:
+    """Return a reader of a compacted ledger of a topic; None: the topic was never compacted.
 
     `read`: returns a reader of a snapshot. `generation`: the caller's. Its compacted ledger is read if it was not
     collected yet, otherwise the one that serves. Raises Conflict if that is older; TopicNotFound.
     """
-    pins = environment.metadata.pins
-    retired = pins.retired_ledgers(topic_id) if generation else []
-    ledger_id = next((record.ledger_id for record in retired if record.generation == generation), None)
-    snapshot, pin = pins.take(topic_id, owner_name(), PIN_TTL_MS, ledger_id)
-    if pin is None:
-        _check_generation(snapshot, 0, generation)
-        yield None
-        return
-    with release_ignoring_errors(lambda: pins.release(pin)):
-        candidates = [*retired, snapshot.compacted]
-        compacted = next(record for record in candidates if record is not None and record.ledger_id == pin.ledger_id)
-        _check_generation(snapshot, compacted.generation, generation)
-        yield SourceReader(environment, read(replace(snapshot, compacted=compacted)), compacted, hasher)
+    snapshot = environment.metadata.topic_snapshot(topic_id)
+    compacted = snapshot.compacted
+    _check_generation(snapshot, 0 if compacted is None else compacted.generation, generation)
+    if compacted is None:
+        return None
+    if generation is not None and generation != compacted.generation:
+        retired = environment.metadata.pins.retired_ledgers(topic_id)
+        compacted = next((record for record in retired if record.generation == generation), compacted)
+    return SourceReader(environment, read(replace(snapshot, compacted=compacted)), compacted, hasher)
 
 
 def _check_generation(snapshot: TopicSnapshot, serving: int, generation: int | None) -> None:
