@@ -216,7 +216,11 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 class _Rest(io.RawIOBase):
-    """A stream from its start on, of which the first bytes were read already."""
+    """A stream from its start on, of which the first bytes were read already.
+
+    No read ends with a CR, except at the end of the stream: Arrow takes an LF that begins a block for the second half
+    of an end of a line, also inside of a quoted cell, and drops it.
+    """
 
     def __init__(self, start: bytes, stream: io.BufferedIOBase) -> None:
         self._start = start
@@ -230,10 +234,12 @@ class _Rest(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        if self._start:
-            data, self._start = self._start[:size], self._start[size:] if size >= 0 else b""
-            return data
-        return self._stream.read(size)
+        data, self._start = (self._start, b"") if size < 0 else (self._start[:size], self._start[size:])
+        if not data or data == b"\r":
+            data += self._stream.read(size if size < 0 else max(size - len(data), 1))
+        if len(data) > 1 and data.endswith(b"\r"):
+            data, self._start = data[:-1], b"\r" + self._start
+        return data
 
     def readinto(self, buffer: Any, /) -> int:
         data = self.read(len(buffer))

@@ -28,6 +28,7 @@ from api.formats.inputs import InputOptions
 from storage.errors import InvalidInput
 
 _DOT = re.compile(r"(?<!\\)\.")
+ONE_A_LINE = "write one JSON object a line, as jq -c '.[]' does of a list, and jq -c . of objects"
 _NO_RAW = msgspec.Raw(b"")
 
 
@@ -82,14 +83,14 @@ class JsonField:
             if not line.strip():
                 raise rows.refuse(index, "the line is empty") from error
             if isinstance(error, msgspec.ValidationError):
-                raise rows.refuse(index, f"{self.name} is not in it, because {_object_reason(line)}") from error
-            raise rows.refuse(
-                index, f"not JSON ({error})", "write one JSON object a line; nothing of it was kept"
-            ) from error
-
-
-def _object_reason(line: bytes) -> str:
-    return "a member on the way is no object" if line.lstrip().startswith(b"{") else "the line is no object"
+                if not line.lstrip().startswith(b"{"):
+                    raise rows.refuse(
+                        index, "the line is no object", f"{ONE_A_LINE}; nothing of it was kept"
+                    ) from error
+                raise rows.refuse(
+                    index, f"{self.name} is not in it, because a member on the way is no object"
+                ) from error
+            raise rows.refuse(index, f"not JSON ({error})", f"{ONE_A_LINE}; nothing of it was kept") from error
 
 
 def check_text(rows: Rows, lines: Sequence[bytes], remedy: str = REMEDY) -> None:

@@ -29,7 +29,7 @@ from api.formats.input_stream import (
     without_mark,
 )
 from api.formats.inputs import EmptyValues, InputOptions
-from api.formats.json_events import fields_of
+from api.formats.json_events import ONE_A_LINE, fields_of
 from api.formats.text_encoding import TextEncoding, to_bytes, to_text
 from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput, InvalidRecord
@@ -158,7 +158,12 @@ def _import_remedy(line: bytes) -> str:
     try:
         document = msgspec.json.decode(line)
     except ValueError:
-        return f"{REMEDY}; a file of another format needs its --input-format: csv, kcat or key-value"
+        return (
+            f"{ONE_A_LINE}; a file of another format needs its --input-format: csv, kcat or key-value; nothing of it "
+            "was kept"
+        )
+    if isinstance(document, list):
+        return f"{ONE_A_LINE}; nothing of it was kept"
     if not isinstance(document, dict) or ("key" in document and ("value" in document or len(document) == 1)):
         return REMEDY
     if {"topic", "partition", "offset", "payload"} <= document.keys():

@@ -92,7 +92,7 @@ def test_event_times(tmp_path: Path) -> None:
         ('{"id":1,"v":""}', {"value_field": "v"}, ["the value is empty", "--empty-values delete"]),
         ('{"id":1,"at":"soon"}', {"timestamp_field": "at"}, ["at is 'soon', which is not a time"]),
         ("", {}, ["the line is empty"]),
-        ("[1]", {}, ["the line is no object"]),
+        ("[1]", {}, ["the line is no object", "jq -c '.[]'"]),
         ('{"id":1', {}, ["not JSON", "one JSON object a line"]),
         ('{"id":1} {"id":2}', {}, ["trailing characters"]),
         ('{"id":"\\ud800"}', {}, ["not JSON"]),
@@ -140,6 +140,8 @@ def test_lines_that_do_not_fit_into_one_block(tmp_path: Path, monkeypatch: pytes
         ('{"user":{"id":1},"at":2}', ["its fields are user.id, at", "--key-field user.id"]),
         ('{"topic":"t","partition":0,"offset":1,"key":"k","payload":"v"}', ["--input-format kcat"]),
         ("id,name", ["not JSON", "--input-format: csv, kcat or key-value"]),
+        ('[{"key":"a"}]', ["must be an object, not a list", "jq -c '.[]'"]),
+        ("{", ["not JSON", "jq -c ."]),
     ],
 )
 def test_an_error_about_a_message_names_the_option_that_helps(tmp_path: Path, line: str, parts: list[str]) -> None:
@@ -207,6 +209,11 @@ def test_rows_of_csv_in_several_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     file = write(tmp_path, "\n".join(["id,v", *rows]), "in.csv")
     expected = [(b"%d" % number, b"a\nb%d" % number) for number in range(40)]
     assert pairs(file, key_field="id", value_field="v") == expected
+    file = write(tmp_path, "\r\n".join(["id,v", *(row.replace("\n", "\r\n") for row in rows)]), "in.csv")
+    crlf = [(key, value.replace(b"\n", b"\r\n")) for key, value in expected]
+    for size in range(32, 64):  # so that blocks end inside of ends of lines
+        monkeypatch.setattr(api.formats.csv_rows, "BLOCK_BYTES", size)
+        assert pairs(file, key_field="id", value_field="v") == crlf
     file = write(tmp_path, "\n".join(["id,v", *rows, ",x"]), "in.csv")
     refused(file, "row 41: id is null", key_field="id", value_field="v")
     file = write(tmp_path, "\n".join(["id,v", '1,"a', *["2,b"] * 99]), "in.csv")
