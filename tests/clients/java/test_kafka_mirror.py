@@ -9,6 +9,8 @@ import asyncio
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -39,10 +41,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that has the data of `service`."""
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(service_folder: Path) -> Iterator[Lives]:
     """A service for the tests that kill none."""
     with ExitStack() as stack:
-        yield Lives(tmp_path_factory.mktemp("service"), stack)
+        yield Lives(service_folder, stack)
 
 
 @pytest.fixture
@@ -330,3 +338,39 @@ def test_a_compacted_source(broker: Kafka, service: Lives, topic: str) -> None:
     values = [int(row[1]) for row in _here(service.rest, topic, 0)]
     assert values == sorted(set(values))
     assert _mirror(service.rest, topic)["state"] == "running"
+
+
+def test_the_commands_of_the_page_work_as_they_stand(
+    tmp_path: Path, broker: Kafka, service: Lives, service_folder: Path, topic: str
+) -> None:
+    """Those of docs/keep-your-cluster.md: the compacted view here is the newest value of each key in Kafka."""
+    _create(broker, topic)
+    records = [{"key": b"k%d" % (number % 7), "value": b"%d" % number} for number in range(40)]
+    _produce(broker, topic, records)
+    page = (Path(__file__).parents[3] / "docs" / "keep-your-cluster.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Kafka: a mirror\n")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    commands = [line.replace("localhost:9092", broker.address).replace("users", topic) for line in lines]
+    assert [command.split()[0] for command in commands] == ["compactor"] * 2 + ["compactor-admin", "compactor"] + [
+        "compactor-admin"
+    ]
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "COMPACTOR_DATA": str(service_folder / "data"),
+        "COMPACTOR_ADMIN_URL": service.service.url,
+    }
+
+    def run(command: str) -> str:
+        done = subprocess.run(command, shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    run(commands[0])
+    wait_for(lambda: _has(service.rest, topic, 0, len(records)), seconds=CAUGHT_UP_WITHIN_SECONDS)
+    assert topic in run(commands[1])
+    run(commands[2])
+    newest = {f"k{number % 7}": str(number) for number in range(40)}
+    read = [json.loads(line) for line in run(commands[3]).splitlines()]
+    assert {message["key"]: message["value"] for message in read} == newest
+    assert len(read) == len(newest)
+    run(commands[4])
