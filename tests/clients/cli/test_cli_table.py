@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.program import Program
 from tests.tables import by_pyiceberg
 
@@ -34,6 +36,7 @@ def test_the_table_of_a_topic_is_printed_and_read(program: Program, folder: Path
     }
 
 
+@pytest.mark.slow
 def test_a_table_that_stays_behind_says_why(program: Program, folder: Path, tmp_path: Path) -> None:
     (folder / "lines.jsonl").write_text('{"key": "a", "value": "1"}\n')
     program("import", "users", "lines.jsonl").done()

@@ -25,6 +25,7 @@ from tests.serving import Served, serving
 from tests.tables import expected, rows_of
 from tests.workbench import content
 
+pytestmark = pytest.mark.slow
 SECRET = bytes(32)
 TOPICS = ("public/default/users", "public/default/a b%2F.é", "public/other/users", "acme/eu/orders")
 PUBLIC = "public\x1fdefault"

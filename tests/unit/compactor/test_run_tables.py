@@ -92,6 +92,7 @@ def test_each_changed_part_has_a_puffin_file_of_its_own(bench: Workbench, topic:
     check_rows(bench, topic)
 
 
+@pytest.mark.slow
 def test_a_part_that_did_not_change_keeps_its_files_and_row_ids(bench: Workbench, topic: Topic) -> None:
     compact(bench, topic)
     supersede(bench, topic, 1)
@@ -283,6 +284,7 @@ def generations(bench: Workbench, topic: Topic, policies: RunPolicies, count: in
     return by_snapshot
 
 
+@pytest.mark.slow
 def test_garbage_collection_keeps_the_snapshots_that_the_table_lists(bench: Workbench, topic: Topic) -> None:
     policies = RunPolicies(table_format_version=3, table_snapshot_age_ms=3 * DAY, table_snapshots_max=3)
     by_snapshot = generations(bench, topic, policies, 5)
