@@ -82,6 +82,8 @@ def _check_manifest(
     topic, name = snapshot.topic, compacted.manifest.name
     common = ("ledger_id", "generation", "horizon", "messages", "logical_bytes", "stored_bytes")
     recorded, written = ({field: getattr(record, field) for field in common} for record in (compacted, manifest))
+    recorded["table_metadata"] = compacted.table_metadata
+    written["table_metadata"] = manifest.table.metadata if manifest.table else None
     findings.compare(f"row of compacted ledger {compacted.ledger_id}", recorded, written)
     recorded = {"topic": manifest.topic, "topic_uid": manifest.topic_uid}
     findings.compare(name, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})

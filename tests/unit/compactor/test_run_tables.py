@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
+from sqlalchemy import update
 
 from compactor.maintenance import truncation
 from compactor.maintenance.garbage import GarbageCollector
@@ -23,6 +24,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger import rows
 from storage.ledger.manifest import TableSnapshot
 from storage.metadata.records import COMPACTION_CURSOR, RunRecord
+from storage.metadata.tables import compacted_ledgers
 from storage.metadata.topic_work import WorkKind
 from storage.objects.local import LocalStore
 from storage.table.table_writer import object_uri, read_table_metadata
@@ -349,6 +351,16 @@ def test_all_objects_of_a_table_go_with_their_generations(bench: Workbench, topi
     bench.clock.advance(2 * DAY)
     GarbageCollector(bench).collect(topic.record)
     assert [info.name for info in bench.store.list() if "/table/" in info.name] == []
+
+
+@pytest.mark.slow
+def test_verify_compares_the_row_with_the_table_of_the_manifest(bench: Workbench, topic: Topic) -> None:
+    compact(bench, topic)
+    assert not Verifier(bench, bench.engine).verify(topic.name).differences
+    with bench.metadata.database.write() as connection:
+        connection.execute(update(compacted_ledgers).values(table_metadata_crc32c=1))
+    (difference,) = Verifier(bench, bench.engine).verify(topic.name).differences
+    assert "table_metadata" in difference.what
 
 
 def test_a_damaged_metadata_file_is_an_error(bench: Workbench, topic: Topic) -> None:
