@@ -48,7 +48,7 @@ log.cleaner.backoff.ms=50
 @dataclass
 class Kafka:
     """A broker whose cleaner has `threads` threads, for topics with as many partitions. `settings`: lines of its file
-    of settings, besides ours."""
+    of settings, besides ours, which may name the placeholders of ours. `format_options`: of its storage tool."""
 
     artifacts: Artifacts
     threads: int
@@ -58,6 +58,7 @@ class Kafka:
     family: str = "Kafka"
     heap: tuple[str, ...] = _HEAP
     settings: str = ""
+    format_options: tuple[str, ...] = ()
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
 
@@ -70,18 +71,17 @@ class Kafka:
         self._port, controller_port = free_ports(2)
         settings = self.folder / "server.properties"
         settings.write_text(
-            _SETTINGS.format(
+            (_SETTINGS + self.settings).format(
                 address=ADDRESS,
                 port=self._port,
                 controller_port=controller_port,
                 folder=self.folder,
                 threads=self.threads,
             )
-            + self.settings
         )
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # One argument with its value, which may begin with a hyphen.
-        arguments = "format", f"--cluster-id={cluster}", f"--config={settings}"
+        arguments = "format", f"--cluster-id={cluster}", f"--config={settings}", *self.format_options
         self.artifacts.run("kafka.tools.StorageTool", *arguments, limit=self.limit)
         self.launch()
 

@@ -63,12 +63,13 @@ class KafkaCluster:
         response = await self._metadata()
         self._addresses = {node: (host, port) for node, host, port, _, _ in response.brokers}
         if not response.topics:
-            raise Unavailable(f"Kafka says nothing about the topic {self.source.topic}", "try again")
+            raise Unavailable(f"Kafka says nothing about the topic {self.source.topic}", "try again", is_public=True)
         code, _, topic_id, _, partitions, _, _ = response.topics[0]
         if code == protocol.UNKNOWN_TOPIC:
             raise Misconfigured(
                 f"the topic {self.source.topic} does not exist in Kafka at {self.source.url}",
                 "check its name, or create it; then the mirror goes on by itself",
+                is_public=True,
             )
         self._check(code, "the topic")
         leaders = {number: leader for _, number, leader, *_ in partitions}
@@ -130,7 +131,9 @@ class KafkaCluster:
             address = self._addresses.get(node)
             if address is None:
                 raise Unavailable(
-                    f"no broker leads a partition of {self.source.topic} now", "the mirror tries again by itself"
+                    f"no broker leads a partition of {self.source.topic} now",
+                    "the mirror tries again by itself",
+                    is_public=True,
                 )
             connection = self._connections[node] = await self._connect(*address)
         return await self._answer(connection, request)
@@ -156,11 +159,13 @@ class KafkaCluster:
                 f"Kafka at {host}:{port} refuses the user {options.username!r} by {options.sasl} "
                 f"({type(error).__name__})",
                 "check user, password and mechanism; the mirror tries again by itself",
+                is_public=True,
             ) from error
         except ssl.SSLCertVerificationError as error:
             raise Misconfigured(
                 f"the certificate of Kafka at {host}:{port} is not accepted ({error.verify_message})",
                 "name its authority (tls-ca), and the host name that is in it",
+                is_public=True,
             ) from error
         except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError) as error:
             raise _away(host, port, error) from error
@@ -170,7 +175,7 @@ class KafkaCluster:
             return await connection.send(request)
         except NotImplementedError as error:
             raise Misconfigured(
-                f"Kafka at {connection.host}:{connection.port} is older than 3.1", "upgrade its brokers"
+                f"Kafka at {connection.host}:{connection.port} is older than 3.1", "upgrade its brokers", is_public=True
             ) from error
         except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError, ValueError) as error:
             connection.close()
@@ -183,10 +188,12 @@ class KafkaCluster:
         kind = kafka_errors.for_code(code)
         what = f"Kafka answers {kind.__name__} for {part} of {self.source.topic}"
         if code == protocol.TOPIC_NOT_AUTHORIZED:
-            raise Misconfigured(what, "permit the mirror's user to read and describe the topic")
-        raise Unavailable(what, "the mirror tries again by itself")
+            raise Misconfigured(what, "permit the mirror's user to read and describe the topic", is_public=True)
+        raise Unavailable(what, "the mirror tries again by itself", is_public=True)
 
 
 def _away(host: str, port: int, error: BaseException) -> Unavailable:
     cause = str(error) or type(error).__name__
-    return Unavailable(f"Kafka at {host}:{port} does not answer ({cause})", "the mirror tries again by itself")
+    return Unavailable(
+        f"Kafka at {host}:{port} does not answer ({cause})", "the mirror tries again by itself", is_public=True
+    )

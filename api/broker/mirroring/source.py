@@ -81,6 +81,7 @@ class MirrorOptions:
             raise Misconfigured(
                 f"the certificate authorities in {self.tls_ca} cannot be read ({type(error).__name__})",
                 "name a PEM file that the process that mirrors can read",
+                is_public=True,
             ) from error
 
     def password(self) -> str:
@@ -92,6 +93,7 @@ class MirrorOptions:
                 raise Misconfigured(
                     f"the variable {name} of the environment, which a mirror's password is in, is not set",
                     "set it for the process that mirrors, and start that again",
+                    is_public=True,
                 )
             return value
         try:
@@ -100,6 +102,7 @@ class MirrorOptions:
             raise Misconfigured(
                 f"the file {name}, which a mirror's password is in, cannot be read ({type(error).__name__})",
                 "make it a text file that the process that mirrors can read",
+                is_public=True,
             ) from error
 
 

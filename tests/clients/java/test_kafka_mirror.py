@@ -6,6 +6,7 @@ Kafka's own view is that of a consumer with `read_committed`. One broker for the
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import json
 import random
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,41 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 
+from benchmarks.peers.broker import free_ports
 from benchmarks.peers.kafka import Kafka
 from storage.kafka.header_properties import BASE64, NULL
-from tests.clients.java.kafka_broker import kafka_broker
+from tests.budgets import IN_CI
+from tests.certificates import certificate
+from tests.clients.java.kafka_broker import PASSWORD, USER, kafka_broker
 from tests.clients.java.service_lives import Lives
-from tests.clients.python.conftest import wait_for
+from tests.clients.python.conftest import Admin, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2_400)]
 CAUGHT_UP_WITHIN_SECONDS = 120
+CHANGES = Path(__file__).parents[3].parent / "shared" / "data" / "bookkeeper.changes.jsonl.gz"
 _NUMBERS = itertools.count()
 Row = tuple[Any, ...]
 """Key, value, timestamp and properties of a message."""
 
 
+@dataclass(frozen=True)
+class SecureListener:
+    """The broker's listener with TLS and SASL. `certificate`: its own authority."""
+
+    port: int
+    certificate: Path
+    key: Path
+
+
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with kafka_broker(tmp_path_factory.mktemp("broker")) as running:
+def secure(tmp_path_factory: pytest.TempPathFactory) -> SecureListener:
+    return SecureListener(*free_ports(1), *certificate(tmp_path_factory.mktemp("tls")))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, secure: SecureListener) -> Iterator[Kafka]:
+    folder = tmp_path_factory.mktemp("broker")
+    with kafka_broker(folder, secure.port, secure.certificate, secure.key) as running:
         yield running
 
 
@@ -50,7 +71,7 @@ def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(service_folder: Path) -> Iterator[Lives]:
     """A service for the tests that kill none."""
     with ExitStack() as stack:
-        yield Lives(service_folder, stack)
+        yield Lives(service_folder, stack, MIRROR_PASSWORD=PASSWORD)
 
 
 @pytest.fixture
@@ -172,12 +193,10 @@ def _wait_until_equal(broker: Kafka, rest: httpx.Client, topic: str, partitions:
 
 
 def _has(rest: httpx.Client, topic: str, partition: int, count: int) -> bool:
-    path = f"/admin/v2/persistent/public/default/{topic}-partition-{partition}/internalStats"
-    answer = rest.get(path)
-    if not answer.is_success:
-        return False
-    stats = answer.json()
-    return int(stats["entriesAddedCounter"]) > 0 and len(_here(rest, topic, partition)) >= count
+    """Return whether a partition here has as many messages."""
+    path = f"/admin/v2/persistent/public/default/{topic}-partition-{partition}/messages"
+    answer = rest.get(path, params={"start": str(count - 1), "limit": "1", "valueEncoding": "base64"})
+    return answer.is_success and bool(answer.text)
 
 
 @contextmanager
@@ -199,7 +218,7 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, broker: Kafk
         _add(lives.rest, broker, topic)
         for kill in range(kills):
             records = []
-            for _ in range(4_000):
+            for _ in range(2_000):
                 headers = [("n", str(sent).encode())] if sent % 900 == 0 else []
                 value = None if sent % 70 == 0 else b"value %d" % sent
                 place = {"key": b"k%d" % (sent % 50), "partition": sent % partitions}
@@ -316,27 +335,98 @@ def test_a_topic_made_again_stops_the_mirror(broker: Kafka, service: Lives, topi
     assert [row[1] for row in _here(service.rest, topic, 0)] == [b"old"]
 
 
+def test_real_input_is_compacted_to_its_tree(broker: Kafka, service: Lives, topic: str) -> None:
+    """33,098 changes of a large repository (tests/conformance/test_real_input.py), from Kafka's client to the tree."""
+    if not CHANGES.exists():
+        if IN_CI:
+            pytest.fail(f"{CHANGES.name} is missing: CI needs ../shared beside the clone")
+        pytest.skip(f"{CHANGES.name} is not beside this clone (../shared/data)")
+    with gzip.open(CHANGES, "rt", encoding="utf-8") as lines:
+        changes = [json.loads(line) for line in lines]
+    with gzip.open(CHANGES.with_name("bookkeeper.tree.tsv.gz"), "rb") as rows:
+        tree = dict(row.rstrip(b"\n").split(b"\t") for row in rows)
+    partitions = 3
+    _create(broker, topic, partitions)
+    _produce(broker, topic, [{name: _encoded(change[name]) for name in ("key", "value")} for change in changes])
+    _add(service.rest, broker, topic)
+    names = [f"public/default/{topic}-partition-{number}" for number in range(partitions)]
+
+    def is_here() -> bool:
+        parts = _mirror(service.rest, topic)["partitions"]
+        return sum(part["next_offset"] or 0 for part in parts) == len(changes)
+
+    wait_for(is_here, seconds=CAUGHT_UP_WITHIN_SECONDS)
+    live: dict[bytes, bytes] = {}
+    for name in names:
+        Admin(service.service.url).compact(f"persistent://{name}")
+        options = {"stream": "true", "readCompacted": "true"}
+        for line in service.rest.get(f"/admin/v2/persistent/{name}/messages", params=options).text.splitlines():
+            message = json.loads(line)
+            live[message["key"].encode()] = message["value"].encode()
+    assert live == tree
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def test_tls_and_sasl(broker: Kafka, service: Lives, secure: SecureListener, topic: str) -> None:
+    _create(broker, topic)
+    _produce(broker, topic, [{"key": b"k", "value": b"%d" % number} for number in range(9)])
+    options = {"source": f"kafka://127.0.0.1:{secure.port}/{topic}", "tls": True, "tlsCa": str(secure.certificate)}
+    login = {"sasl": "PLAIN", "username": USER, "passwordFrom": "env:MIRROR_PASSWORD"}
+    path = f"/admin/v2/persistent/public/default/{topic}/mirror"
+    for change, status, reason in (
+        ({"tlsCa": ""}, 503, "is not accepted"),
+        ({"tls": False, "tlsCa": ""}, 503, "does not answer"),
+        ({"username": "another"}, 503, "refuses the user 'another' by PLAIN"),
+        ({"sasl": "SCRAM-SHA-256"}, 503, "refuses the user 'mirror' by SCRAM-SHA-256"),
+    ):
+        answer = service.rest.put(path, json={**options, **login, **change})
+        assert (answer.status_code, reason in answer.text) == (status, True), answer.text
+    for name, mechanism in ((topic, "PLAIN"), (f"{topic}-scram", "SCRAM-SHA-512")):
+        answer = service.rest.put(path.replace(topic, name), json={**options, **login, "sasl": mechanism})
+        assert answer.is_success, answer.text
+        wait_for(lambda name=name: _has(service.rest, name, 0, 9), seconds=60)
+        assert _here(service.rest, name, 0) == _in_kafka(broker, topic, 0)
+    for text in (service.rest.get("/admin/v2/mirrors").text, service.service.log.read_text()):
+        assert PASSWORD not in text
+
+
 def test_a_compacted_source(broker: Kafka, service: Lives, topic: str) -> None:
     """Gaps of a cleaner are no gaps of a mirror, before and while it runs."""
     settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
     _create(broker, topic, **settings)
 
-    def produce(first: int) -> None:
-        for start in range(first, first + 300, 100):
-            _produce(broker, topic, [{"key": b"k%d" % (n % 9), "value": b"%d" % n} for n in range(start, start + 100)])
+    sent = itertools.count()
 
-    produce(0)
-    wait_for(lambda: len(_in_kafka(broker, topic, 0)) < 300, seconds=120)
+    def produce(count: int) -> int:
+        """Send the next numbers, and return the number of all."""
+        numbers = list(itertools.islice(sent, count))
+        _produce(broker, topic, [{"key": b"k%d" % (number % 9), "value": b"%d" % number} for number in numbers])
+        return numbers[-1] + 1
+
+    def is_cleaned() -> bool:
+        """Each append may close a segment, which the cleaner needs."""
+        return produce(9) > len(_in_kafka(broker, topic, 0))
+
+    def check() -> int:
+        """Compare the newest numbers here with all that were sent."""
+        count = produce(9)
+        wait_for(lambda: _here(service.rest, topic, 0)[-1][1] == b"%d" % (count - 1), seconds=60)
+        values = [int(row[1]) for row in _here(service.rest, topic, 0)]
+        assert values == sorted(set(values))
+        assert values[-9:] == list(range(count - 9, count))
+        return count - len(values)
+
+    produce(100)
+    wait_for(is_cleaned, seconds=120)
     _add(service.rest, broker, topic)
-    wait_for(lambda: _mirror(service.rest, topic)["lag"] == 0, seconds=60)
-    values = [int(row[1]) for row in _here(service.rest, topic, 0)]
-    assert 9 <= len(values) < 300
-    assert values == sorted(set(values))
-    assert values[-9:] == list(range(291, 300))
-    produce(300)
-    wait_for(lambda: (_here(service.rest, topic, 0)[-1][1]) == b"599", seconds=60)
-    values = [int(row[1]) for row in _here(service.rest, topic, 0)]
-    assert values == sorted(set(values))
+    wait_for(lambda: _has(service.rest, topic, 0, 1), seconds=60)
+    missing = check()
+    assert missing > 0
+    produce(100)
+    assert check() >= missing
     assert _mirror(service.rest, topic)["state"] == "running"
 
 

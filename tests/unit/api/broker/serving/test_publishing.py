@@ -27,8 +27,8 @@ class Sender:
 
     address, client_version = "127.0.0.1:1", "test"
 
-    def __init__(self, name: str) -> None:
-        self.producer = Producer(self, ProducerOptions(name), 0, self._remove)
+    def __init__(self, name: str, is_strict: bool = False) -> None:
+        self.producer = Producer(self, ProducerOptions(name, is_strict=is_strict), 0, self._remove)
         self.waiting = 0
         self.answers: list[tuple[int, str]] = []
         self.disconnected = 0
@@ -138,6 +138,18 @@ async def test_a_replicator_gets_no_receipt_after_any_entry_that_failed() -> Non
     await bench.queue.drain()
     assert (sender.answers, other.answers) == ([(0, "duplicate")], [(3, "duplicate")])
     assert bench.refused == [(sender.producer, WRONG)]
+
+
+@in_event_loop
+async def test_a_strict_producer_hears_of_a_refused_entry_and_none_after_it_is_appended() -> None:
+    sender, bench = Sender("kafka:c:t-0", is_strict=True), Bench(a1=WRONG)
+    bench.put(sender, "a0", "a1", "a2")
+    await asyncio.sleep(0)  # the first group is under way
+    bench.put(sender, "a3")
+    await bench.queue.drain()
+    assert bench.groups == [[b"a0", b"a1", b"a2"]]
+    assert (sender.answers, sender.disconnected) == ([(0, "duplicate"), (1, "refused")], 1)
+    assert bench.refused == [], "it is no replicator, and is not refused for some time"
 
 
 @in_event_loop
