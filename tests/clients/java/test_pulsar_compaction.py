@@ -130,7 +130,7 @@ def test_the_last_message_by_id_and_by_time(broker: CompactingBroker) -> None:
         wait_for(lambda: tuple(map(int, broker.cursor(topic)["markDeletePosition"].split(":"))) > horizon)
 
 
-@EACH_VERSION
+@ONE_VERSION
 def test_only_deletions(broker: CompactingBroker) -> None:
     topic = broker.topic()
     broker.send(topic, ("a", b"1"), ("a", None))
@@ -141,7 +141,7 @@ def test_only_deletions(broker: CompactingBroker) -> None:
     assert broker.values(topic) == [("a", b"2")]
 
 
-@EACH_VERSION
+@ONE_VERSION
 def test_a_topic_without_messages(broker: CompactingBroker) -> None:
     topic = broker.topic()
     broker.send(topic)
@@ -171,7 +171,7 @@ def test_a_java_client_sees_no_dropped_slot(broker: CompactingBroker, gateway: J
     assert received == [*newest(messages), ("k0", b"late")]
 
 
-@EACH_VERSION
+@ONE_VERSION
 def test_the_rest_of_the_broker_keeps_pulsars_compactor(broker: CompactingBroker) -> None:
     """Trap 1: the setting is the whole broker's."""
     topic = broker.topic("public/default")
@@ -468,7 +468,9 @@ def test_the_broker_is_killed(broker: CompactingBroker) -> None:
 # Without a broker
 
 
-@pytest.mark.parametrize("version", [*LOCKS, "5.0.0-M1"])
+@pytest.mark.parametrize(
+    "version", [VERSION, "5.0.0-M1", *(pytest.param(name, marks=pytest.mark.soak) for name in LOCKS if name != VERSION)]
+)
 def test_the_checks_of_the_plugin(version: str, jar: Path, checks: Path) -> None:
     """Traps 7, 10 and 11, and the interface, with the libraries of each version."""
     libraries = [class_path(HERE / LOCKS.get(version, LOCKS[VERSION]))]
