@@ -42,7 +42,7 @@ from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
 from storage.reading.raw_reader import RawReader
-from storage.reading.scan import ScanPiece, ScanRange, plan_scan
+from storage.reading.scan import ScanPiece, ScanRange, compacted_ledger_of_scan, plan_scan
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
 from storage.reading.source_reader import SourceReader, first_entry, open_source_reader
 
@@ -278,7 +278,14 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
-    def scan(self, scan_range: ScanRange, *, read_compacted: bool = False, resumes: bool = False) -> list[ScanPiece]:
+    def scan(
+        self,
+        scan_range: ScanRange,
+        *,
+        read_compacted: bool = False,
+        resumes: bool = False,
+        known_ledger_id: int | None = None,
+    ) -> list[ScanPiece]:
         """Return the pieces of the topic's messages in a range, for readers that work at the same time.
 
         For the arguments and errors see `storage.reading.scan.plan_scan`.
@@ -291,6 +298,15 @@ class Topic:
                 scan_range,
                 read_compacted=read_compacted,
                 resumes=resumes,
+                known_ledger_id=known_ledger_id,
+            )
+        )
+
+    def compacted_ledger_of_scan(self, first_offset: int, *, resumes: bool, known_ledger_id: int | None) -> int | None:
+        """Return the id of the compacted ledger from which `scan` reads; None: it reads raw alone."""
+        return self.read_snapshot(
+            lambda reader: compacted_ledger_of_scan(
+                reader, first_offset, resumes=resumes, known_ledger_id=known_ledger_id
             )
         )
 

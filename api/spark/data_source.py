@@ -5,19 +5,21 @@ sealed ledger or a segment each, one task a piece. Tasks read the object store, 
 their log directory; they need no database. Rows travel as Arrow batches. Filters on offset, publish time and key leave
 out parts, ledgers and row groups; Spark filters the rows again.
 
-A stream's position is the offset of the next message, which a checkpoint keeps. A batch of it is the messages between
-two offsets. With `readCompacted` these are the compacted ones at or below the horizon: a message that a compaction has
-removed since was superseded by one with a larger offset, which is in a later batch.
+A stream's position, which a checkpoint keeps, is the offset of the next message in one incarnation of the topic. A
+batch of it is the messages between two offsets. With `readCompacted` these are the compacted ones at or below the
+horizon: a message that a compaction has removed since was superseded by one with a larger offset, which is in a later
+batch. A compacted ledger that may lack what superseded a message of an earlier batch is not read (R7).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -42,7 +44,7 @@ from pyspark.sql.types import StructType
 from api.components import open_for_reading
 from api.settings.settings import Settings
 from storage.environment import Environment
-from storage.errors import InvalidInput
+from storage.errors import Conflict, InvalidInput
 from storage.log.directory import LogDirectory
 from storage.log.segment_tables import SegmentTableReader
 from storage.model import TopicName
@@ -78,6 +80,7 @@ SPARK_TYPES = {
 DEFAULT_COLUMNS = tuple(SPARK_TYPES)[:11]
 """The columns without a schema of the caller's: those of a message, and no other row is read then."""
 _TIMES = ("publish_time", "event_time")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = pa.timestamp("ms", "UTC")
 _COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 _SETTINGS = {"data": "data", "database": "database", "store": "store", "s3endpoint": "s3_endpoint"}
@@ -199,11 +202,21 @@ def _read(partition: InputPartition, columns: _Columns) -> Iterator[pa.RecordBat
             yield from columns.batches(table)
 
 
-def _partitions(options: SourceOptions, scan_range: ScanRange, *, resumes: bool = False) -> list[InputPartition]:
+def _partitions(
+    options: SourceOptions, scan_range: ScanRange, begin: StreamPosition | None = None
+) -> list[InputPartition]:
     settings = options.load_settings()
     with open_for_reading(settings) as environment:
         topic = _open(environment, options)
-        pieces = topic.scan(scan_range, read_compacted=options.read_compacted, resumes=resumes)
+        if begin is not None:
+            begin.check(topic)
+            scan_range = replace(scan_range, first_offset=begin.offset)
+        pieces = topic.scan(
+            scan_range,
+            read_compacted=options.read_compacted,
+            resumes=begin is not None and begin.resumes,
+            known_ledger_id=None if begin is None else begin.ledger_id,
+        )
     store = StoreLocation(settings.store_url, settings.s3_endpoint or None)
     return [_Partition(piece, store, settings.log_directory) for piece in pieces]
 
@@ -244,48 +257,95 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at the topic's present end, in as many batches as the limit makes."""
-        self._last_end = self._end()
+        with self._opened() as topic:
+            self._last_end = topic.snapshot_reader().end
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         """Return the position of a new query."""
         start = self._options.starting_offset
-        if start.isdecimal():
-            return {"offset": int(start)}
-        return {"offset": 0 if start == "earliest" else self._end()}
+        with self._opened() as topic:
+            first = topic.snapshot_reader().end if start == "latest" else 0
+            return StreamPosition(int(start) if start.isdecimal() else first, topic.record.uid).document()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch: the topic's end, or as many offsets further as the limit allows.
 
-        Offsets of messages that compaction has removed count, too.
+        Offsets of messages that compaction has removed count, too. Raises Conflict if the topic is another one, or
+        ends before the start.
         """
-        end = max(start["offset"], self._end())
-        if isinstance(limit, ReadMaxRows):
-            end = min(end, start["offset"] + limit.max_rows)
-        return {"offset": end}
+        begin = StreamPosition.of(start)
+        with self._opened() as topic:
+            begin.check(topic)
+            end = min(topic.snapshot_reader().end, self._last_end)
+            if isinstance(limit, ReadMaxRows):
+                end = min(end, begin.offset + limit.max_rows)
+            ledger_id = None
+            if self._options.read_compacted and end > begin.offset:
+                ledger_id = topic.compacted_ledger_of_scan(
+                    begin.offset, resumes=begin.resumes, known_ledger_id=begin.ledger_id
+                )
+            if end <= begin.offset:
+                return start
+            return StreamPosition(end, topic.record.uid, ledger_id, resumes=True).document()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that maxMessagesPerTrigger sets."""
         limit = self._options.max_messages
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        """Return the topic's end."""
-        return {"offset": self._end()}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the pieces of a batch. Raises OffsetOutOfRange, StateMayBeStale where messages of it are gone."""
-        if start["offset"] >= end["offset"]:
-            return []
-        scan_range = ScanRange(start["offset"], end["offset"])
-        return _partitions(self._options, scan_range, resumes=start["offset"] > 0)
+        begin, stop = StreamPosition.of(start), StreamPosition.of(end)
+        return [] if begin.offset >= stop.offset else _partitions(self._options, ScanRange(0, stop.offset), begin)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a piece."""
         return _read(partition, self._columns)
 
-    def _end(self) -> int:
+    @contextmanager
+    def _opened(self) -> Iterator[Topic]:
         with open_for_reading(self._options.load_settings()) as environment:
-            return min(_open(environment, self._options).snapshot_reader().end, self._last_end)
+            yield _open(environment, self._options)
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """The position of a stream, as its checkpoint has it.
+
+    `offset`: of the next message. `topic_uid`: of the incarnation of the topic. `ledger_id`: the compacted ledger from
+    which the batch before was read; None: raw. `resumes`: there was a batch before.
+    """
+
+    offset: int
+    topic_uid: str
+    ledger_id: int | None = None
+    resumes: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """Return the position as Spark stores it."""
+        ledger_id = -1 if self.ledger_id is None else self.ledger_id
+        return {"offset": self.offset, "topic": self.topic_uid, "ledger": ledger_id, "resumes": self.resumes}
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> StreamPosition:
+        """Return the position that Spark has stored."""
+        ledger_id = document["ledger"]
+        return StreamPosition(
+            document["offset"], document["topic"], None if ledger_id < 0 else ledger_id, document["resumes"]
+        )
+
+    def check(self, topic: Topic) -> None:
+        """Raise Conflict if the topic was created again, or ends before the position."""
+        advice = "begin with a new checkpoint, and an empty state of what is made of the stream"
+        if topic.record.uid != self.topic_uid:
+            raise Conflict(f"{topic.name} was deleted and created again since the stream began", advice)
+        end = topic.snapshot_reader().end
+        if self.resumes and end < self.offset:
+            raise Conflict(
+                f"{topic.name} ends at offset {end}, before the position {self.offset} of the stream: it was restored "
+                "from an older backup",
+                advice,
+            )
 
 
 def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
@@ -320,4 +380,4 @@ def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
 
 def _milliseconds(value: datetime) -> int:
     """Return a time as Spark gives it: with a zone, or of this machine's zone without one."""
-    return int((value if value.tzinfo else value.astimezone(UTC)).timestamp() * 1000)
+    return (value.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)

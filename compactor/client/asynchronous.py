@@ -97,8 +97,8 @@ class AsyncRead:
         """Yield the messages; chunked ones are whole. Raises ClientError."""
         lines = messages.Lines()
         async with self._stream(messages.JSON_LINES) as answer:
-            async for line in answer.aiter_lines():
-                if (message := lines.message(line)) is not None:
+            async for piece in answer.aiter_bytes():
+                for message in lines.take(piece):
                     yield message
         self.next = lines.end()
 

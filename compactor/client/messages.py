@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
@@ -39,19 +39,35 @@ COLUMNS = (
 )
 """The columns of tables: those of a message (docs/format.md). Times are timestamps in UTC."""
 _TIMES = ("publish_time", "event_time")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message. `key` None: it has none; `value` None: it deletes its key. Times in UTC."""
+    """A message. `key` None: it has none. Times in milliseconds since the Unix epoch."""
 
     message_id: str
     offset: int
     key: bytes | None
     value: bytes | None
-    publish_time: datetime
-    event_time: datetime | None = None
+    publish_time_ms: int
+    event_time_ms: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_tombstone(self) -> bool:
+        """True if the message deletes its key: its value is missing or empty (P5)."""
+        return self.key is not None and not self.value
+
+    @property
+    def publish_time(self) -> datetime:
+        """The time in UTC. Raises OverflowError for a time that Python's datetime cannot hold."""
+        return _EPOCH + timedelta(milliseconds=self.publish_time_ms)
+
+    @property
+    def event_time(self) -> datetime | None:
+        """The time in UTC; None: there is none. Raises OverflowError."""
+        return None if self.event_time_ms is None else _EPOCH + timedelta(milliseconds=self.event_time_ms)
 
 
 def message_of(document: Mapping[str, object]) -> Message:
@@ -59,15 +75,13 @@ def message_of(document: Mapping[str, object]) -> Message:
     event_time = document.get("event_time")
     properties = document.get("properties", {})
     assert isinstance(properties, dict)
-    publish_time = _time(document["publish_time"])
-    assert publish_time is not None
     return Message(
         message_id=str(document["message_id"]),
         offset=int(str(document["offset"])),
         key=_bytes(document["key"]),
         value=_bytes(document["value"]),
-        publish_time=publish_time,
-        event_time=_time(event_time),
+        publish_time_ms=int(str(document["publish_time"])),
+        event_time_ms=None if event_time is None else int(str(event_time)),
         properties=properties,
     )
 
@@ -76,23 +90,23 @@ def _bytes(text: object) -> bytes | None:
     return None if text is None else base64.b64decode(str(text))
 
 
-def _time(milliseconds: object) -> datetime | None:
-    return None if milliseconds is None else datetime.fromtimestamp(int(str(milliseconds)) / 1000, UTC)
-
-
 class Lines:
     """The lines of a stream, and its last one, which has the start of the next read. Raises Unavailable without it."""
 
     def __init__(self) -> None:
         self.next: str | None = None
+        self._rest = b""
 
-    def message(self, line: str) -> Message | None:
-        """Return the message of a line; None for the last line."""
-        document = json.loads(line)
-        if set(document) == {"next"}:
-            self.next = str(document["next"])
-            return None
-        return message_of(document)
+    def take(self, piece: bytes) -> list[Message]:
+        """Return the messages whose lines end in the next piece of the stream."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        messages = []
+        for document in map(json.loads, lines):
+            if set(document) == {"next"}:
+                self.next = str(document["next"])
+            else:
+                messages.append(message_of(document))
+        return messages
 
     def end(self) -> str:
         """Return the start of the next read, after the last line."""
@@ -104,7 +118,7 @@ class Lines:
 def messages_of_page(answer: httpx.Response) -> list[Message]:
     """Return the messages of a page. Raises ClientError for an answer that is none."""
     check(answer)
-    return [message_of(json.loads(line)) for line in answer.text.splitlines()]
+    return Lines().take(answer.content)
 
 
 def message_of_key(answer: httpx.Response) -> Message | None:
@@ -122,7 +136,7 @@ def fold(values: dict[bytes, bytes], message: Message) -> None:
     """Change the newest value of each key by the next message. One without a key changes nothing."""
     if message.key is None:
         return
-    if message.value is None:
+    if message.is_tombstone or message.value is None:
         values.pop(message.key, None)
     else:
         values[message.key] = message.value

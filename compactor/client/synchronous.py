@@ -107,9 +107,8 @@ class Read:
         """Yield the messages; chunked ones are whole. Raises ClientError."""
         lines = messages.Lines()
         with self._stream(messages.JSON_LINES) as answer:
-            for line in answer.iter_lines():
-                if (message := lines.message(line)) is not None:
-                    yield message
+            for piece in answer.iter_bytes():
+                yield from lines.take(piece)
         self.next = lines.end()
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -140,10 +140,13 @@ class LogManager:
         Segments that the database has lost are adopted, and rolled (orphan_segments.py); raises Misconfigured if that
         is impossible.
         """
-        roll_open = self.environment.log.roll_open
-        if roll_open is not None and wait_ms > 0 and roll_open(topic.id, wait_ms):
-            return
         clock, segments = self.environment.clock, self.environment.metadata.segments
+        roll_open = self.environment.log.roll_open
+        if roll_open is not None and wait_ms > 0:
+            begin = clock.now_ms()
+            if roll_open(topic.id, wait_ms):
+                return
+            wait_ms = max(0, wait_ms - (clock.now_ms() - begin))
         requested: int | None = None
         deadline, pauses = 0, _pauses()
         while (segment := segments.find_open(topic.id)) is not None:

@@ -5,8 +5,8 @@ offsets, publish times and, through the key indexes, keys. `ScanPiece.tables` re
 for a segment the log directory, but no database. All pieces together are what a reader of the snapshot gets, in the
 order of the pieces. Keys and times only leave out extents and row groups: the caller filters rows.
 
-No pin protects the pieces. An object of a compacted ledger that was replaced stays for the grace time of garbage
-collection; after it, reading a piece raises ObjectMissing.
+No pin protects the pieces. A part stays for the grace time of garbage collection after it was replaced, a segment for
+the delay of deleted files after it was sealed; later, reading a piece raises Unavailable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from storage.errors import CompactorError, InvalidInput, OffsetOutOfRange, StateMayBeStale
+from storage.errors import CompactorError, InvalidInput, ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger import key_index, rows
 from storage.ledger.chunk_table import read_ledger_chunks
 from storage.ledger.hashing import KeyHasher
@@ -92,13 +92,13 @@ class ScanPiece:
     def tables(self, store: ObjectStore, unsealed: SegmentTableReader, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the messages of the piece as tables of some columns of rows.SCHEMA; none is empty.
 
-        Raises DataLoss, SegmentNotLocal, and InvalidInput for a row that is no message of its own (an encrypted entry,
-        a chunk) unless `columns` has `slot`, by which a caller distinguishes it.
+        Raises ObjectDamaged, Unavailable, SegmentNotLocal, and InvalidInput for a row that is no message of its own (an
+        encrypted entry, a chunk) unless `columns` has `slot`, by which a caller distinguishes it.
         """
         read = list(dict.fromkeys((*columns, *_WHOLE)))
         reader = SnapshotReader(store, self.snapshot, unsealed, self.retention, read)
         tables = reader.raw(self.window) if self.part is None else reader.part(self.part, self.window)
-        for table in tables:
+        for table in _naming_the_plan(tables):
             table = between(table, self.window.range.first_offset, self.window.range.end_offset)
             if len(table) and "slot" not in columns:
                 self._check(table)
@@ -116,6 +116,17 @@ class ScanPiece:
             )
 
 
+def _naming_the_plan(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables. An object that is missing was probably replaced, sealed or trimmed since the plan."""
+    try:
+        yield from tables
+    except ObjectMissing as error:
+        raise Unavailable(
+            f"{error.message}; since the scan was planned it may have been compacted, sealed or trimmed",
+            "run the query again; if it fails again, verify the topic with `compactor verify`",
+        ) from error
+
+
 _NAMES = {
     rows.RowType.WHOLE_ENTRY: "an entry that is encrypted or cannot be decoded",
     rows.RowType.CHUNK: "a chunk of a chunked message",
@@ -130,13 +141,15 @@ def plan_scan(
     *,
     read_compacted: bool = False,
     resumes: bool = False,
+    known_ledger_id: int | None = None,
 ) -> list[ScanPiece]:
     """Return the pieces of a topic, in the order of its messages; the topic's present end is the end of the scan.
 
     `reader`: of the topic as it is now. `read_compacted`: the parts of the compacted ledger, then raw after its
     horizon. `resumes`: an earlier scan has read all messages before the first offset, so nothing may be missing from
     there on: raises OffsetOutOfRange where raw is trimmed, and StateMayBeStale (R7) where the compacted ledger lacks
-    what that scan has not read. Raises DataLoss, and SegmentNotLocal where the end is in another machine's log.
+    what that scan has not read, unless it is `known_ledger_id`, from which that scan has read. Raises DataLoss, and
+    SegmentNotLocal where the end is in another machine's log.
     """
     snapshot = reader.snapshot
     if scan_range.end_offset > snapshot.topic.next_offset:
@@ -148,12 +161,11 @@ def plan_scan(
         plan = replace(plan, hashes=(hi[order], lo[order]))
     pieces: list[ScanPiece] = []
     first = scan_range.first_offset
-    if read_compacted and snapshot.compacted is not None and first <= snapshot.compacted.horizon.offset:
+    manifest = _usable_manifest(reader, first, resumes=resumes, known_ledger_id=known_ledger_id)
+    if read_compacted and manifest is not None:
         with naming_compacted(snapshot):
-            manifest = reader.manifest(snapshot.compacted)
-            if not resumes or _is_complete_from(first, manifest, reader.retention):
-                pieces += plan.compacted(manifest)
-                first = snapshot.compacted.horizon.offset + 1
+            pieces += plan.compacted(manifest)
+        first = manifest.horizon.offset + 1
     if resumes and first < min(reader.first_offset, scan_range.end_offset):
         raise _trimmed(reader, first, read_compacted=read_compacted)
     plan = replace(plan, range=replace(scan_range, first_offset=first))
@@ -162,13 +174,36 @@ def plan_scan(
     return pieces
 
 
-def _is_complete_from(offset: int, manifest: Manifest, retention: RetentionFilter | None) -> bool:
-    """Return whether a compacted ledger has the newest value or deletion, at `offset` or later, of each key that a
-    reader of all messages before `offset` has read."""
-    if offset == 0:
-        return True
-    is_hidden = retention is not None and retention.may_hide_after(offset - 1, manifest.parts)
-    return manifest.dropped_to < offset and not manifest.policies.get("event_time_order") and not is_hidden
+def compacted_ledger_of_scan(
+    reader: SnapshotReader, first_offset: int, *, resumes: bool, known_ledger_id: int | None
+) -> int | None:
+    """Return the id of the compacted ledger from which a scan with `read_compacted` reads; None: it reads raw alone.
+
+    For the arguments and errors see `plan_scan`.
+    """
+    manifest = _usable_manifest(reader, first_offset, resumes=resumes, known_ledger_id=known_ledger_id)
+    compacted = reader.snapshot.compacted
+    return None if manifest is None or compacted is None else compacted.ledger_id
+
+
+def _usable_manifest(
+    reader: SnapshotReader, first_offset: int, *, resumes: bool, known_ledger_id: int | None
+) -> Manifest | None:
+    """Return the manifest of the compacted ledger, if a scan from an offset reads it, and may miss nothing there.
+
+    It has the newest value or deletion, at that offset or later, of each key that was read before.
+    """
+    compacted = reader.snapshot.compacted
+    if compacted is None or first_offset > compacted.horizon.offset:
+        return None
+    with naming_compacted(reader.snapshot):
+        manifest = reader.manifest(compacted)
+    if not resumes or first_offset == 0:
+        return manifest
+    if reader.retention is not None and reader.retention.may_hide_after(first_offset - 1, manifest.parts):
+        return None
+    is_complete = manifest.dropped_to < first_offset and not manifest.policies.get("event_time_order")
+    return manifest if is_complete or compacted.ledger_id == known_ledger_id else None
 
 
 def _trimmed(reader: SnapshotReader, offset: int, *, read_compacted: bool) -> CompactorError:

@@ -103,6 +103,19 @@ def test_a_read_goes_on_where_another_one_ended(users: Topic, half_compacted: Re
     assert content(iter(users.read(compacted=True, start=read.next))) == [(b"d", b"4")]
 
 
+def test_an_empty_value_deletes_and_any_text_travels(users: Topic, half_compacted: RestTopic) -> None:
+    """Line ends of Unicode are no ends of lines."""
+    half_compacted.put(c="")
+    half_compacted.produce({"key": "d", "payload": "v", "properties": {"p": "\u2028 \x85 \x0b \x0c"}})
+    read = users.read(compacted=True)
+    assert read.newest_values() == {b"a": b"2", b"d": b"v"}
+    *_, emptied, last = users.read()
+    assert (emptied.value, emptied.is_tombstone) == (b"", True)
+    assert last.properties == {"p": "\u2028 \x85 \x0b \x0c"}
+    assert not last.is_tombstone
+    assert list(islice(users.follow(start=last.offset), 1)) == [last]
+
+
 def test_tables(users: Topic) -> None:
     table = users.read(compacted=True).to_arrow()
     assert tuple(table.column_names) == COLUMNS

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import (
@@ -18,9 +21,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from api.spark.data_source import CompactorDataSource, SourceOptions, TopicReader, narrowed
-from storage.errors import InvalidInput
+from api.spark.data_source import CompactorDataSource, SourceOptions, TopicReader, TopicStreamReader, narrowed
+from storage.errors import Conflict, InvalidInput
 from storage.reading.scan import ScanRange
+from tests.workbench import Workbench, content
 
 NOON = datetime(2026, 11, 28, 12, 0, 0, 1500, tzinfo=UTC)
 NOON_MS = 1_795_867_200_001
@@ -100,3 +104,68 @@ def test_the_columns_are_those_of_a_message() -> None:
     columns = CompactorDataSource({}).schema()
     assert columns.startswith("`offset` BIGINT, ")
     assert "slot" not in columns
+
+
+@pytest.fixture
+def stream(bench: Workbench, tmp_path: Path) -> Callable[..., TopicStreamReader]:
+    """Return a reader of the topic `t`, as a query that begins, or begins again, has it."""
+
+    def reading(**options: str) -> TopicStreamReader:
+        places = {"database": f"sqlite:///{tmp_path / 'metadata.db'}", "store": (tmp_path / "objects").as_uri()}
+        source = SourceOptions.parse({"path": "t", "data": str(tmp_path), **places, **options})
+        return TopicStreamReader(source, StructType([StructField("offset", LongType())]))
+
+    return reading
+
+
+def batch(reader: TopicStreamReader, start: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """Read the next batch of a stream; return its offsets and its end."""
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    rows = [row for piece in reader.partitions(start, end) for table in reader.read(piece) for row in table["offset"]]
+    return [offset.as_py() for offset in rows], end
+
+
+Stream = Callable[..., TopicStreamReader]
+
+
+def test_a_compacted_and_trimmed_topic_is_read_in_several_batches(bench: Workbench, stream: Stream) -> None:
+    """Its compacted ledger lacks deletions, which a batch before cannot have missed in the same ledger."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((b"%d" % number, b"v") for number in range(8)), (b"0", None))])
+    bench.compact(topic)
+    ledger_ids = [ledger.ledger_id for ledger in topic.snapshot().ledgers]
+    bench.metadata.trimming.trim(topic.record.id, 9, ledger_ids, force=True, keep_start=True)
+    position = stream().initialOffset()
+    assert position["offset"] == 0
+    offsets: list[int] = []
+    for _ in range(3):
+        read, position = batch(stream(readCompacted="true", maxMessagesPerTrigger="3"), position)
+        offsets += read
+    assert offsets == list(range(1, 8))
+    read, again = batch(stream(readCompacted="true"), position)
+    assert (read, again) == ([], position)
+    bench.append(topic, [content((b"1", None), (b"2", b"w"))])
+    bench.compact(topic)
+    assert batch(stream(readCompacted="true"), position)[0] == [9, 10], "raw still has the deletion"
+
+
+def test_another_incarnation_or_an_older_one_is_refused(bench: Workbench, stream: Stream) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"))])
+    read, position = batch(stream(), stream().initialOffset())
+    assert read == [0, 1]
+    with pytest.raises(Conflict, match="ends at offset 2, before the position 5"):
+        stream().latestOffset({**position, "offset": 5}, stream().getDefaultReadLimit())
+    bench.metadata.tenancy.delete_topic(topic.record.id)
+    bench.append(bench.topic(), [content((b"a", b"1"))])
+    for step in (lambda: batch(stream(), position), lambda: stream().partitions(position, {**position, "offset": 9})):
+        with pytest.raises(Conflict, match="was deleted and created again"):
+            step()
+
+
+def test_a_stream_may_begin_anywhere(bench: Workbench, stream: Stream) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"))])
+    assert batch(stream(), stream(startingOffset="1").initialOffset())[0] == [1]
+    latest = stream(startingOffset="latest").initialOffset()
+    assert batch(stream(), latest) == ([], latest)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from compactor.run.plan import RunPolicies
-from storage.errors import InvalidInput, OffsetOutOfRange, StateMayBeStale
+from storage.errors import InvalidInput, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger import key_index, rows
 from storage.ledger.rows_file import RowsReader
 from storage.log.segment_tables import SegmentTableReader
@@ -122,6 +122,15 @@ def test_the_end_is_that_of_the_plan(bench: Workbench, topic: Topic) -> None:
     assert read(bench, pieces, ["offset"]).column("offset").to_pylist() == [0]
 
 
+def test_an_object_that_is_gone_since_the_plan_is_no_loss(bench: Workbench) -> None:
+    topic = half_compacted(bench)
+    pieces = topic.scan(ScanRange(), read_compacted=True)
+    for part in bench.manifest(topic).parts:
+        bench.store.delete(part.rows.stored.name)
+    with pytest.raises(Unavailable, match="since the scan was planned"):
+        read(bench, pieces)
+
+
 def test_a_chunk_is_an_error_unless_it_can_be_distinguished(bench: Workbench, topic: Topic) -> None:
     chunked.append(bench, topic, chunked.whole("u", b"k", b"1", b"2"))
     pieces = topic.scan(ScanRange())
@@ -145,5 +154,10 @@ def test_a_scan_that_resumes_misses_nothing_or_is_refused(bench: Workbench) -> N
         topic.scan(ScanRange(first_offset=4), read_compacted=True, resumes=True)
     with pytest.raises(OffsetOutOfRange, match="offsets 4 to 6 of"):
         topic.scan(ScanRange(first_offset=4), resumes=True)
+    known = topic.compacted_ledger_of_scan(0, resumes=False, known_ledger_id=None)
+    assert topic.compacted_ledger_of_scan(4, resumes=True, known_ledger_id=None) is None
+    assert known == topic.compacted_ledger_of_scan(4, resumes=True, known_ledger_id=known)
+    resumed = topic.scan(ScanRange(first_offset=4), read_compacted=True, resumes=True, known_ledger_id=known)
+    assert read(bench, resumed, ["offset"]).column("offset").to_pylist() == [4, 6], "the same ledger as before"
     resumed = topic.scan(ScanRange(first_offset=6), read_compacted=True, resumes=True)
     assert read(bench, resumed, ["offset"]).column("offset").to_pylist() == [6], "the deletion was read"
