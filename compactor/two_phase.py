@@ -22,6 +22,7 @@ an `Engine` runs the tasks. No value here is per key or per message.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.log_manager import LogManager
 from storage.metadata.records import (
     TABLE_ERROR,
+    TABLE_RETRY,
     TAIL_LEFT,
     Attempt,
     AttemptKind,
@@ -80,6 +82,8 @@ from storage.objects.throttled import RateLimits
 from storage.owner import owner_name
 from storage.reading.compacted_loss import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
+
+_log = logging.getLogger(__name__)
 
 PoliciesOf = Callable[[TopicRecord], RunPolicies]
 """A function from a topic to the policies of a run of the topic that begins now."""
@@ -368,8 +372,8 @@ class TwoPhaseCompactor:
     ) -> Manifest:
         """Write the next snapshot of the topic's table; return the manifest with it.
 
-        If that fails, the run goes on, with the table of the previous compacted ledger, and its statistics have the
-        error.
+        If that fails, whatever the error, the run goes on, with the table of the previous compacted ledger, and its
+        statistics have the error. Raises Fenced.
         """
         from storage.table.table_writer import TablePolicies, write_table
 
@@ -380,9 +384,16 @@ class TwoPhaseCompactor:
         before = previous.table if previous else None
         try:
             table = write_table(self.environment.store, manifest, run.attempt_id, limits, before)
-        except CompactorError as error:
+        except Fenced:
+            raise
+        except Exception as error:
+            if not isinstance(error, CompactorError):
+                _log.exception(
+                    "the Iceberg table of %s was not written, because of a fault of this program", manifest.topic
+                )
             for name, value in ErrorText.of(error).fields(TABLE_ERROR).items():
                 timer.note(name, value)
+            timer.note(TABLE_RETRY, not isinstance(error, Conflict))
             return replace(manifest, table=before)
         timer.note("table_bytes", sum(stored.size for stored in table.objects.values()))
         return replace(manifest, table=table)

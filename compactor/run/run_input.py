@@ -61,10 +61,11 @@ def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> Lo
 def is_unchanged(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
     """Return whether no ledger is dirty, and the last run succeeded with the same policies (P11).
 
-    It ignores rows that are due for removal by time: see `anything_due`.
+    False if that run could not write the topic's table for a reason that may pass. It ignores rows that are due for
+    removal by time: see `anything_due`.
     """
     last = snapshot.last_run
-    if last is None or last.state != RunState.SUCCESS:
+    if last is None or last.state != RunState.SUCCESS or last.table_retry:
         return False
     unimportant = {name: getattr(policies, name) for name in _NO_CHANGE}
     if {"table_format_version": None, **last.policies, **unimportant} != asdict(policies):

@@ -187,6 +187,8 @@ TAIL_LEFT = "tail_left"
 """The name of `RunRecord.tail_error` in the statistics of a run."""
 TABLE_ERROR = "table_error"
 """The name of `RunRecord.table_error` in the statistics of a run."""
+TABLE_RETRY = "table_retry"
+"""The name of `RunRecord.table_retry` in the statistics of a run."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,11 @@ class RunRecord:
     def table_error(self) -> ErrorText:
         """The error because of which the topic's Iceberg table did not follow the run."""
         return ErrorText.from_fields(TABLE_ERROR, self.statistics)
+
+    @property
+    def table_retry(self) -> bool:
+        """True if the next run may write the table without new messages: the error may pass."""
+        return bool(self.statistics.get(TABLE_RETRY))
 
 
 class AttemptKind(StrEnum):

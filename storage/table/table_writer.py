@@ -10,11 +10,14 @@ one. Rows that a run copied into a new part get new row ids.
 
 Memory: the entries of all parts, and the hidden rows of a few parts at a time.
 
+A table whose earlier objects are lost or damaged is not continued: a new history begins.
+
 Errors: Conflict for chunked messages, which no row holds whole; ObjectMissing, ObjectDamaged, any error of the store.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +30,7 @@ from pyroaring import BitMap
 from storage.advice import damaged_object_advice
 from storage.ahead import run_ahead
 from storage.checksums import crc32c
-from storage.errors import Conflict, ObjectDamaged
+from storage.errors import Conflict, DataLoss, ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
 from storage.ledger.deletion_bitmap import read_deleted
@@ -49,6 +52,7 @@ from storage.table.manifests import (
 )
 from storage.table.metadata import Snapshot, TableMetadata, first_metadata, next_metadata
 
+_log = logging.getLogger(__name__)
 _MAPS = ("column_sizes", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
 
 
@@ -140,9 +144,12 @@ class _TableWriter:
         location = object_uri(store, names.topic_prefix(manifest.topic_uid)).rstrip("/")
         self._before = _Before(first_metadata(self._version, manifest.topic, manifest.topic_uid, location))
         if previous is not None and previous.format_version == self._version:
-            metadata = read_table_metadata(store, previous.metadata)
-            if metadata.document["location"] == location:
-                self._before = self._read_before(previous, metadata)
+            try:
+                metadata = read_table_metadata(store, previous.metadata)
+                if metadata.document["location"] == location:
+                    self._before = self._read_before(previous, metadata)
+            except DataLoss as error:
+                _log.warning("the table of %s begins a new history: %s", manifest.topic, error)
 
     def _read_before(self, table: TableSnapshot, metadata: TableMetadata) -> _Before:
         with _Decoding(table.manifest_list.name):
@@ -155,6 +162,9 @@ class _TableWriter:
                     part = "file_path" if record.content is Content.DATA else "referenced_data_file"
                     files[record.content][entry.file[part]] = entry
         recorded = {each.part: each for each in table.deletes}
+        if not {object_uri(self._store, part) for part in recorded} <= files[Content.DELETES].keys():
+            name = table.manifest_list.name
+            raise ObjectDamaged(f"{name} of a table lacks a file of hidden rows", damaged_object_advice(name))
         uri = object_uri(self._store, table.metadata.name)
         return _Before(metadata, uri, files[Content.DATA], files[Content.DELETES], recorded)
 
@@ -197,7 +207,7 @@ class _TableWriter:
         if data is None:
             hidden = hidden_rows.unshown_rows(reader)
         else:
-            hidden = BitMap() if recorded is None else self._read_hidden(self._before.deletes[uri], recorded)
+            hidden = BitMap() if recorded is None else self._hidden_before(uri, recorded, reader)
         if part.deleted is not None:
             relative = np.frombuffer(read_deleted(self._store, part).to_array(), dtype=np.uint32)
             offsets = relative.astype(np.int64) + part.first.offset
@@ -220,8 +230,18 @@ class _TableWriter:
             **hidden_rows.statistics(reader),
         }
 
+    def _hidden_before(self, uri: str, recorded: TableDeletes, reader: RowsReader) -> BitMap:
+        """Return the hidden rows of a part in the table before.
+
+        If they are lost, those that no bitmap has; the bitmap has the others.
+        """
+        try:
+            return self._read_hidden(self._before.deletes[uri], recorded)
+        except DataLoss as error:
+            _log.warning("the hidden rows of a part of %s are found again: %s", self._manifest.topic, error)
+            return hidden_rows.unshown_rows(reader)
+
     def _read_hidden(self, entry: Entry, recorded: TableDeletes) -> BitMap:
-        """Return the hidden rows of a part in the table before."""
         data = _read(self._store, recorded.stored)
         with _Decoding(recorded.stored.name):
             if self._version < 3:

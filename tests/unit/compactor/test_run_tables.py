@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
-from storage.errors import ObjectDamaged
+from storage.errors import Fenced, ObjectDamaged, Unavailable
 from storage.ledger import rows
 from storage.ledger.manifest import TableSnapshot
 from storage.metadata.records import COMPACTION_CURSOR, RunRecord
@@ -201,6 +202,7 @@ def test_a_topic_with_chunked_messages_compacts_and_its_table_says_why_it_stays(
     append_rows(bench, topic, [*whole("1", b"a", b"A", b"B"), message(b"key-01", b"again")])
     run = compact(bench, topic)
     assert "chunked messages" in run.table_error.summary
+    assert bench.compactor().compact(topic.name, V3).run is None, "another run would not mend that"
     assert table_of(bench, topic) == before, "the table stays at the snapshot before"
     assert compacted_ledger(topic).table_metadata == before.metadata
     assert compacted_ledger(topic).ledger_id != before.ledger_id
@@ -218,21 +220,54 @@ def test_a_topic_with_chunked_messages_compacts_and_its_table_says_why_it_stays(
     check_rows(bench, topic)
 
 
-@pytest.mark.slow
-def test_a_table_that_cannot_be_read_stops_no_compaction(bench: Workbench, topic: Topic) -> None:
+@pytest.mark.parametrize("error", [ValueError("a fault"), Unavailable("the store is down", "wait")])
+def test_a_table_that_cannot_be_written_stops_no_compaction_and_is_repaired(
+    bench: Workbench, topic: Topic, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the error; only an unexpected one is logged with its traceback."""
     compact(bench, topic)
-    lost = table_of(bench, topic).manifest_list.name
-    bench.store.delete(lost)
+    before = table_of(bench, topic)
     supersede(bench, topic, 1)
-    run = compact(bench, topic)
-    assert lost in str(run.table_error)
+    with mock.patch("storage.table.hidden_rows.statistics", side_effect=error):
+        run = compact(bench, topic)
+    assert str(error) in str(run.table_error)
+    traced = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert traced == ([error] if isinstance(error, ValueError) else [])
     assert compacted_ledger(topic).ledger_id == run.compacted_ledger_id
-    (difference,) = Verifier(bench, bench.engine).verify(topic.name).differences
-    assert difference.where == lost
+    assert table_of(bench, topic) == before
+    assert not compact(bench, topic).table_error, "no message is new, but the table is behind"
+    check_rows(bench, topic)
+    assert bench.compactor().compact(topic.name, V3).run is None
+
+
+def test_a_fenced_run_does_not_continue_without_its_table(bench: Workbench, topic: Topic) -> None:
+    error = Fenced("the run was overtaken", "check the newer run")
+    with mock.patch("storage.table.hidden_rows.statistics", side_effect=error), pytest.raises(Fenced):
+        compact(bench, topic)
+    assert topic.snapshot().compacted is None
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["metadata", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("list", "data", "deletes")), "puffin"],
+)
+def test_a_table_with_a_lost_object_is_repaired_by_the_next_run(bench: Workbench, topic: Topic, lost: str) -> None:
+    compact(bench, topic)
+    supersede(bench, topic, 1)
+    compact(bench, topic)
+    table = table_of(bench, topic)
+    name = {
+        "metadata": table.metadata.name,
+        "list": table.manifest_list.name,
+        "data": table.manifests[0].name,
+        "deletes": table.manifests[1].name,
+        "puffin": table.deletes[0].stored.name,
+    }[lost]
+    bench.store.delete(name)
     supersede(bench, topic, 2)
-    compact(bench, topic, RunPolicies())
-    supersede(bench, topic, 3)
-    assert not compact(bench, topic).table_error, "a run without table ends the damaged one"
+    assert not compact(bench, topic).table_error
+    assert Verifier(bench, bench.engine).verify(topic.name).differences == ()
+    assert len(table_of(bench, topic).snapshots) == (3 if lost == "puffin" else 1), "a new history, if need be"
     check_rows(bench, topic)
 
 
