@@ -1,7 +1,7 @@
 """A broker of Kafka in a thread, as far as mirrors ask one: versions, metadata, offsets, batches as stored.
 
 It speaks with the product's own descriptions of requests and answers, so it proves nothing about Kafka's protocol; the
-tests with an unmodified broker do that. Connections are dropped at will.
+tests with an unmodified broker do that.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ class FakeTopic:
 
 
 class FakeKafka:
-    """The broker. Change `topic` at any time; `drop` closes the connections."""
+    """The broker. Change `topic` at any time."""
 
     def __init__(self, topic: FakeTopic) -> None:
         self.topic = topic
         self.port = 0
         self.fetches: list[dict[int, int]] = []
         """The offsets of each fetch, by partition."""
-        self.is_refusing = False
+        self.refusals = 0
+        """The number of next connections that are closed at once."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -91,15 +92,6 @@ class FakeKafka:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
-    def drop(self) -> None:
-        """Close all connections."""
-
-        def close() -> None:
-            for writer in list(self._writers):
-                writer.close()
-
-        self._loop.call_soon_threadsafe(close)
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._serve())
@@ -122,8 +114,10 @@ class FakeKafka:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        is_refused = self.refusals > 0
+        self.refusals -= is_refused
         try:
-            while not self.is_refusing:
+            while not is_refused:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
                 answer = await self._answer(await reader.readexactly(size))
                 writer.write(struct.pack(">i", len(answer)) + answer)

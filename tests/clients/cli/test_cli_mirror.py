@@ -141,6 +141,17 @@ def test_a_record_that_is_too_large_stops_it_and_none_after_it_is_stored(program
 
 
 @pytest.mark.slow
+def test_a_broker_that_does_not_answer_is_asked_again(program: Program, kafka: FakeKafka) -> None:
+    kafka.topic.append(0, Batch(records(0, 2)))
+    add(program, kafka)
+    kafka.refusals = 2
+    run(program)
+    assert (kafka.refusals, values(program)) == (0, ["0", "1"])
+    document = program.json("mirror", "show", "users")
+    assert (document["state"], document["error"]) == ("running", None)
+
+
+@pytest.mark.slow
 def test_a_paused_mirror_does_not_run(program: Program, kafka: FakeKafka) -> None:
     add(program, kafka)
     program("mirror", "pause", "users").done()
