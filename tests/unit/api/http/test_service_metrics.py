@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.broker.broker import Broker
+from api.broker.mirroring.view import MirrorCounts, MirrorsView
 from api.broker.serving.connected_clients import ConnectedClientsView
 from api.http.metrics import REFRESH_MS, Metrics
 from api.observability.run_totals import LATE_LOOKS
@@ -17,11 +18,16 @@ from api.settings.settings import Settings
 from compactor.scheduling.due import TopicsCheckResult
 from storage.errors import Unavailable
 from storage.metadata.metrics_queries import RunSummary, TopicCounts
+from storage.metadata.mirrors import MirrorState
 from storage.metadata.records import RunState
 from storage.model import TopicName
 from tests.clocks import ManualClock
 
 NOW = ManualClock().now_ms()
+MIRRORED = [
+    MirrorCounts(TopicName("t", "n", "mirrored"), 70, 900, 8_000, 2),
+    MirrorCounts(TopicName("t", "n", "left"), None, 5, 50, 0),
+]
 STATISTICS = {"messages_in": 100, "messages_before": 20, "messages_out": 50, "bytes_read": 4000, "bytes_written": 1000}
 
 
@@ -83,9 +89,12 @@ def metrics(
     broker = SimpleNamespace(
         settings=Settings(metrics_max_topics=max_topics),
         environment=SimpleNamespace(
-            metadata=SimpleNamespace(metrics=history), clock=clock, log=SimpleNamespace(space_limit=None)
+            metadata=SimpleNamespace(metrics=history, mirrors=SimpleNamespace(counts=lambda: {MirrorState.FAILED: 2})),
+            clock=clock,
+            log=SimpleNamespace(space_limit=None),
         ),
         clients=ConnectedClientsView(),
+        mirrors=MirrorsView(lambda: MIRRORED),
         control=control or Control(),
         logs=logs or Logs(),
     )
@@ -104,6 +113,23 @@ def values(collected: Metrics) -> dict[str, float]:
 
 def topics(*locals_: str) -> dict[int, TopicName]:
     return {number: TopicName("t", "n", local) for number, local in enumerate(locals_, 1)}
+
+
+def test_mirrors_are_counted() -> None:
+    """The lag is that of partitions that this service mirrors now."""
+    samples = values(metrics(History())[0])
+    assert {name: value for name, value in samples.items() if "mirror" in name} == {
+        "compactor_mirrors running": 0,
+        "compactor_mirrors paused": 0,
+        "compactor_mirrors failed": 2,
+        "compactor_mirror_lag_records persistent://t/n/mirrored": 70,
+        "compactor_mirror_records_total persistent://t/n/mirrored": 900,
+        "compactor_mirror_records_total persistent://t/n/left": 5,
+        "compactor_mirror_bytes_total persistent://t/n/mirrored": 8_000,
+        "compactor_mirror_bytes_total persistent://t/n/left": 50,
+        "compactor_mirror_errors_total persistent://t/n/mirrored": 2,
+        "compactor_mirror_errors_total persistent://t/n/left": 0,
+    }
 
 
 def test_a_topics_runs_are_summed_as_a_broker_does() -> None:

@@ -32,6 +32,7 @@ async def _announced(bench: Workbench) -> int:
         pools=dict.fromkeys(WaitsFor, AtOnce()),
         logs=SimpleNamespace(),
         clients=SimpleNamespace(),
+        mirrors=SimpleNamespace(),
         schemas=None,
         settings=Settings(),
     )
