@@ -5,8 +5,10 @@ The numbers of traps are those of docs/decisions/0022-a-broker-keeps-the-horizon
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -410,6 +412,34 @@ def test_a_deleted_topic_is_deleted_in_the_service(broker: CompactingBroker) -> 
     broker.send(topic, ("b", b"1"))
     broker.compact(topic)
     assert broker.values(topic) == [("b", b"1")]
+
+
+@pytest.mark.soak
+@ONE_VERSION
+def test_a_million_messages(broker: CompactingBroker, checks: Path, jar: Path) -> None:
+    """Both compactors keep the same; prints the seconds of their compactions, and the milliseconds of reads in turn."""
+    messages, keys, rng = 1_000_000, 100_000, random.Random(1)
+    names = [f"key-{rng.randrange(keys):06d}" for _ in range(messages)]
+    topics = [broker.topic("public/default"), broker.topic()]
+    for topic in topics:
+        producer = broker.client.create_producer(
+            topic, batching_enabled=True, batching_max_messages=1_000, block_if_queue_full=True
+        )
+        for name in names:
+            producer.send_async(b"x" * 100, None, partition_key=name)
+        producer.flush()
+        producer.close()
+        begin = time.monotonic()
+        broker.compact(topic)
+        print(f"{topic} compacted in {time.monotonic() - begin:.1f} s")
+    libraries = f"{checks}:{jar}:{class_path(HERE / LOCKS[VERSION])}"
+    command = [java(), "-Xmx1g", "-cp", libraries, "compactor.pulsar.ReadCompacted", broker.broker.url, "5", *topics]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    reads = [line.split() for line in done.stdout.splitlines() if line.startswith("persistent://")]
+    print(*reads, sep="\n")
+    assert len(reads) == 10
+    kept = str(len(set(names)))
+    assert [read for read in reads if read[1:3] != [kept, kept]] == []
 
 
 # Ends of processes: the last tests of a broker
