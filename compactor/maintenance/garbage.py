@@ -4,8 +4,8 @@ The steps per topic; their order makes them safe beside imports, runs, readers a
 
     list      list all objects of the topic; objects that are written later wait for the next collection
     expire    finish attempts whose heartbeat is older than the grace time: SQL fences them before any deletion
-    collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin; those with a
-              snapshot of the topic's table stay for `table.snapshot.age.ms`, and while the table lists the snapshot
+    collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin; those that the
+              topic's table shows or lists stay longer (retirement.py)
     purge     delete the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no
               other grace time
     refer     read the rows of ledgers, compacted ledgers and attempts in one snapshot, then the manifests
@@ -49,12 +49,13 @@ from functools import partial
 from itertools import groupby
 
 from compactor.maintenance.grace import GRACE_MS
+from compactor.maintenance.retirement import due_times
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE
 from storage.environment import Environment
 from storage.errors import DataLoss, Misconfigured, NotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
-from storage.ledger.manifest import read_manifest
+from storage.ledger.manifest import TableSnapshot, read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.policy_store import enclosing_scope
@@ -105,26 +106,6 @@ class CollectionResult:
     def total(self) -> ObjectTotals:
         """The totals over all kinds of objects."""
         return sum(self.objects.values(), ObjectTotals())
-
-
-@dataclass(frozen=True)
-class _Retention:
-    """The time that retired compacted ledgers stay, in ms: those with a snapshot of the table, `snapshot_age_ms`.
-
-    `listed`: the compacted ledgers whose snapshots the table lists; they stay. Readers of a table take no pin.
-    """
-
-    grace_ms: int
-    snapshot_age_ms: int = 0
-    listed: frozenset[int] = frozenset()
-
-    def after_ms(self, retired: CompactedLedgerRecord) -> int:
-        """Return the least time from retirement to collection."""
-        return self.grace_ms if retired.table_metadata is None else max(self.grace_ms, self.snapshot_age_ms)
-
-    def holds(self, retired: CompactedLedgerRecord) -> bool:
-        """Return whether a compacted ledger stays whatever the time."""
-        return retired.ledger_id in self.listed
 
 
 @dataclass(frozen=True)
@@ -219,13 +200,13 @@ class GarbageCollector:
         snapshot = self.environment.metadata.pins.gc_snapshot(topic.id)
         if self._is_clean(snapshot, listed, now):
             if not dry_run:
-                self._settle(snapshot, listed, listed_since, queued, now, 0, _Retention(self.grace_ms))
+                self._settle(snapshot, listed, listed_since, queued, now, 0, {})
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         policies = self.environment.metadata.policies.effective(topic)
-        retention = self._retention(snapshot, policies.table_snapshot_age_ms)
-        retired = 0 if dry_run else self._collect_retired(topic, retention)
+        times = self._due_times(snapshot, policies.table_snapshot_age_ms)
+        retired = 0 if dry_run else self._collect_retired(topic, times)
         delay_ms = policies.file_delete_delay_ms
         marked_before = now - delay_ms
         marked = self.environment.metadata.trimming.trimmed(topic.id)
@@ -241,7 +222,7 @@ class GarbageCollector:
                 and not live_heartbeat_bounds(self.grace_ms, now).contains(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
-            kept = [item for item in kept if not self._may_go(snapshot, item, now, retention)]
+            kept = [item for item in kept if not self._may_go(snapshot, item, now, times)]
             retired = len(snapshot.compacted) - len(kept)
             snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in due))
         garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(due))
@@ -250,7 +231,7 @@ class GarbageCollector:
         if not dry_run:
             remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
-            self._settle(snapshot, listed, listed_since, queued, now, delay_ms, retention)
+            self._settle(snapshot, listed, listed_since, queued, now, delay_ms, times)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
@@ -263,10 +244,10 @@ class GarbageCollector:
         queued: TopicWork | None,
         now: int,
         delay_ms: int,
-        retention: _Retention,
+        retired_due: Mapping[int, int],
     ) -> None:
         """State when the topic needs the next collection. `queued`: as it was read before the snapshot."""
-        times = [self._next_time(snapshot, listed_since, now, delay_ms, retention)]
+        times = [self._next_time(snapshot, listed_since, now, delay_ms, retired_due)]
         attempts = {attempt.attempt_id for attempt in snapshot.attempts}
         for info in listed:  # of an attempt without a row, or a row that began after the snapshot
             parsed = names.parse(info.name)
@@ -280,7 +261,7 @@ class GarbageCollector:
             work.queue(WorkKind.COLLECT, [snapshot.topic.id])
 
     def _next_time(
-        self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int, retention: _Retention
+        self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int, retired_due: Mapping[int, int]
     ) -> int | None:
         """Return the first time (ms) at which rows of the snapshot lead to work; None: none do.
 
@@ -293,11 +274,7 @@ class GarbageCollector:
             for attempt in snapshot.attempts
             if attempt.finished_at is not None and attempt.finished_at >= listed_since - self.grace_ms
         ]
-        times += [
-            item.retired_at + retention.after_ms(item)
-            for item in snapshot.compacted
-            if item.retired_at is not None and not retention.holds(item)
-        ]
+        times += [retired_due[item.ledger_id] for item in snapshot.compacted if item.ledger_id in retired_due]
         times += [ledger.deleted_at + delay_ms for ledger in snapshot.ledgers if ledger.deleted_at is not None]
         return min(max(min(times), now), now + GRACE_MS) if times else None
 
@@ -313,22 +290,25 @@ class GarbageCollector:
         references = self._references(snapshot, list(snapshot.compacted))
         return not self._garbage(listed, references, snapshot, now, set())
 
-    def _retention(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> _Retention:
-        """Return how long retired compacted ledgers stay.
+    def _due_times(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> dict[int, int]:
+        """Return when each retired compacted ledger may be collected (ms), by id; the others stay.
 
-        A table that serves later lists no older snapshot than the one that serves now, so the answer stays true. A
-        manifest that is unreadable holds all.
+        A table that serves later shows and lists no older compacted ledger than the one that serves now, so the answer
+        stays true. An unreadable manifest of the serving one, whose table is unknown, holds all that may be listed.
         """
-        serving = next((item for item in snapshot.compacted if item.retired_at is None), None)
-        if serving is None or serving.table_metadata is None or len(snapshot.compacted) == 1:
-            return _Retention(self.grace_ms, snapshot_age_ms)
-        try:
-            table = read_manifest(self.environment.store, serving.manifest).table
-        except DataLoss:
-            return _Retention(self.grace_ms, snapshot_age_ms, frozenset(item.ledger_id for item in snapshot.compacted))
-        return _Retention(self.grace_ms, snapshot_age_ms, frozenset(table.snapshots if table else ()))
+        tables: dict[int, TableSnapshot | None] = {item.ledger_id: None for item in snapshot.compacted}
+        with_table = [item for item in snapshot.compacted if item.table_metadata is not None]
+        if any(item.retired_at is not None for item in with_table):
+            for item in with_table:
+                try:
+                    tables[item.ledger_id] = read_manifest(self.environment.store, item.manifest).table
+                except DataLoss:
+                    if item.retired_at is None:
+                        return {}
+                    del tables[item.ledger_id]
+        return due_times(snapshot.compacted, tables, self.grace_ms, snapshot_age_ms)
 
-    def _collect_retired(self, topic: TopicRecord, retention: _Retention) -> int:
+    def _collect_retired(self, topic: TopicRecord, times: Mapping[int, int]) -> int:
         """Delete the rows of retired compacted ledgers. Return their number.
 
         Each row has a transaction that checks the pins. Without the row no reader can pin the ledger.
@@ -336,19 +316,20 @@ class GarbageCollector:
         collected = 0
         pins = self.environment.metadata.pins
         for compacted in pins.retired_ledgers(topic.id):
-            if retention.holds(compacted):
+            if compacted.retired_at is None or compacted.ledger_id not in times:
                 continue
-            if pins.delete_ledger_if_unpinned(topic.id, compacted.ledger_id, retention.after_ms(compacted)):
+            stays_ms = times[compacted.ledger_id] - compacted.retired_at
+            if pins.delete_ledger_if_unpinned(topic.id, compacted.ledger_id, stays_ms):
                 collected += 1
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
-    def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int, retention: _Retention) -> bool:
+    def _may_go(
+        self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int, times: Mapping[int, int]
+    ) -> bool:
         """Return, for a dry run, whether `_collect_retired` would delete the row."""
-        if compacted.retired_at is None or retention.holds(compacted):
-            return False
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
-        return now - compacted.retired_at >= retention.after_ms(compacted) and not pinned
+        return compacted.ledger_id in times and now >= times[compacted.ledger_id] and not pinned
 
     def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
         """Return the names of all objects that rows reference, and the manifests of those rows."""

@@ -209,7 +209,7 @@ def test_a_topic_with_chunked_messages_compacts_and_its_table_says_why_it_stays(
     assert len(by_pyiceberg(table_uri(bench, topic))) == 20
     bench.clock.advance(3 * DAY)
     GarbageCollector(bench).collect(topic.record)
-    assert len(by_pyiceberg(table_uri(bench, topic))) == 20, "what it lists is kept"
+    assert len(by_pyiceberg(table_uri(bench, topic))) == 20, "what it shows is kept"
     bench.append(topic, [content((b"a", None))])
     run = compact(bench, topic)
     assert not run.table_error
@@ -323,6 +323,7 @@ def generations(bench: Workbench, topic: Topic, policies: RunPolicies, count: in
 
 @pytest.mark.slow
 def test_garbage_collection_keeps_the_snapshots_that_the_table_lists(bench: Workbench, topic: Topic) -> None:
+    bench.set_policies(topic, **{"table.snapshot.age.ms": 20 * DAY})
     policies = RunPolicies(table_format_version=3, table_snapshot_age_ms=3 * DAY, table_snapshots_max=3)
     by_snapshot = generations(bench, topic, policies, 5)
     bench.clock.advance(10 * DAY)
@@ -333,26 +334,49 @@ def test_garbage_collection_keeps_the_snapshots_that_the_table_lists(bench: Work
     assert listed == list(by_snapshot)[-3:]
     for snapshot_id in listed:
         assert by_pyiceberg(table_uri(bench, topic), snapshot_id) == by_snapshot[snapshot_id]
-    work = bench.metadata.topic_work.due(WorkKind.COLLECT, bench.clock.now_ms() + 100 * DAY)
-    assert [item for item in work if item.topic_id == topic.record.id] == [], "what is listed needs no check by time"
     supersede(bench, topic, 9)
     compact(bench, topic, RunPolicies(table_format_version=3, table_snapshots_max=1))
-    bench.clock.advance(GRACE_MS + 1)
-    assert collector.collect(topic.record).compacted_ledgers == 2, "the last one was replaced less than a day ago"
-    bench.clock.advance(DAY)
+    bench.clock.advance(GRACE_MS - 1)
+    assert collector.collect(topic.record).compacted_ledgers == 0, "they left the list less than a grace time ago"
+    bench.clock.advance(1)
+    assert collector.collect(topic.record).compacted_ledgers == 3
+    check_rows(bench, topic)
+
+
+def test_an_idle_topic_keeps_replaced_snapshots_no_longer_than_their_age(bench: Workbench, topic: Topic) -> None:
+    generations(bench, topic, RunPolicies(table_format_version=3, table_snapshot_age_ms=3 * DAY), 2)
+    collector = GarbageCollector(bench)
+    bench.clock.advance(DAY - 1)
+    assert collector.collect(topic.record).compacted_ledgers == 0
+    (work,) = bench.metadata.topic_work.due(WorkKind.COLLECT, bench.clock.now_ms() + 1)
+    assert work.topic_id == topic.record.id
+    bench.clock.advance(1)
     assert collector.collect(topic.record).compacted_ledgers == 1
+    assert bench.metadata.topic_work.due(WorkKind.COLLECT, bench.clock.now_ms() + 100 * DAY) == []
+    check_rows(bench, topic)
+    supersede(bench, topic, 9)
+    assert not compact(bench, topic).table_error, "a listed snapshot without objects hinders no run"
     check_rows(bench, topic)
 
 
 @pytest.mark.slow
-def test_a_snapshot_that_is_listed_no_more_stays_for_its_age(bench: Workbench, topic: Topic) -> None:
+def test_as_many_compacted_ledgers_stay_as_the_table_lists(bench: Workbench, topic: Topic) -> None:
+    for number in range(10):
+        bench.clock.advance(GRACE_MS)
+        supersede(bench, topic, number)
+        compact(bench, topic, RunPolicies(table_format_version=3, table_snapshots_max=3))
+        GarbageCollector(bench).collect(topic.record)
+    assert len(bench.metadata.pins.gc_snapshot(topic.record.id).compacted) == 4, "three, and the one that left last"
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_is_listed_no_more_stays_for_a_grace_time(bench: Workbench, topic: Topic) -> None:
     """A reader that opened the table before goes on."""
-    bench.set_policies(topic, **{"table.snapshot.age.ms": 2 * DAY})
     compact(bench, topic, RunPolicies(table_format_version=3, table_snapshots_max=1))
     opened, rows_before = table_uri(bench, topic), expected(topic)
     supersede(bench, topic, 0)
     compact(bench, topic, RunPolicies(table_format_version=3, table_snapshots_max=1))
-    bench.clock.advance(2 * DAY - 1)
+    bench.clock.advance(GRACE_MS - 1)
     GarbageCollector(bench).collect(topic.record)
     assert by_pyiceberg(opened) == rows_before
     bench.clock.advance(1)
