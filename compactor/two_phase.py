@@ -76,12 +76,13 @@ from storage.metadata.records import (
     TopicSnapshot,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import LogPosition, SourcePosition, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import RateLimits
 from storage.owner import owner_name
 from storage.reading.compacted_loss import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
+from storage.topic import Topic
 
 _log = logging.getLogger(__name__)
 
@@ -249,6 +250,7 @@ class TwoPhaseCompactor:
             return self.environment.metadata.runs.succeed_unchanged(run, {"messages_in": 0, "messages_out": 0})
         run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=statistics)
         with self._not_lost(snapshot, run):
+            source_horizon = self._source_horizon(snapshot, horizon)
             phase_one = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
             output = yield from self._carry_out(phase_one)
         timer.lap("phase_two")
@@ -270,7 +272,8 @@ class TwoPhaseCompactor:
             manifest = self._with_table(run, policies, phase_one.previous, manifest, timer)
             timer.lap("table")
 
-        run = self._publish(snapshot, run, output, manifest, timer, self._retry(run, tail_error))
+        retry = self._retry(run, tail_error)
+        run = self._publish(snapshot, run, output, manifest, source_horizon, timer, retry)
         self._clean_up(phase_one.ranges)
         return run
 
@@ -402,6 +405,20 @@ class TwoPhaseCompactor:
     def _sizing(self) -> Sizing:
         return self.sizing or Sizing(self.engine.parallelism)
 
+    def _source_horizon(self, snapshot: TopicSnapshot, horizon: LogPosition) -> SourcePosition | None:
+        """Return the position of a horizon at the source of a replicated topic; None: no replicator writes to the
+        topic, or the position is unknown.
+
+        It is found while raw messages are there, and stored: a broker of the source keeps to it.
+        """
+        before = snapshot.compacted
+        if before is not None and before.horizon == horizon and before.source_horizon is not None:
+            return before.source_horizon
+        stored = self.environment.metadata.producer_sequences.of_topic(snapshot.topic.id)
+        if stored is None or stored.sources is None:
+            return None
+        return Topic(self.environment, snapshot.topic).source_position_before(horizon.offset + 1)
+
     def _previous(self, snapshot: TopicSnapshot) -> Manifest | None:
         if snapshot.compacted is None:
             return None
@@ -414,6 +431,7 @@ class TwoPhaseCompactor:
         run: RunRecord,
         output: RunOutput,
         manifest: Manifest,
+        source_horizon: SourcePosition | None,
         timer: _PhaseTimer,
         retry: CompactionRetry | None,
     ) -> RunRecord:
@@ -434,6 +452,7 @@ class TwoPhaseCompactor:
             attempt_id=run.attempt_id,
             created_at=manifest.created_at,
             table_metadata=manifest.table.metadata if manifest.table else None,
+            source_horizon=source_horizon,
         )
         statistics = output.statistics(manifest) | timer.lap("publish")
         return self.environment.metadata.publishing.publish(

@@ -44,7 +44,7 @@ from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, Rows
 from storage.reading.raw_reader import RawReader
 from storage.reading.scan import ScanPiece, ScanRange, compacted_ledger_of_scan, plan_scan
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
-from storage.reading.source_reader import SourceReader, first_entry, open_source_reader
+from storage.reading.source_reader import SourceReader, first_entry, open_source_reader, position_before
 
 Value = TypeVar("Value")
 
@@ -183,6 +183,10 @@ class Topic:
     def first_source_entry(self) -> SourcePosition | None:
         """Return the position at the source of the first entry that was ever stored; see `first_entry`."""
         return self.read_snapshot(first_entry)
+
+    def source_position_before(self, end: int) -> SourcePosition | None:
+        """Return the position at the source of the last raw message before an offset; see `position_before`."""
+        return self.read_snapshot(lambda reader: position_before(reader, end))
 
     def _resumed(self, start: StartPosition) -> ContinuationToken:
         """Return the state of a compacted read that has delivered the messages before `start`.

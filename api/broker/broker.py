@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from api.broker.schemas import SchemaRegistry
     from api.broker.serving.connected_clients import ConnectedClientsView
     from api.broker.serving.logs import TopicLogs
-    from api.broker.source_horizons import SourceHorizons
     from api.broker.threads import Pools
     from api.settings.settings import Settings
     from compactor.scheduling.backlog import BacklogReader
@@ -54,8 +53,6 @@ class Broker:
     """Mirrors of Kafka's topics that this service runs."""
     backlogs: BacklogReader
     """For requests: they share its counts of open segments, so that each entry is read once."""
-    source_horizons: SourceHorizons
-    """For brokers that replicate their topics here."""
     verify_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: verification reads the whole topic, so the process verifies one at a time."""
 

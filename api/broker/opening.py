@@ -15,7 +15,6 @@ from api.broker.schema_processes import SchemaProcesses
 from api.broker.schemas import SchemaRegistry
 from api.broker.serving.connected_clients import ConnectedClientsView
 from api.broker.serving.logs import TopicLogs
-from api.broker.source_horizons import SourceHorizons
 from api.broker.threads import make_pools
 from api.components import open_for_writing, store_trial
 from api.settings.settings import Settings
@@ -81,7 +80,6 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
                 clients=clients,
                 mirrors=MirrorsView(),
                 backlogs=BacklogReader(metadata, environment.log),
-                source_horizons=SourceHorizons(),
             )
         finally:
             if quick_store is not environment.store:

@@ -217,7 +217,7 @@ def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> Sourc
     Conflict for a topic that is not of one source alone."""
     reader.check_one_source()
     try:
-        return broker.source_horizons.horizon(reader)
+        return reader.horizon()
     except SegmentNotLocal:
         broker.ownership.check_for_reading(record)
         raise

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from storage.errors import NO_ERROR, ErrorText
-from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
+from storage.model import LedgerRecord, LogPosition, MessageId, SourcePosition, StoredObject, TopicName
 
 COMPACTION_CURSOR = "__compaction"
 """The cursor whose mark-delete position is the compaction horizon (Pulsar's name)."""
@@ -157,7 +157,8 @@ class CompactedLedgerRecord:
     """A compacted ledger, one generation of a topic. `last_message_id` None: it is empty.
 
     `retired_at`: when it was taken out of service; None: it serves. `table_metadata`: the metadata of the topic's
-    Iceberg table while it serves; None: the topic has no table.
+    Iceberg table while it serves; None: the topic has no table. `source_horizon`: the position of the horizon at the
+    source cluster of a replicated topic; None: it is unknown.
     """
 
     ledger_id: int
@@ -172,6 +173,7 @@ class CompactedLedgerRecord:
     created_at: int
     retired_at: int | None = None
     table_metadata: StoredObject | None = None
+    source_horizon: SourcePosition | None = None
 
 
 class RunState(StrEnum):

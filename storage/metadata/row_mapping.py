@@ -29,7 +29,7 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
-from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
+from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, SourcePosition, StoredObject, TopicName
 
 Value = TypeVar("Value")
 
@@ -123,17 +123,21 @@ def compacted_ledger(row: RowMapping) -> CompactedLedgerRecord:
         manifest=_part(StoredObject, row, "manifest"),
         last_message_id=_message_id(row, "last_message"),
         table_metadata=None if row["table_metadata_name"] is None else _part(StoredObject, row, "table_metadata"),
+        source_horizon=None if row["source_horizon_ledger_id"] is None else _source_position(row, "source_horizon"),
     )
 
 
 def compacted_ledger_values(topic_id: int, compacted: CompactedLedgerRecord) -> dict[str, Any]:
+    source = compacted.source_horizon
     return {
         "topic_id": topic_id,
-        **_values(compacted, "horizon", "manifest", "last_message_id", "table_metadata"),
+        **_values(compacted, "horizon", "manifest", "last_message_id", "table_metadata", "source_horizon"),
         **position_values("horizon", compacted.horizon),
         **_part_values(StoredObject, "manifest", compacted.manifest),
         **_part_values(MessageId, "last_message", compacted.last_message_id),
         **_part_values(StoredObject, "table_metadata", compacted.table_metadata),
+        "source_horizon_ledger_id": None if source is None else source.ledger_id,
+        "source_horizon_entry_id": None if source is None else source.entry_id,
     }
 
 
@@ -178,6 +182,10 @@ def _values(value: object, *others: str) -> dict[str, Any]:
 def _part(kind: type[Value], row: RowMapping, prefix: str) -> Value:
     """Return a value that several columns hold."""
     return kind(*(row[f"{prefix}_{name}"] for name in field_names(kind)))
+
+
+def _source_position(row: RowMapping, prefix: str) -> SourcePosition:
+    return SourcePosition(row[f"{prefix}_ledger_id"], row[f"{prefix}_entry_id"])
 
 
 def _part_values(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:

@@ -268,9 +268,11 @@ compacted_ledgers = Table(
     Column("retired_at", BigInteger),
     Column("table_metadata_name", String),
     *_integers("table_metadata_size", "table_metadata_crc32c", nullable=True),
+    *_integers("source_horizon_ledger_id", "source_horizon_entry_id", nullable=True),
     UniqueConstraint("topic_id", "generation"),
 )
-"""Compacted ledgers. `table_metadata_…`: the metadata of the topic's Iceberg table; null: it has none."""
+"""Compacted ledgers. `table_metadata_…`: the metadata of the topic's Iceberg table; null: it has none.
+`source_horizon_…`: the position of the horizon at the source of a replicated topic; null: it is unknown."""
 _one_for_each_topic("uq_compacted_ledgers_serving", compacted_ledgers, "retired_at IS NULL")
 
 pins = Table(

@@ -11,8 +11,9 @@ messages after it, which the caller reads raw.
                                                 deletions
 
 Every row has a position, and all are of one source: otherwise there is no such view, and the read is a Conflict. The
-horizon of a compacted ledger is the position of the last entry before its end. If raw is trimmed there, it is the
-position before the next entry, or the last position that is stored of the source.
+horizon of a compacted ledger is the position of the last entry before its end; its run stores it. One that an older
+version has published has none stored: if raw is trimmed there, its horizon is the position before the next entry, or
+the last position that is stored of the source.
 
 A reader takes no pin: it is used for one page, which takes less time than a replaced ledger stays (`gc.grace`).
 
@@ -73,6 +74,8 @@ class SourceReader:
 
     def horizon(self) -> SourcePosition:
         """Return the position of the last entry that the compacted ledger covers. Raises SegmentNotLocal."""
+        if self.compacted.source_horizon is not None:
+            return self.compacted.source_horizon
         end = self.compacted.horizon.offset + 1
         if self._reader.first_offset < end:
             for table in self._reader.raw_before(end):
@@ -188,6 +191,17 @@ def first_entry(reader: SnapshotReader) -> SourcePosition | None:
     if table is None or not has_positions(table.slice(0, 1)):
         return None
     return SourcePosition(*(table.column(name)[0].as_py() for name in rows.SOURCE_COLUMNS))
+
+
+def position_before(reader: SnapshotReader, end: int) -> SourcePosition | None:
+    """Return the position of the last raw message before the offset `end`; None: it is trimmed, or no replicator sent
+    it."""
+    if reader.first_offset >= end:
+        return None
+    table = next(reader.raw_before(end), None)
+    if table is None or not has_positions(table):
+        return None
+    return SourcePosition(*(table.column(name)[-1].as_py() for name in rows.SOURCE_COLUMNS))
 
 
 def _count_up_to(horizon: SourcePosition, table: pa.Table) -> int:

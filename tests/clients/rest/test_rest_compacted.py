@@ -8,12 +8,15 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from compactor.maintenance.retention import Retention
 from storage.entries.entry import parse_metadata
 from storage.entries.source_position import with_position
 from storage.errors import ErrorText
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
+from storage.metadata.tables import compacted_ledgers
 from storage.model import SourcePosition, SourceProgress
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.pulsar_entries import PUBLISHED, entry, metadata
@@ -178,6 +181,21 @@ def test_less_than_the_caller_knows_is_refused(rest_topic: RestTopic, below: str
     assert rest_topic.ask("GET", f"{below}horizon=7:1&generation=1").status_code == 200
     assert_refused(rest_topic.ask("GET", f"{below}horizon=7:2"), 409, "up to 7:1", "knows the horizon 7:2", "restore")
     assert_refused(rest_topic.ask("GET", f"{below}generation=2"), 409, "generation 1", "restore")
+
+
+def test_services_agree_about_a_horizon(rest_topic: RestTopic) -> None:
+    replicate(rest_topic, 0, [b"a", b"b"])
+    compact_up_to(rest_topic, "7:1")
+    with rest_topic.served.broker.environment.metadata.database.write() as connection:  # as an older version did
+        connection.execute(
+            update(compacted_ledgers).values(source_horizon_ledger_id=None, source_horizon_entry_id=None)
+        )
+    assert rest_topic.ask("GET", "/compacted").json()["horizon"] == "7:1"
+    replicate(rest_topic, 0, [b"c"], ledger=8)
+    opened = rest_topic.served.topic(rest_topic.name)
+    Retention(rest_topic.served.broker.environment).trim(opened.record, 2, force=True)
+    # Of a service that was asked only now, a broker learns 8:-1.
+    assert ids(rest_topic, "horizon=8:-1&generation=1") == [0, 1]
 
 
 def test_a_topic_of_other_producers_has_no_positions(rest_topic: RestTopic) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy import update
 
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
+from compactor.run.plan import RunPolicies
 from storage.entries.source_position import with_position
 from storage.errors import Conflict
 from storage.metadata.producer_sequences import ProducerSequences
+from storage.metadata.tables import compacted_ledgers
 from storage.model import SourcePosition, SourceProgress
 from storage.reading.source_reader import SourceMessage
 from storage.topic import Topic
 from tests.pulsar_entries import PUBLISHED, batch_payload, encrypted, entry, metadata, single
-from tests.workbench import Workbench, content
+from tests.workbench import Workbench, compacted_ledger, content
 
 END = SourcePosition(2**40, 0)
 FIRST = SourcePosition(-1, -1)
@@ -161,15 +164,44 @@ def trim_to_horizon(bench: Workbench, topic: Topic) -> None:
     assert topic.snapshot_reader().first_offset == compacted.horizon.offset + 1
 
 
-def test_the_horizon_outlives_raw_messages(topic: Topic, bench: Workbench) -> None:
+def forget_horizon(bench: Workbench) -> None:
+    """Make compacted ledgers look like those of an older version."""
+    with bench.metadata.database.write() as connection:
+        connection.execute(
+            update(compacted_ledgers).values(source_horizon_ledger_id=None, source_horizon_entry_id=None)
+        )
+
+
+def test_the_horizon_of_a_run_never_changes(topic: Topic, bench: Workbench) -> None:
+    """Brokers of the source that ask different services must learn the same one."""
+    replicate(bench, topic, ((12, 5), message(b"late", b"1")))
+    assert horizon(topic) == (9, 10)
+    trim_to_horizon(bench, topic)
+    assert horizon(topic) == (9, 10)
+    bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=2**60))
+    assert compacted_ledger(topic).generation == 2
+    assert horizon(topic) == (9, 10), "a run without new messages keeps it"
+
+
+def test_the_horizon_of_an_older_version_outlives_raw_messages(topic: Topic, bench: Workbench) -> None:
+    forget_horizon(bench)
+    assert horizon(topic) == (9, 10)
     trim_to_horizon(bench, topic)
     assert horizon(topic) == (9, 10), "the last position of the source"
 
 
-def test_the_horizon_before_raw_messages(topic: Topic, bench: Workbench) -> None:
+def test_the_horizon_of_an_older_version_before_raw_messages(topic: Topic, bench: Workbench) -> None:
+    forget_horizon(bench)
     replicate(bench, topic, ((12, 5), message(b"late", b"1")))
     trim_to_horizon(bench, topic)
     assert horizon(topic) == (12, 4), "the entry before the first one that is left"
+
+
+def test_topics_of_other_producers_have_no_horizon(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"local", b"1"))])
+    bench.compact(topic)
+    assert compacted_ledger(topic).source_horizon is None
 
 
 def test_publish_times(topic: Topic) -> None:
