@@ -5,8 +5,8 @@ delivered all entries up to there. It then serves compacted reads from entries h
 and raw reads from its own ledgers.
 
 A request for a compaction has a text that names its state: the end of the log when it was made, and what had run
-before. The broker repeats the request with it until a run covers that end, so it may lose answers, and no state is kept
-here.
+before. The broker repeats the request with it until a run covers that end, or what the policies allow of it. So it may
+lose answers, and no state is kept here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from api.broker import names
+from compactor.run import run_input
+from compactor.run.plan import RunPolicies
 from compactor.scheduling.status import CompactionStatus
 from storage.errors import NO_ERROR, CompactionRunning, Conflict, ErrorText, InvalidInput, SegmentNotLocal
 from storage.metadata.records import MANUAL, RunState
@@ -26,7 +28,7 @@ from storage.topic import Topic
 
 if TYPE_CHECKING:
     from api.broker.broker import Broker
-    from storage.metadata.records import RunRecord, TopicRecord
+    from storage.metadata.records import RunRecord, TopicRecord, TopicSnapshot
     from storage.model import TopicName
     from storage.reading.source_reader import SourceMessage, SourceReader
 
@@ -106,12 +108,11 @@ def compact_up_to(broker: Broker, name: TopicName, upto: SourcePosition, request
     record = names.unpartitioned(broker.environment, name)
     broker.ownership.check_for_reading(record)
     control = broker.environment.metadata.compaction_control
-    before = control.activity(record.id)
-    goal = _first_request(broker, record, upto) if request is None else _Request.parse(request)
-    compacted = Topic(broker.environment, record).snapshot().compacted
     activity = control.activity(record.id)
-    run = activity.last_run if activity.last_run is not None and activity.last_run.run_id > goal.run_id else None
-    if goal.end == 0 or (compacted is not None and compacted.horizon.offset + 1 >= goal.end):
+    goal = _first_request(broker, record, upto) if request is None else _Request.parse(request)
+    snapshot = Topic(broker.environment, record).snapshot()  # later than `activity`: it has all that runs did till then
+    run = snapshot.last_run if snapshot.last_run is not None and snapshot.last_run.run_id > goal.run_id else None
+    if goal.end == 0 or (snapshot.horizon is not None and snapshot.horizon.offset + 1 >= goal.end):
         return RequestState(CompactionStatus.SUCCESS, str(goal), run)
     if not activity.running and request is not None:
         if activity.control.failures > goal.failures:
@@ -120,10 +121,29 @@ def compact_up_to(broker: Broker, name: TopicName, upto: SourcePosition, request
             return RequestState(CompactionStatus.ERROR, str(goal), run, run.error)
         if run is not None and run.tail_error:
             return RequestState(CompactionStatus.ERROR, str(goal), run, run.tail_error)
-    if not before.running or not activity.running:
+        if _has_all_allowed(broker, snapshot, run, goal.end):
+            return RequestState(CompactionStatus.SUCCESS, str(goal), run)
+    if not activity.running:
         with suppress(CompactionRunning):
             broker.control.trigger(record, MANUAL, by)
     return RequestState(CompactionStatus.RUNNING, str(goal), run)
+
+
+def _has_all_allowed(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | None, end: int) -> bool:
+    """Return whether all messages before the offset `end` are compacted, but for those that are too young for it.
+
+    The age counts at the start of `run`, which has succeeded, so that the wait has an end. Otherwise no run was needed
+    since the request, and it counts now.
+    """
+    if any(segment.first_offset < end for segment in snapshot.segments):
+        return False
+    if run is not None and run.state is RunState.SUCCESS:
+        min_lag_ms, at = cast("int", run.policies["min_lag_ms"]), run.started_at
+    else:
+        policies = broker.environment.metadata.policies.effective(snapshot.topic)
+        min_lag_ms, at = policies.min_compaction_lag_ms, broker.environment.clock.now_ms()
+    dirty = run_input.dirty_ledgers(snapshot, RunPolicies(min_lag_ms=min_lag_ms), at)
+    return not dirty or dirty[0].first_offset >= end
 
 
 def _first_request(broker: Broker, record: TopicRecord, upto: SourcePosition) -> _Request:

@@ -15,6 +15,7 @@ from storage.entries.entry import parse_metadata
 from storage.entries.source_position import with_position
 from storage.errors import ErrorText
 from storage.log.group_commit import AppendOutcome
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.tables import compacted_ledgers
 from storage.model import SourcePosition, SourceProgress
@@ -51,6 +52,11 @@ def compact_up_to(topic: RestTopic, upto: str) -> dict[str, Any]:
     assert (first["status"], first["run"], first["error"]) == ("RUNNING", None, None)
     topic.served.compact_requested()
     return ask_up_to(topic, upto, first["request"])
+
+
+def set_min_lag(topic: RestTopic, milliseconds: int) -> None:
+    scope = topic_scope(topic.served.topic(topic.name).record)
+    topic.served.broker.environment.metadata.policies.change([scope], {"min.compaction.lag.ms": milliseconds})
 
 
 def page(topic: RestTopic, query: str = "") -> list[tuple[int, int, bytes]]:
@@ -137,6 +143,56 @@ def test_a_run_that_ends_too_early_is_followed_by_another(rest_topic: RestTopic)
     rest_topic.served.compact_requested()
     assert ask_up_to(rest_topic, "7:1", later["request"])["status"] == "SUCCESS"
     assert rest_topic.ask("GET", "/compacted").json()["generation"] == 2
+
+
+def test_messages_that_are_too_young_are_not_waited_for(rest_topic: RestTopic) -> None:
+    replicate(rest_topic, 0, [b"a"])
+    set_min_lag(rest_topic, 10**12)
+    done = compact_up_to(rest_topic, "7:0")
+    assert (done["status"], done["error"], done["run"]["state"]) == ("SUCCESS", None, "SUCCESS")
+    assert rest_topic.ask("GET", "/compacted").json()["generation"] == 0
+    replicate(rest_topic, 1, [b"b"])
+    again = compact_up_to(rest_topic, "7:1")
+    assert (again["status"], again["run"]) == ("SUCCESS", None), "nothing was new, so there was no run"
+    assert rest_topic.served.broker.environment.metadata.compaction_control.requests() == []
+
+
+def test_a_run_up_to_the_young_messages_is_enough(rest_topic: RestTopic) -> None:
+    opened, day_ms = rest_topic.served.topic(rest_topic.name), 86_400_000
+    replicate(rest_topic, 0, [b"a"])
+    opened.log_manager().roll_and_seal(opened.record)
+    replicate(rest_topic, day_ms, [b"b"])
+    now = rest_topic.served.broker.environment.clock.now_ms()
+    set_min_lag(rest_topic, now - PUBLISHED - day_ms // 2)
+    first = ask_up_to(rest_topic, f"7:{day_ms}")
+    rest_topic.served.compact_requested()
+    set_min_lag(rest_topic, 0)  # by now the rest is old enough; a caller would wait for as long as messages arrive
+    done = ask_up_to(rest_topic, f"7:{day_ms}", first["request"])
+    assert (done["status"], done["run"]["statistics"]["messages_in"]) == ("SUCCESS", 1)
+    assert rest_topic.ask("GET", "/compacted").json()["horizon"] == "7:0"
+
+
+def test_a_run_that_missed_messages_is_followed_by_another(rest_topic: RestTopic) -> None:
+    """They arrived between its tail and its claim, before which the request was made."""
+    opened = rest_topic.served.topic(rest_topic.name)
+    replicate(rest_topic, 0, [b"a"])
+    compact_up_to(rest_topic, "7:0")
+    replicate(rest_topic, 1, [b"b"])
+    request = "2.0.0"
+    assert ask_up_to(rest_topic, "7:1", request)["status"] == "RUNNING"
+    rest_topic.served.broker.environment.metadata.compaction_control.withdraw(opened.record.id)
+    opened.log_manager().roll_and_seal(opened.record)
+    assert ask_up_to(rest_topic, "7:1", request)["status"] == "RUNNING", "also if they are sealed by now"
+    rest_topic.served.compact_requested()
+    assert ask_up_to(rest_topic, "7:1", request)["status"] == "SUCCESS"
+
+
+def test_a_topic_that_was_emptied_is_not_waited_for(rest_topic: RestTopic) -> None:
+    replicate(rest_topic, 0, [b"a", b"b"])
+    first = ask_up_to(rest_topic, "7:1")
+    assert rest_topic.ask("DELETE", "/truncate").status_code == 204
+    rest_topic.served.compact_requested()
+    assert ask_up_to(rest_topic, "7:1", first["request"])["status"] == "SUCCESS"
 
 
 def test_the_error_of_a_run(rest_topic: RestTopic) -> None:
