@@ -17,7 +17,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +55,10 @@ class MirrorService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[TopicName, tuple[_Key, asyncio.Task[None]]] = {}
         self._sessions: dict[TopicName, MirrorSession] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """The tasks that were cancelled: a second time would end what they do at their end."""
+        self._errors: dict[TopicName, ErrorText] = {}
+        """The error in the row of each mirror that runs."""
         self._totals: dict[TopicName, MirrorTotals] = {}
         broker.mirrors.counts = self.counts
 
@@ -103,12 +106,11 @@ class MirrorService:
     # The thread
 
     async def _start(self) -> None:
+        self._context = await asyncio.to_thread(self._new_context, asyncio.get_running_loop())
         loop = asyncio.new_event_loop()
-        self._loop = loop
-        self._thread = threading.Thread(target=partial(_run_forever, loop), name="mirrors", daemon=True)
-        context = await asyncio.to_thread(self._new_context, asyncio.get_running_loop())
-        self._context = context
-        self._thread.start()
+        thread = threading.Thread(target=partial(_run_forever, loop), name="mirrors", daemon=True)
+        thread.start()
+        self._thread, self._loop = thread, loop
 
     def _new_context(self, service_loop: asyncio.AbstractEventLoop) -> MirrorContext:
         """Return the context of sessions. It loads the client of Kafka, which takes a while."""
@@ -120,20 +122,29 @@ class MirrorService:
     def _apply(self, running: Sequence[MirrorRecord]) -> None:
         """Begin and end tasks. For the thread, as all that follows."""
         due = {record.topic: record for record in running}
+        self._errors = {record.topic: record.error for record in running}
         for topic, (key, task) in list(self._tasks.items()):
             record = due.get(topic)
-            if record is None or _key(record) != key:
-                task.cancel()
-                if task.done():
-                    del self._tasks[topic]
+            if task.done():
+                del self._tasks[topic]
+                if record is not None and _key(record) == key:
+                    del due[topic]  # the row may be older than what the task stored at its end
+            elif record is None or _key(record) != key:
+                self._cancel(task)
         for topic, record in due.items():
             if topic not in self._tasks:
                 self._tasks[topic] = _key(record), asyncio.get_running_loop().create_task(self._mirror(record))
 
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        if task not in self._ending:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            task.cancel()
+
     async def _end(self) -> None:
         tasks = [task for _, task in self._tasks.values()]
         for task in tasks:
-            task.cancel()
+            self._cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _mirror(self, record: MirrorRecord) -> None:
@@ -142,18 +153,18 @@ class MirrorService:
         from api.broker.mirroring.session import MirrorSession
 
         totals = self._totals.setdefault(record.topic, MirrorTotals())
-        noted: ErrorText | None = None
         delay = _FIRST_RETRY_SECONDS
         while True:
-            session = self._sessions[record.topic] = MirrorSession(self._context, record, totals)
 
             async def begun() -> None:
-                nonlocal noted, delay
+                nonlocal delay
                 delay = _FIRST_RETRY_SECONDS
-                noted = await self._note(record, NO_ERROR, noted)
+                await self._note(record, NO_ERROR)
 
-            reporting = asyncio.create_task(self._report(record, session))
+            reporting: asyncio.Task[None] | None = None
             try:
+                session = self._sessions[record.topic] = MirrorSession(self._context, record, totals)
+                reporting = asyncio.create_task(self._report(record, session))
                 await session.run(begun)
             except MirrorStopped as error:
                 totals.errors += 1
@@ -165,27 +176,27 @@ class MirrorService:
                 totals.errors += 1
                 if not isinstance(error, CompactorError):
                     LOG.exception("the mirror %s failed in an unexpected way", record.topic)
-                noted = await self._note(record, ErrorText.of(error), noted)
+                await self._note(record, ErrorText.of(error))
             finally:
                 self._sessions.pop(record.topic, None)
-                reporting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await reporting
+                if reporting is not None:
+                    reporting.cancel()
+                    await asyncio.wait([reporting])
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
-    async def _note(self, record: MirrorRecord, error: ErrorText, noted: ErrorText | None) -> ErrorText | None:
-        """Store the error of the last try, if it is another than `noted`; return the stored one."""
-        if error == noted:
-            return noted
+    async def _note(self, record: MirrorRecord, error: ErrorText) -> None:
+        """Store the error of the last try, if the row has another."""
+        if error == self._errors.get(record.topic):
+            return
         if error:
             LOG.warning("the mirror %s tries again: %s", record.topic, error)
         try:
             await self._in_database(self._mirrors.note_error, record.topic, error)
         except CompactorError as failure:
             LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
-            return noted
-        return error
+            return
+        self._errors[record.topic] = error
 
     async def _fail(self, record: MirrorRecord, error: MirrorStopped) -> None:
         """Store that a mirror stops, again and again until the database takes it."""
@@ -214,6 +225,9 @@ class MirrorService:
                     await self._in_database(self._mirrors.report, record.topic, changed)
             except CompactorError as error:
                 LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
+                continue
+            except Exception:
+                LOG.exception("the progress of the mirror %s is not stored", record.topic)
                 continue
             reported |= {number: (item.next_offset, item.end_offset) for number, item in changed.items()}
 

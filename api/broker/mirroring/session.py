@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from storage.kafka.record_batch import RecordBatch
 from storage.metadata.mirrors import MirrorRecord
 from storage.model import TopicName
 
+LOG = logging.getLogger(__name__)
 FETCH_BYTES = 4 << 20
 """Bytes of one answer of a broker, or one batch."""
 _WAIT_MS = 500
@@ -102,10 +104,16 @@ class MirrorSession:
             ]
             await _until_first_ends([*work, self._until_changed(topic)])
         finally:
-            partitions, self.partitions = self.partitions, {}
-            for partition in partitions.values():
+            await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        partitions, self.partitions = self.partitions, {}
+        for partition in partitions.values():
+            try:
                 await self._context.in_service(partition.target.close())
-            await self._cluster.close()
+            except Exception:
+                LOG.exception("%s: the producer of the mirror is not closed", partition.label)
+        await self._cluster.close()
 
     # Beginning
 
@@ -160,17 +168,16 @@ class MirrorSession:
         )
         try:
             last = await context.in_service(target.open())
-        except PositionLost as error:
-            raise MirrorStopped(error.message, error.remedy) from error
-        except MissingTopic as error:
-            raise MirrorStopped(f"{name} was deleted", "create it, or remove the mirror") from error
-        try:
             if last is None and start is None:
                 offset = await self._cluster.offset(topic.leaders[number], number, protocol.EARLIEST)
             else:
                 offset = max(0 if last is None else last + 1, start or 0)
-        except BaseException:
-            await context.in_service(target.close())
+        except PositionLost as error:
+            raise MirrorStopped(error.message, error.remedy) from error
+        except MissingTopic as error:
+            raise MirrorStopped(f"{name} was deleted", "create it, or remove the mirror") from error
+        except BaseException:  # it may be open, even if this task was cancelled before it knew
+            await to_its_end(context.in_service(target.close()))
             raise
         return PartitionMirror(
             f"{self._topic_name}-{number}",
@@ -287,6 +294,20 @@ def create_missing_partitions(broker: Broker, topic: TopicName, count: int) -> N
     if present.partitions < count:
         with suppress(Conflict):  # another service was first
             partitions.grow(broker.environment, topic, count)
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for a coroutine to end, even if the caller is cancelled meanwhile: its cancellation follows."""
+    task = asyncio.create_task(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 async def _until_first_ends(work: Sequence[Coroutine[Any, Any, None]]) -> None:

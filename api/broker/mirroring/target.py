@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from api.broker.refusals import TopicNotServed
+from api.broker.serving.deduplication import MIRROR_PREFIX
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.topic import PersistentTopic
@@ -36,7 +37,7 @@ LOG = logging.getLogger(__name__)
 
 def producer_name(cluster_id: str, topic: str, partition: int) -> str:
     """Return the name of the producer of a mirrored partition."""
-    return f"kafka:{cluster_id}:{topic}-{partition}"
+    return f"{MIRROR_PREFIX}{cluster_id}:{topic}-{partition}"
 
 
 class PositionLost(Conflict):
@@ -61,6 +62,10 @@ class AppendedEntries:
     remaining: int
     future: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
 
+    def __post_init__(self) -> None:
+        """Keep the thread that waits from cancelling the future: the service's event loop ends it."""
+        self.future.set_running_or_notify_cancel()
+
 
 class PartitionTarget:
     """The producer of one partition. `open` it first, and `close` it at the end."""
@@ -74,7 +79,7 @@ class PartitionTarget:
         self._pools = pools
         self._name = topic
         self._producer_name = producer_name(cluster_id, source_topic, topic.partition)
-        self._import_name = f"kafka:{source_topic}-{topic.partition}"
+        self._import_name = f"{MIRROR_PREFIX}{source_topic}-{topic.partition}"
         self._topic: PersistentTopic | None = None
         self._producer: Producer | None = None
         self._waiting: deque[AppendedEntries] = deque()
@@ -102,6 +107,8 @@ class PartitionTarget:
         topic.add_producer(producer)
         try:
             await topic.load_sequences()
+            while topic.publishing.holds(self._producer_name):  # entries of the session before may be stored later
+                await topic.publishing.drain()
             last: int | None = topic.last_sequence_id(self._producer_name)
             if last is not None and last < 0:
                 last = await self._pools[WaitsFor.SEQUENCES].run_without_deadline(self._position_in_log, topic.storage)
@@ -149,9 +156,12 @@ class PartitionTarget:
     async def close(self) -> None:
         """Leave the topic; it stays open for others, or until it is idle. Idempotent."""
         topic, producer, self._topic, self._producer = self._topic, self._producer, None, None
-        if topic is not None and producer is not None and not producer.is_closed:
-            await topic.publishing.drain()
-            topic.remove_producer(producer)
+        if topic is not None and producer is not None:
+            try:
+                await topic.publishing.drain()
+            finally:
+                if not producer.is_closed:
+                    topic.remove_producer(producer)
 
     # The channel of the producer
 

@@ -47,6 +47,8 @@ STORE_ENTRIES = 1_000
 """Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
 MAX_SOURCES = 100
 """Source clusters of one topic."""
+MIRROR_PREFIX = "kafka:"
+"""Names of the producers of mirrors begin with it. After a restore they begin where the log ends, as replicators do."""
 NOT_STORED = MessageId(-1, 0)
 """The id of a marker, which is acknowledged and not stored. At -1:-1 a source logs a warning."""
 _UNKNOWN: SequenceId = (-1, -1)
@@ -156,12 +158,16 @@ class Deduplication:
         """Return the ids and positions of a log that ends before the entries of the stored ones, and store them.
 
         Positions are those of the log, as far as it has any, so a source that sends the lost entries again fills the
-        gap.
+        gap. Of mirrors, ids are those of the log alone: without one, the mirror decides where it begins.
         """
         in_log: dict[str, SourceProgress] = {}
-        if stored.sources:
+        highest = None if stored.highest is None else _without_mirrors(stored.highest)
+        if stored.sources or highest != stored.highest:
             for scan in self._topic.producer_sequences(self._topic.snapshot_reader().first_offset):
                 in_log = merged_progress(scan.sources, in_log)
+                for name, sequence in scan.highest.items():
+                    if highest is not None and name.startswith(MIRROR_PREFIX):
+                        highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
         LOG.warning(
             "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset "
             "%d: acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take "
@@ -184,7 +190,7 @@ class Deduplication:
                     known.position,
                 )
         sources = None if stored.sources is None else {**stored.sources, **in_log}
-        accepted = replace(stored, end_offset=end, sources=sources)
+        accepted = replace(stored, end_offset=end, highest=highest, sources=sources)
         self._metadata.producer_sequences.replace(self._topic.record.id, accepted)
         return accepted
 
@@ -375,6 +381,10 @@ class Deduplication:
         if self._sources is None:
             self._sources = {}
         self._sources[cluster] = progress.merged(self._sources.get(cluster))
+
+
+def _without_mirrors(highest: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in highest.items() if not name.startswith(MIRROR_PREFIX)}
 
 
 def _sequence_of(item: QueuedEntry) -> SequenceId:

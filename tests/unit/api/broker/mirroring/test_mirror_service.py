@@ -1,0 +1,186 @@
+"""The service of mirrors, with a broker of Kafka in a thread: restores, pauses, shutdowns, and slow disks."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.broker.mirroring import operations, session
+from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
+from api.broker.serving.topic import PersistentTopic
+from storage.errors import NO_ERROR
+from tests.kafka_batches import Batch
+from tests.kafka_server import FakeKafka
+from tests.unit.api.broker.mirroring.mirrored import (
+    TOPIC,
+    Mirrored,
+    hurry,
+    kafka,
+    mirrored,
+    opened,
+    records,
+)  # fmt: skip
+
+__all__ = ["kafka", "mirrored"]
+
+
+def test_an_older_log_gets_what_it_lacks_from_kafka_again(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database knows a later offset than the log, as after a restore of the log alone."""
+    hurry(monkeypatch)
+    data, older = tmp_path / "data", tmp_path / "older"
+    kafka.topic.append(0, Batch(records(0, 5)))
+    with opened(data, kafka) as mirror:
+        asyncio.run(mirror.mirror_to_end())
+    shutil.copytree(data / "log", older)
+    kafka.topic.append(0, Batch(records(5, 5)))
+    with opened(data, kafka, is_new=False) as mirror:
+        asyncio.run(mirror.mirror_to_end())
+    shutil.rmtree(data / "log")
+    shutil.copytree(older, data / "log")
+    kafka.topic.append(0, Batch(records(10, 5)))
+    with opened(data, kafka, is_new=False) as mirror:
+        asyncio.run(mirror.mirror_to_end())
+        assert mirror.stored() == list(range(15))
+
+
+class SlowDisk:
+    """Appends that wait until they may end, from `begin` on. Make it before a topic is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_waiting = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        append = PersistentTopic.append
+
+        async def slow(topic: PersistentTopic, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
+            if not self.may_end.is_set():
+                self.is_waiting.set()
+            await self.may_end.wait()
+            return await append(topic, group)
+
+        monkeypatch.setattr(PersistentTopic, "append", slow)
+
+    def begin(self) -> None:
+        """Let appends wait from now on."""
+        self.may_end.clear()
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, *_: object) -> None:
+        self.may_end.set()
+
+
+def watch_drains(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that the first wait for a queue sets."""
+    draining = asyncio.Event()
+    drain = PublishQueue.drain
+
+    async def watched(queue: PublishQueue) -> None:
+        draining.set()
+        await drain(queue)
+
+    monkeypatch.setattr(PublishQueue, "drain", watched)
+    return draining
+
+
+def test_entries_in_flight_of_a_producer_that_was_disconnected_count(
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Disconnect it as a backlog beyond its quota does. The next session must wait: it would send the entries again."""
+    mirrored.kafka.topic.append(0, Batch(records(0, 5)))
+
+    async def run() -> None:
+        disk, draining = SlowDisk(monkeypatch), watch_drains(monkeypatch)
+        disk.begin()
+        async with mirrored.serving() as serving, disk:
+            await serving.until(disk.is_waiting.is_set)
+            (topic,) = serving.registry
+            for producer in list(topic.producers.all):
+                producer.disconnect()
+            mirrored.kafka.topic.append(0, Batch(records(5, 5)))
+            await serving.until(lambda: draining.is_set() or len(topic.producers))
+            disk.may_end.set()
+            await serving.until(lambda: mirrored.kafka.fetches[-1] == {0: 10} and serving.mirroring.is_at_end(TOPIC))
+
+    asyncio.run(run())
+    assert mirrored.stored() == list(range(10))
+
+
+def test_a_pause_while_the_disk_is_slow_leaves_no_producer(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        disk = SlowDisk(monkeypatch)
+        async with mirrored.serving() as serving, disk:
+            await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
+            draining = watch_drains(monkeypatch)
+            disk.begin()
+            mirrored.kafka.topic.append(0, Batch(records(0, 5)))
+            await serving.until(disk.is_waiting.is_set)
+            operations.pause(mirrored.broker.environment, TOPIC)
+            await serving.until(draining.is_set)
+            ticks = iter(range(5))
+            await serving.until(lambda: next(ticks, None) is None)
+            disk.may_end.set()
+            (topic,) = serving.registry
+            await serving.until(lambda: not len(topic.producers))
+            operations.resume(mirrored.broker.environment, TOPIC, {})
+            mirrored.kafka.topic.append(0, Batch(records(5, 5)))
+            await serving.until(lambda: mirrored.kafka.fetches[-1] == {0: 10} and serving.mirroring.is_at_end(TOPIC))
+
+    asyncio.run(run())
+    assert mirrored.stored() == list(range(10))
+
+
+def test_a_start_that_is_cancelled_or_fails_is_repeated(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirrored.kafka.topic.append(0, Batch(records(0, 5)))
+    context = session.MirrorContext
+    fails = [RuntimeError("no memory"), asyncio.CancelledError()]
+
+    def failing(*arguments: Any) -> Any:
+        if fails:
+            raise fails.pop()
+        return context(*arguments)
+
+    monkeypatch.setattr(session, "MirrorContext", failing)
+
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            with pytest.raises(asyncio.CancelledError):
+                await serving.mirroring.tick()
+            async with asyncio.timeout(10):
+                await serving.mirroring.close()
+            with pytest.raises(RuntimeError):
+                await serving.mirroring.tick()
+            await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
+
+    asyncio.run(run())
+
+
+def test_an_error_before_a_session_is_in_the_row_until_a_try_succeeds(
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if another service has removed it from the row meanwhile."""
+    new_cluster = session.KafkaCluster
+
+    def failing(_source: object) -> Any:
+        raise TypeError("an option of a newer version")
+
+    monkeypatch.setattr(session, "KafkaCluster", failing)
+
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            await serving.until(lambda: mirrored.mirrors.get(TOPIC).error)
+            mirrored.mirrors.note_error(TOPIC, NO_ERROR)
+            await serving.until(lambda: mirrored.mirrors.get(TOPIC).error)
+            assert "an option of a newer version" in str(mirrored.mirrors.get(TOPIC).error)
+            monkeypatch.setattr(session, "KafkaCluster", new_cluster)
+            await serving.until(lambda: not mirrored.mirrors.get(TOPIC).error)
+
+    asyncio.run(run())
