@@ -50,8 +50,9 @@ def table_of(environment: Environment, name: TopicName) -> TopicTable:
     from storage.table.table_writer import object_uri, read_table_metadata
 
     record = names.unpartitioned(environment, name)
-    snapshot = environment.metadata.topic_snapshot(record.id)
-    compacted, run = snapshot.compacted, snapshot.last_run
+    compacted = environment.metadata.topic_snapshot(record.id).compacted
+    # Not the last run, which may have failed after the one that published.
+    run = None if compacted is None else environment.metadata.runs.publisher(record.id, compacted.ledger_id)
     error = NO_ERROR if run is None else run.table_error
     if compacted is None or compacted.table_metadata is None:
         raise _missing_table(environment, record, is_compacted=compacted is not None, error=error)

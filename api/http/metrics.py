@@ -166,6 +166,7 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition(
             "compactor_log_full", "1 if appends are refused because the log directory has no room, else 0."
         ),
+        MetricDefinition("compactor_tables_behind", "Topics whose Iceberg table does not show their last compaction."),
         MetricDefinition("compactor_mirrors", "Mirrors of Kafka's topics, by state.", ("state",)),
         MetricDefinition(
             "compactor_mirror_lag_records",
@@ -258,6 +259,7 @@ class Metrics(Collector):
         yield _labelled("compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS})
         yield _plain("compactor_log_rolled_bytes", counts.rolled_bytes)
         yield _plain("compactor_log_segments_given_up", counts.abandoned_segments)
+        yield _plain("compactor_tables_behind", sum(topic.is_table_behind for topic in self._totals.topics.values()))
         yield _labelled("compactor_mirrors", {(state.value,): self._mirrors.get(state, 0) for state in MirrorState})
 
     def _of_topics(self) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from storage.metadata.liveness import live_heartbeat_bounds
 from storage.metadata.metrics_queries import PAGE_RUNS, RunSummary
-from storage.metadata.records import RunState
+from storage.metadata.records import TABLE_ERROR, RunState
 from storage.metadata.stores import MetricsQueries
 from storage.model import TopicName
 
@@ -25,7 +25,8 @@ LATE_IDS, LATE_LOOKS = 200, 10
 class TopicRunTotals:
     """Totals of one topic's runs.
 
-    `last_…`: of the last success; rates in bytes a second. `compacted_…`: of its compacted ledger.
+    `last_…`: of the last success; rates in bytes a second. `compacted_…`: of its compacted ledger. `is_table_behind`:
+    the last success could not write the topic's Iceberg table.
     """
 
     succeeded: int = 0
@@ -38,6 +39,7 @@ class TopicRunTotals:
     compacted_messages: int = 0
     compacted_bytes: int = 0
     last_run_id: int = 0
+    is_table_behind: bool = False
 
 
 @dataclass
@@ -106,6 +108,7 @@ class RunTotals:
             totals.last_duration_ms = finished_at - run.started_at
             seconds = max(totals.last_duration_ms, 1) / 1000
             totals.last_read_rate, totals.last_write_rate = read / seconds, written / seconds
+            totals.is_table_behind = bool(run.statistics.get(TABLE_ERROR))
             totals.compacted_messages = _number(run, "messages_out")
             totals.compacted_bytes = _number(run, "logical_bytes_out")
 

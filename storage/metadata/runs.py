@@ -253,6 +253,12 @@ def newest(
     return queries.fetch(connection, statement.order_by(runs.c.run_id.desc()).limit(limit), _named_run)
 
 
+def publisher(connection: Connection, topic_id: int, ledger_id: int) -> RunRecord | None:
+    """Return the run of the topic that published a compacted ledger; None: there is none."""
+    published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
+    return queries.find(connection, select(runs).where(published), row_mapping.run)
+
+
 def has_published(connection: Connection, topic_id: int, ledger_id: int) -> bool:
     """Return whether a run of the topic published that compacted ledger: the topic has it, or once had it."""
     published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)

@@ -297,6 +297,7 @@ class RunStore(Store):
     last = reads(runs.last)
     of_topic = reads(runs.of_topic)
     newest = reads(runs.newest)
+    publisher = reads(runs.publisher)
     has_published = reads(runs.has_published)
 
 

@@ -73,11 +73,17 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     return [topic for topic in records if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
 
-def with_tables(connection: Connection) -> list[TopicName]:
-    """Return the names of the topics whose serving compacted ledger has an Iceberg table."""
+def with_tables(connection: Connection, levels: Sequence[str], after: str, limit: int) -> list[TopicName]:
+    """Return topics whose serving compacted ledger has an Iceberg table: the next `limit` after a name, by name.
+
+    `levels`: a tenant, or a tenant and a namespace; empty: all topics. `after`: a full name; empty: from the first.
+    SQLite's LIKE folds case, so some may be of other tenants or namespaces.
+    """
     serving = compacted_ledgers.c.retired_at.is_(None) & compacted_ledgers.c.table_metadata_name.is_not(None)
     statement = select(topics.c.name).join(compacted_ledgers, compacted_ledgers.c.topic_id == topics.c.id)
-    return [row_mapping.stored_name(name) for name in connection.execute(statement.where(serving)).scalars()]
+    inside = topics.c.name.startswith("/".join((f"{DOMAIN}:/", *levels, "")), autoescape=True)
+    statement = statement.where(serving, inside, topics.c.name > after).order_by(topics.c.name).limit(limit)
+    return [row_mapping.stored_name(name) for name in connection.execute(statement).scalars()]
 
 
 def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:

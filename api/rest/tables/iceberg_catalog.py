@@ -10,10 +10,11 @@ Answers and errors are Iceberg's: https://github.com/apache/iceberg/blob/main/op
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, cast
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -26,13 +27,18 @@ from api.http.openapi import ICEBERG
 from api.http.paths import decoded
 from api.http.problems import RestException
 from api.http.router import Routes
-from storage.errors import CompactorError, InvalidInput, NotFound
+from api.reports import redacted_error_text
+from storage.errors import CompactorError, InvalidInput
 from storage.model import TopicName
 
 PREFIX = "/iceberg/v1"
 SEPARATOR = "\x1f"
 """Between the levels of a namespace in a path."""
+PAGE = 1000
+"""Tables of a page, and names that are read at once."""
 NO_NAMESPACE, NO_TABLE = "NoSuchNamespaceException", "NoSuchTableException"
+BEHIND = "compactor.table-error"
+"""A property of a table that does not show the last compaction of its topic: why."""
 _ENDPOINTS = [
     "GET /v1/{prefix}/namespaces",
     "GET /v1/{prefix}/namespaces/{namespace}",
@@ -44,6 +50,8 @@ _ENDPOINTS = [
 _TYPES = {400: "BadRequestException", 401: "NotAuthorizedException", 403: "ForbiddenException", 404: NO_TABLE}
 _NAMESPACE = "/namespaces/{levels}"
 _TABLE = _NAMESPACE + "/tables/{table}"
+PageToken = Annotated[str | None, Query(alias="pageToken", description="Of the page before; empty: the first page.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=1, description="At most this many tables, and at most 1000.")]
 Handler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
 
 router = Routes(ICEBERG, PREFIX)
@@ -78,11 +86,11 @@ async def get_config() -> dict[str, Any]:
 @router.get("/namespaces", AuthAction.ANYONE, operation_id="listIcebergNamespaces")
 def list_namespaces(broker: Broker, request: Request, parent: str = "") -> dict[str, Any]:
     """Return the tenants with tables, or with `parent` the namespaces of a tenant."""
-    names = _visible(broker, request)
     if not parent:
-        return {"namespaces": [[tenant] for tenant in sorted({name.tenant for name in names})]}
-    _check_namespace(names, [parent])
-    inner = {name.namespace for name in names if name.tenant == parent}
+        return {"namespaces": [[tenant] for tenant in sorted({name.tenant for name in _visible(broker, request, [])})]}
+    inner = {name.namespace for name in _visible(broker, request, [parent])}
+    if not inner:
+        raise _no_namespace([parent])
     return {"namespaces": [[parent, namespace] for namespace in sorted(inner)]}
 
 
@@ -90,32 +98,43 @@ def list_namespaces(broker: Broker, request: Request, parent: str = "") -> dict[
 def get_namespace(broker: Broker, request: Request, levels: str) -> dict[str, Any]:
     """Return a tenant or namespace with tables."""
     path = decoded(levels).split(SEPARATOR)
-    _check_namespace(_visible(broker, request), path)
+    _check_namespace(broker, request, path)
     return {"namespace": path, "properties": {}}
 
 
 @router.route("HEAD", _NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="headIcebergNamespace")
 def head_namespace(broker: Broker, request: Request, levels: str) -> None:
     """Return whether there is a tenant or namespace with tables."""
-    _check_namespace(_visible(broker, request), decoded(levels).split(SEPARATOR))
+    _check_namespace(broker, request, decoded(levels).split(SEPARATOR))
 
 
 @router.get(_NAMESPACE + "/tables", AuthAction.ANYONE, refuses=(404,), operation_id="listIcebergTables")
-def list_tables(broker: Broker, request: Request, levels: str) -> dict[str, Any]:
-    """Return the tables of a namespace; a tenant alone has none."""
+def list_tables(
+    broker: Broker, request: Request, levels: str, page_token: PageToken = None, page_size: PageSize = PAGE
+) -> dict[str, Any]:
+    """Return the tables of a namespace, with `pageToken` (empty: the first) a page of them; a tenant alone has none."""
     path = decoded(levels).split(SEPARATOR)
-    names = _visible(broker, request)
-    _check_namespace(names, path)
-    inside = sorted(name.topic for name in names if [name.tenant, name.namespace] == path)
-    return {"identifiers": [{"namespace": path, "name": topic} for topic in inside]}
+    if not page_token:
+        _check_namespace(broker, request, path)
+    visible = _visible(broker, request, path, page_token or "") if len(path) == 2 else iter(())
+    count = min(page_size, PAGE)
+    names = list(visible if page_token is None else islice(visible, count))
+    answer: dict[str, Any] = {"identifiers": [{"namespace": path, "name": name.topic} for name in names]}
+    if page_token is not None:
+        answer["next-page-token"] = str(names[-1]) if len(names) == count else None
+    return answer
 
 
 @router.get(_TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="loadIcebergTable")
 def load_table(broker: Broker, request: Request) -> dict[str, Any]:
     """Return the metadata of a table."""
     table = _table_of(broker, request)
+    document = dict(table.metadata.document)
+    if not table.is_current:
+        error = redacted_error_text(table.error, wording=None) or ""
+        document["properties"] = {**document["properties"], BEHIND: error}
     # No endpoint of the store in `config`: DuckDB would use it with its own defaults instead of the reader's secret.
-    return {"metadata-location": table.uri, "metadata": table.metadata.document, "config": {}}
+    return {"metadata-location": table.uri, "metadata": document, "config": {}}
 
 
 @router.route("HEAD", _TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="headIcebergTable")
@@ -126,25 +145,30 @@ def head_table(broker: Broker, request: Request) -> None:
 
 def _table_of(broker: Broker, request: Request) -> tables.TopicTable:
     name = _table_name(request)
-    if name is not None:
-        try:
-            return tables.table_of(broker.environment, name)
-        except NotFound as error:
-            raise _Missing(NO_TABLE, f"the table of {name}") from error
-    raise _Missing(NO_TABLE, "a table of that name")
+    if name is None:
+        raise _Missing(NO_TABLE, "a table of that name")
+    return tables.table_of(broker.environment, name)
 
 
-def _visible(broker: Broker, request: Request) -> list[TopicName]:
-    """Return the topics with tables that the caller may consume."""
+def _visible(broker: Broker, request: Request, path: Sequence[str], after: str = "") -> Iterator[TopicName]:
+    """Yield the topics of a tenant or namespace with tables that the caller may consume, in the database's order."""
     access = cast(AuthorizationService, request.app.state.access)
     may = access.topic_filter(caller_of(request), (AuthAction.CONSUME,))
-    return [name for name in broker.environment.metadata.topics.with_tables() if may(name)]
+    while page := broker.environment.metadata.topics.with_tables(path, after, PAGE):
+        for name in page:
+            if [name.tenant, name.namespace][: len(path)] == path and may(name):
+                yield name
+        after = str(page[-1])
 
 
-def _check_namespace(names: list[TopicName], path: list[str]) -> None:
+def _check_namespace(broker: Broker, request: Request, path: Sequence[str]) -> None:
     """Raise _Missing unless a table is in the namespace, or in one of the tenant."""
-    if not any([name.tenant, name.namespace][: len(path)] == path for name in names):
-        raise _Missing(NO_NAMESPACE, f"the namespace {'.'.join(path)}")
+    if next(_visible(broker, request, path), None) is None:
+        raise _no_namespace(path)
+
+
+def _no_namespace(path: Sequence[str]) -> _Missing:
+    return _Missing(NO_NAMESPACE, f"the namespace {'.'.join(path)}")
 
 
 def install_catalog_errors(app: FastAPI) -> None:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import pytest
@@ -16,6 +17,8 @@ from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, UnauthorizedE
 from requests.adapters import BaseAdapter
 
 from api.http.tokens import create_token
+from api.rest.tables.iceberg_catalog import BEHIND
+from storage.errors import Conflict, ErrorText
 from storage.metadata.policy_store import BROKER, namespace_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import TopicName
@@ -124,7 +127,7 @@ def test_pyiceberg_lists_and_reads_tables(served: Served, catalog_of: Any) -> No
     assert catalog.table_exists(("public", "default", "users"))
     assert not catalog.table_exists(("public", "default", "none"))
     assert catalog.namespace_exists(("public", "default"))
-    with pytest.raises(NoSuchTableError, match="does not exist"):
+    with pytest.raises(NoSuchTableError, match="compact the topic"):
         catalog.load_table(("public", "default", "raw"))
 
 
@@ -158,24 +161,24 @@ def test_a_role_sees_the_tables_that_it_may_consume(served: Served, catalog_of: 
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
+    ("path", "kind", "says"),
     [
-        (path_of(PUBLIC, "none"), "NoSuchTableException"),
-        (path_of(PUBLIC, "raw"), "NoSuchTableException"),
-        (path_of("public", "users"), "NoSuchTableException"),
-        (path_of("public\x1fdefault\x1fmore", "users"), "NoSuchTableException"),
-        (path_of("none"), "NoSuchNamespaceException"),
-        (path_of("public\x1fnone"), "NoSuchNamespaceException"),
-        (path_of("public\x1fnone") + "/tables", "NoSuchNamespaceException"),
-        ("/namespaces?parent=none", "NoSuchNamespaceException"),
+        (path_of(PUBLIC, "none"), "NoSuchTableException", "not found"),
+        (path_of(PUBLIC, "raw"), "NoSuchTableException", "it was never compacted: compact the topic"),
+        (path_of("public", "users"), "NoSuchTableException", "does not exist"),
+        (path_of("public\x1fdefault\x1fmore", "users"), "NoSuchTableException", "does not exist"),
+        (path_of("none"), "NoSuchNamespaceException", "does not exist"),
+        (path_of("public\x1fnone"), "NoSuchNamespaceException", "does not exist"),
+        (path_of("public\x1fnone") + "/tables", "NoSuchNamespaceException", "does not exist"),
+        ("/namespaces?parent=none", "NoSuchNamespaceException", "does not exist"),
     ],
 )
-def test_what_is_missing_is_reported_in_icebergs_words(served: Served, path: str, kind: str) -> None:
+def test_what_is_missing_is_reported_in_icebergs_words(served: Served, path: str, kind: str, says: str) -> None:
     answer = ask(served, path)
     assert answer.status_code == 404
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == (kind, 404)
-    assert "exist" in error["message"]
+    assert says in error["message"]
     if "/tables" not in path or not path.endswith("tables"):
         assert "parent" in path or ask(served, path, verb="HEAD").status_code == 404
 
@@ -186,6 +189,54 @@ def test_heads_and_a_tenant_without_tables_of_its_own(served: Served) -> None:
         assert (answer.status_code, answer.content) == (204, b"")
     assert ask(served, path_of("public") + "/tables").json() == {"identifiers": []}
     assert ask(served, path_of(PUBLIC)).json() == {"namespace": ["public", "default"], "properties": {}}
+
+
+def test_a_table_that_is_behind_says_why(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a run that failed altogether; the catalog keeps the reason of the run that published."""
+    name = "public/gone/behind"
+    topic = topic_of(served, name)
+    path = path_of("public\x1fgone", "behind")
+    assert BEHIND not in ask(served, path).json()["metadata"]["properties"]
+    monkeypatch.setattr("storage.table.table_writer.write_table", mock.Mock(side_effect=Conflict("chunks", "wait")))
+    topic_of(served, name)
+    environment = served.broker.environment
+    runs = environment.metadata.runs
+    runs.fail(runs.claim(topic.record.id, "a", {}, 9), ErrorText("failed"))
+    answer = ask(served, path).json()
+    assert "chunks" in answer["metadata"]["properties"][BEHIND]
+    assert answer["metadata"]["properties"]["gc.enabled"] == "false"
+    assert (
+        "compactor_tables_behind 1.0"
+        in served.client.get("/metrics", headers={"Authorization": f"Bearer {create_token(SECRET, 'root', {})}"}).text
+    )
+
+
+def test_lists_of_tables_have_pages(served: Served) -> None:
+    path = path_of(PUBLIC) + "/tables"
+    whole = ask(served, path).json()
+    assert whole.keys() == {"identifiers"}
+    first = ask(served, path + "?pageToken=&pageSize=1").json()
+    second = ask(served, path + f"?pageSize=1&pageToken={quote(first['next-page-token'], safe='')}").json()
+    last = ask(served, path + f"?pageSize=1&pageToken={quote(second['next-page-token'], safe='')}").json()
+    assert [*first["identifiers"], *second["identifiers"]] == whole["identifiers"]
+    assert last == {"identifiers": [], "next-page-token": None}
+    assert len(ask(served, path + "?pageToken=").json()["identifiers"]) == 2
+
+
+def test_a_namespace_is_found_without_the_names_of_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = served.broker.environment.metadata.topics
+    returned: list[TopicName] = []
+    monkeypatch.setattr("api.rest.tables.iceberg_catalog.PAGE", 1)
+    read = type(topics).with_tables
+
+    def with_tables(*arguments: Any) -> list[TopicName]:
+        names = read(*arguments)
+        returned.extend(names)
+        return names
+
+    monkeypatch.setattr(type(topics), "with_tables", with_tables)
+    assert ask(served, path_of(PUBLIC), verb="HEAD").status_code == 204
+    assert [(name.tenant, name.namespace) for name in returned] == [("public", "default")]
 
 
 @pytest.mark.parametrize("event", ["topic deleted", "cursor deleted"])
