@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from compactor.client import messages
-from compactor.client.errors import check, transport_errors
+from compactor.client.errors import check, connection_headers, transport_errors
 from compactor.client.messages import Message
 from compactor.client.synchronous import WAIT_MS
 
@@ -25,7 +25,7 @@ def connect_async(
     url: str, *, token: str | None = None, timeout: float = 60.0, verify: bool | str = True, **options: Any
 ) -> AsyncClient:
     """Return a client of the service at `url`, for `async with`. The arguments are those of `connect`."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = connection_headers(url, token)
     return AsyncClient(
         httpx.AsyncClient(
             base_url=url, headers=headers, timeout=timeout, verify=verify, follow_redirects=True, **options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,7 @@ class Unavailable(ClientError):
     """No service answers, or not now: try again."""
 
 
+_TOKEN = re.compile(r"[!-~]+")
 _KINDS: dict[int, type[ClientError]] = {
     401: AccessRefused,
     403: AccessRefused,
@@ -51,15 +53,29 @@ def check(answer: httpx.Response) -> None:
         reason = str(json.loads(answer.content)["reason"])
     except (ValueError, KeyError, TypeError):
         reason = answer.text.strip()[:200] or f"the service answered {answer.status_code} without a reason"
-    raise _KINDS.get(answer.status_code, ClientError)(f"{answer.url}: {reason}", answer.status_code)
+    where = f"{answer.url.host}{answer.url.path}"
+    raise _KINDS.get(answer.status_code, ClientError)(f"{where}: {reason}", answer.status_code)
 
 
 @contextmanager
 def transport_errors(url: str) -> Iterator[None]:
-    """Convert errors below HTTP to `Unavailable`."""
+    """Convert errors below HTTP to `Unavailable`. No text of theirs is shown that may hold a header, and so a token."""
     try:
         yield
     except httpx.TimeoutException as error:
         raise Unavailable(f"{url} did not answer in time: try again, or connect with a larger timeout") from error
+    except httpx.NetworkError as error:
+        raise Unavailable(f"{url} does not answer ({error}): try again, or check the address") from error
     except httpx.TransportError as error:
-        raise Unavailable(f"{url} does not answer, or broke off its answer ({error}): try again") from error
+        raise Unavailable(f"{url} broke off its answer, or is no service of HTTP: try again") from error
+
+
+def connection_headers(url: str, token: str | None) -> dict[str, str]:
+    """Return the headers of all requests. Raise ValueError for an address or a token that cannot be one."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a service: begin it with http:// or https://")
+    if token is None:
+        return {}
+    if not _TOKEN.fullmatch(plain := token.strip()):
+        raise ValueError("the token has characters that no token has: is it the content of the right file?")
+    return {"Authorization": f"Bearer {plain}"}

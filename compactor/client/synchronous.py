@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from compactor.client import messages
-from compactor.client.errors import check, transport_errors
+from compactor.client.errors import check, connection_headers, transport_errors
 from compactor.client.messages import Message
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def connect(
     """Return a client of the service at `url`. It connects when it is used.
 
     `token`: of a role (docs/security.md). `timeout`: seconds for each wait. `verify`: False, or a file of authorities.
-    `options`: of `httpx.Client`.
+    `options`: of `httpx.Client`. Raises ValueError.
     """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = connection_headers(url, token)
     return Client(
         httpx.Client(base_url=url, headers=headers, timeout=timeout, verify=verify, follow_redirects=True, **options)
     )

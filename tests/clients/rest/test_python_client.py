@@ -166,7 +166,7 @@ def test_asyncio(run: Run) -> None:
 
 def test_a_refusal_says_what_it_is_about(served: Served) -> None:
     client = Client(served.client)
-    with pytest.raises(NotFound, match=r"/missing/messages.*: Topic") as refused:
+    with pytest.raises(NotFound, match=r"/missing/messages: Topic") as refused:
         client.topic("missing").read().to_arrow()
     assert refused.value.status == 404
     with pytest.raises(NotFound):
@@ -214,6 +214,21 @@ def test_an_answer_that_is_not_whole_is_an_error(answer: httpx.Response | Except
         list(client.topic("t").read())
     assert transport.requests[0].headers["Authorization"] == "Bearer secret"
     assert "secret" not in repr(connect_async("http://h", token="secret"))
+
+
+def test_a_token_is_never_shown() -> None:
+    """The content of a file ends with a line end."""
+    transport = Answers(httpx.LocalProtocolError("Illegal header value b'Bearer secret'"))
+    with connect("http://h", token="secret\n", transport=transport) as client, pytest.raises(Unavailable) as failure:
+        client.topic("t").get("k")
+    assert transport.requests[0].headers["Authorization"] == "Bearer secret"
+    assert "secret" not in str(failure.value)
+    for token in ("sec ret", "secr\u00e4t", "\n"):
+        with pytest.raises(ValueError, match="the token has characters") as refused:
+            connect_async("http://h", token=token)
+        assert token not in str(refused.value)
+    with pytest.raises(ValueError, match="begin it with http"):
+        connect("127.0.0.1:8080")
 
 
 def test_importing_it_loads_nothing_else_of_the_project() -> None:
