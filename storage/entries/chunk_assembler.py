@@ -62,6 +62,11 @@ class ChunkAssembler:
         """The first chunk of the incomplete message that began first; None: none is incomplete."""
         return next(iter(self._pending.values())).chunks[0] if self._pending else None
 
+    def oldest_since(self, publish_time: int) -> Message | None:
+        """Return the first chunk of the oldest incomplete message that began at a publish time or later, or None."""
+        firsts = (pending.chunks[0] for pending in self._pending.values())
+        return next((first for first in firsts if first.publish_time >= publish_time), None)
+
     def add(self, chunk: Message) -> Message | None:
         """Add a chunk; return the message that it completes, or None."""
         identity = (chunk.chunk_uuid, chunk.key, chunk.chunk_count)

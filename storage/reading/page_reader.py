@@ -243,8 +243,8 @@ class PageReader:
         return replace(self._state_of(first.offset), start=StartOffset(first.offset), delivered=delivered)
 
     def _after(self, row: Message) -> ContinuationToken:
-        oldest = self._chunks.oldest_incomplete
-        if oldest is None or row.publish_time - oldest.publish_time > CHUNK_EXPIRY_MS:
+        oldest = self._chunks.oldest_since(row.publish_time - CHUNK_EXPIRY_MS)
+        if oldest is None:
             return self._after_offset(row.offset)
         return replace(self._state_of(oldest.offset), start=StartOffset(oldest.offset), delivered=row.offset)
 

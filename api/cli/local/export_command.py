@@ -217,8 +217,8 @@ def _position(reader: PageReader, chunks: ChunkAssembler, last_publish_time: int
     from storage.positions import StartOffset
     from storage.reading.page_reader import CHUNK_EXPIRY_MS
 
-    oldest = chunks.oldest_incomplete
-    if oldest is None or last_publish_time - oldest.publish_time > CHUNK_EXPIRY_MS:
+    oldest = chunks.oldest_since(last_publish_time - CHUNK_EXPIRY_MS)
+    if oldest is None:
         return reader.next
     assert isinstance(reader.next.start, StartOffset)
     return replace(reader.next, start=StartOffset(oldest.offset), delivered=reader.next.start.offset - 1)

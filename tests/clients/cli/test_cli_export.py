@@ -190,7 +190,9 @@ def test_names_of_topics_that_no_file_may_have(program: Program) -> None:
 
 
 def test_a_chunked_message_that_is_not_complete_is_in_the_next_export(program: Program, folder: Path) -> None:
+    """Also if an abandoned message began before it."""
     program("topics", "create", "t").done()
+    abandoned = chunked.whole("v", b"k", b"1", b"2", publish_time=0)[0]
     first, second, third = chunked.whole("u", b"k", b"1", b"2", b"3")
 
     def append(*rows: chunked.Row) -> None:
@@ -198,7 +200,7 @@ def test_a_chunked_message_that_is_not_complete_is_in_the_next_export(program: P
             chunked.append(environment, open_topic(environment, TopicName.parse("t")), rows)  # type: ignore[arg-type]
 
     exported = []
-    for rows in ([chunked.message(b"a", b"x"), first], [second, chunked.message(b"b", b"y")], [third]):
+    for rows in ([abandoned, chunked.message(b"a", b"x"), first], [second, chunked.message(b"b", b"y")], [third]):
         append(*rows)
         since = ("--since", "last") if exported else ()
         program("export", "t", "--to", "out", *since).done()

@@ -111,6 +111,19 @@ def test_one_that_stays_incomplete_holds_pages_for_a_while(bench: Workbench, lat
     assert [item.payload for item in rest] == ([] if late else [b"12"])
 
 
+def test_an_abandoned_chunk_does_not_lose_a_younger_message(bench: Workbench) -> None:
+    topic = bench.topic()
+    first, second = whole("v", b"b", b"y", b"z")
+    late = CHUNK_EXPIRY_MS + 2
+    rows = [(whole("u", b"a", b"1", b"2")[0], 0), (message(b"x", b"x"), late), (first, late)]
+    append(bench, topic, [{**row, "publish_time": time} for row, time in rows])
+    page = topic.reader(state_of("earliest")).messages(ReadLimits(100))
+    assert page.next.to_token() == "2.2"
+    append(bench, topic, [{**second, "publish_time": late}])
+    rest = topic.reader(page.next).messages(ReadLimits(100)).messages
+    assert [(item.key, item.payload) for item in rest] == [(b"b", b"yz")]
+
+
 KEYS = [b"key-%02d" % number for number in range(20)]
 
 
