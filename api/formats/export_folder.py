@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
     from storage.objects.interface import ObjectStore, ObjectWriter
 
 LAST = "last"
+_POSITION = re.compile(r"(.+)@([0-9a-f]{32})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ExportPosition:
+    """A position as manifests have it: the token of a read, and the topic's incarnation (None: not known)."""
+
+    token: str
+    incarnation: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the position of a text: a token, or `TOKEN@INCARNATION`."""
+        match = _POSITION.fullmatch(text)
+        return cls(text, None) if match is None else cls(match[1], match[2])
+
+    @property
+    def text(self) -> str:
+        return self.token if self.incarnation is None else f"{self.token}@{self.incarnation}"
 
 
 class ExportManifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,10 +102,10 @@ class ExportFolder:
         """Return the name of the file of an export."""
         return f"{self._base}-{number:08d}.{suffix}"
 
-    def check_free(self, name: str) -> None:
-        """Raise Conflict if a file exists that no manifest has."""
-        if any(stored.name == name for stored in self._store.list(name)):
-            raise self._taken(name)
+    def check_free(self, number: int) -> None:
+        """Raise Conflict if a file of this export exists, of any format, that no manifest has."""
+        for stored in self._store.list(self.file_name(number, "")):
+            raise self._taken(stored.name)
 
     @contextmanager
     def create(self, name: str) -> Iterator[ObjectWriter]:
@@ -97,13 +117,20 @@ class ExportFolder:
             raise self._taken(name) from error
 
     def publish(self, manifest: ExportManifest) -> None:
-        """Create the manifest: the export has ended. Raises Conflict if another export was first."""
+        """Create the manifest: the export has ended.
+
+        Raises Conflict if another export was first, and deletes the file of this one.
+        """
         name = self.file_name(manifest.number, "json")
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
         try:
             self._store.put(name, text + b"\n")
         except ObjectExists as error:
-            raise self._taken(name) from error
+            self._store.delete(manifest.file)
+            raise Conflict(
+                f"another export into {self.label} was first: {name} exists",
+                "try again, with --since last for what was appended since",
+            ) from error
 
     def _taken(self, name: str) -> Conflict:
         return Conflict(

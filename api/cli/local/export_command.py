@@ -72,6 +72,8 @@ def export_topic(
         store = open_store(StoreLocation(url, context.obj.s3_endpoint or None))
         try:
             folder = ExportFolder(store, topic.topic, to)
+            if since is not None and since != LAST:
+                _check_position(since, source)
             last = folder.last()
             if last is None and since == LAST:
                 raise InvalidInput(f"{to} has no export of {topic}", "begin with one without --since")
@@ -91,6 +93,21 @@ def export_topic(
         )
 
 
+def _check_position(text: str, source: OpenTopic) -> None:
+    """Raise InvalidInput for a position of another topic; InvalidInput or InvalidMessageId for none."""
+    from api.formats.export_folder import ExportPosition
+    from api.formats.position_text import parse_start
+    from storage.positions import ContinuationToken
+
+    position = ExportPosition.parse(text)
+    ContinuationToken.from_token(position.token, parse_start)
+    if position.incarnation not in (None, str(source.record.uid)):
+        raise InvalidInput(
+            f"the position {text} is of another topic than {source.name}, or of that topic before it was deleted",
+            "export the whole topic, without --since",
+        )
+
+
 def _check_continues(
     last: ExportManifest, source: OpenTopic, choices: ExportChoices, since: str | None, folder: str
 ) -> None:
@@ -103,9 +120,14 @@ def _check_continues(
             f"{folder} has exports of {last.topic} as it was before it was deleted, or of another topic of that name",
             "name another folder",
         )
-    if since != LAST:
+    if since is None:
         raise InvalidInput(
             f"{folder} has exports of {source.name} up to number {last.number}", f"add --since last, {other}"
+        )
+    if since != LAST:
+        raise InvalidInput(
+            f"a position begins a folder, and {folder} has exports of {source.name} up to number {last.number}",
+            f"write --since last instead of --since {since}, {other}",
         )
     for option, before, now in (
         ("--format", last.format, choices.format),
@@ -122,7 +144,7 @@ def _export(
     source: OpenTopic, folder: ExportFolder, choices: ExportChoices, since: str | None, last: ExportManifest | None
 ) -> ExportManifest | None:
     """Write a file and its manifest. None: nothing was appended since."""
-    from api.formats.export_folder import ExportManifest
+    from api.formats.export_folder import ExportManifest, ExportPosition
     from api.formats.export_writers import ExportFormat, open_writer
     from api.formats.message_tables import output_schema
     from api.formats.position_text import parse_start
@@ -130,15 +152,18 @@ def _export(
     from storage.model import EARLIEST
     from storage.positions import ContinuationToken, OffsetReset
 
-    start = ContinuationToken(EARLIEST) if since is None else ContinuationToken.from_token(since, parse_start)
+    start = ContinuationToken(EARLIEST)
+    if since is not None:
+        start = ContinuationToken.from_token(ExportPosition.parse(since).token, parse_start)
     reader = source.reader(start, choices.read_compacted, OffsetReset.EARLIEST if since is None else OffsetReset.FAIL)
     number = 1 if last is None else last.number + 1
     name = folder.file_name(number, choices.format)
-    folder.check_free(name)
+    folder.check_free(number)
     schema = output_schema(choices.key_encoding, choices.value_encoding)
     chunks, counts = ChunkAssembler(), _Counts()
     try:
-        tables = counts.counted(_tables(reader, source.name.partition, schema, chunks, start.delivered))
+        rows = _only_messages(reader.stream_rows(), source)
+        tables = counts.counted(_tables(rows, source.name.partition, schema, chunks, start.delivered))
         first = next(tables, None)
         if first is None and since is not None:
             return None
@@ -170,7 +195,9 @@ def _export(
         messages=counts.messages,
         deletions=counts.deletions,
         since=since,
-        position=_position(reader, chunks, counts.last_publish_time).to_token(),
+        position=ExportPosition(
+            _position(reader, chunks, counts.last_publish_time).to_token(), str(source.record.uid)
+        ).text,
     )
     folder.publish(manifest)
     return manifest
@@ -196,15 +223,33 @@ class _Counts:
             yield table
 
 
+def _only_messages(batches: Iterator[pa.RecordBatch], source: OpenTopic) -> Iterator[pa.RecordBatch]:
+    """Yield batches of rows. Raises InvalidInput for an entry that is no message, which would lose its key."""
+    import pyarrow.compute as pc
+
+    from storage.ledger.rows import RowType
+
+    for batch in batches:
+        row = pc.index(batch.column("slot"), int(RowType.WHOLE_ENTRY)).as_py()
+        if row >= 0:
+            offset = batch.column("offset")[row].as_py()
+            raise InvalidInput(
+                f"offset {offset} of {source.name} is no message but an entry that is encrypted or cannot be decoded",
+                f"export what is after it into a folder of its own, with --since {offset + 1}; Pulsar clients and REST "
+                "read the entry",
+            )
+        yield batch
+
+
 def _tables(
-    reader: PageReader, partition: int, schema: pa.Schema, chunks: ChunkAssembler, delivered: int
+    rows: Iterator[pa.RecordBatch], partition: int, schema: pa.Schema, chunks: ChunkAssembler, delivered: int
 ) -> Iterator[pa.Table]:
-    """Yield the messages of a read after the offset `delivered`, none of the tables empty."""
+    """Yield the messages of rows after the offset `delivered`, none of the tables empty."""
     import pyarrow.compute as pc
 
     from api.formats.message_tables import output_table, whole_messages
 
-    for batch in whole_messages(reader.stream_rows(), partition, chunks):
+    for batch in whole_messages(rows, partition, chunks):
         later = batch.filter(pc.greater(batch.column("offset"), delivered)) if delivered >= 0 else batch
         if len(later):
             yield output_table(later, schema, partition)

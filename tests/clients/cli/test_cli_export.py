@@ -12,10 +12,11 @@ import pytest
 from api.cli.local.export_command import FormatName
 from api.cli.local.opening import open_topic
 from api.components import open_environment
-from api.formats.export_folder import ExportFolder
+from api.formats.export_folder import ExportFolder, ExportManifest
 from api.formats.export_writers import ExportFormat
 from api.settings.settings import Settings
 from storage.errors import Conflict
+from storage.ledger.rows import RowType
 from storage.model import TopicName
 from storage.objects.interface import StoreLocation
 from storage.objects.local import LocalStore
@@ -64,7 +65,7 @@ def test_an_export_imported_again_is_the_same_topic(program: Program, folder: Pa
     size = (folder / "out" / f"t-00000001.{name}").stat().st_size
     expected = {"number": 1, "topic": "persistent://public/default/t", "read_compacted": False, "format": name}
     expected |= {"file": f"t-00000001.{name}", "bytes": size, "messages": 7, "deletions": 2}
-    assert written == written | expected | {"since": None, "position": "7"}
+    assert written == written | expected | {"since": None, "position": f"7@{written['incarnation']}"}
     assert {file.name for file in (folder / "out").iterdir()} == {".tmp", "t-00000001.json", f"t-00000001.{name}"}
 
 
@@ -122,7 +123,19 @@ def test_a_position_begins_an_export_elsewhere(program: Program, folder: Path) -
     assert pq.read_table("out/t-00000001.parquet").column("offset").to_pylist() == [5, 6]
     program("export", "t", "--to", "out", "--since", "last").done()
     assert not Path("out/t-00000002.json").exists()
-    program("export", "t", "--to", "other", "--since", "nowhere").refused(2, "'nowhere' is not a start of a read")
+    program("export", "t", "--to", "out", "--since", "nowhere").refused(2, "'nowhere' is not a start of a read")
+    program("export", "t", "--to", "out", "--since", "5").refused(2, "a position begins a folder", "--since last")
+    position = manifest("out/t-00000001.json")["position"]
+    program("export", "t", "--to", "other", "--since", position).done()
+    assert not Path("other").exists(), "nothing was appended since"
+    with open_environment(Settings.load()) as environment:
+        row = chunked.message(None, b"\xff", slot=int(RowType.WHOLE_ENTRY))
+        chunked.append(environment, open_topic(environment, TopicName.parse("t")), [row])  # type: ignore[arg-type]
+    refused = program("export", "t", "--to", "out", "--since", "last")
+    refused.refused(2, "offset 7 of persistent://public/default/t is no message", "--since 8")
+    program("topics", "delete", "t", "--yes").done()
+    program("import", "t", "in.jsonl").done()
+    program("export", "t", "--to", "other", "--since", position).refused(2, "before it was deleted")
 
 
 def test_an_empty_topic_is_a_file_without_messages(program: Program, folder: Path) -> None:
@@ -168,7 +181,9 @@ def test_an_export_that_was_killed_before_its_manifest_is_no_export(program: Pro
     program("import", "t", "-", stdin=b'{"key":"a","value":"1"}').done()
     program("export", "t", "--to", "out").done()
     Path("out/t-00000001.json").unlink()
-    program("export", "t", "--to", "out").refused(4, "t-00000001.parquet exists in out without a manifest")
+    for name in ("parquet", "csv"):
+        refused = program("export", "t", "--to", "out", "--format", name)
+        refused.refused(4, "t-00000001.parquet exists in out without a manifest")
     Path("out/t-00000001.parquet").unlink()
     program("export", "t", "--to", "out").done()
 
@@ -180,6 +195,21 @@ def test_the_second_of_two_exports_at_once_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=r"t-00000001\.csv exists in out"), exports.create("t-00000001.csv") as second:
         second.write(b"2")
     assert (tmp_path / "t-00000001.csv").read_bytes() == b"1"
+
+
+def test_of_two_exports_in_different_formats_the_second_deletes_its_file(tmp_path: Path) -> None:
+    exports = ExportFolder(LocalStore(tmp_path), "t", "out")
+    common = {"topic": "t", "incarnation": "0", "read_compacted": False, "key_encoding": "utf8", "columns": []}
+    common |= {"value_encoding": "utf8", "bytes": 1, "messages": 0, "deletions": 0, "since": None, "position": "0"}
+    exports.check_free(1)
+    for name in ("csv", "jsonl"):
+        with exports.create(f"t-00000001.{name}") as file:
+            file.write(b"1")
+    manifests = [ExportManifest(number=1, format=n, file=f"t-00000001.{n}", **common) for n in ("csv", "jsonl")]  # type: ignore[arg-type]
+    exports.publish(manifests[0])
+    with pytest.raises(Conflict, match="another export into out was first"):
+        exports.publish(manifests[1])
+    assert {file.name for file in tmp_path.glob("t-*")} == {"t-00000001.csv", "t-00000001.json"}
 
 
 def test_names_of_topics_that_no_file_may_have(program: Program) -> None:
