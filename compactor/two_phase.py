@@ -78,7 +78,7 @@ from storage.metadata.records import (
 from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, SourcePosition, TopicName
 from storage.objects.interface import ObjectStore
-from storage.objects.throttled import RateLimits
+from storage.objects.throttled import RateLimits, throttled
 from storage.owner import owner_name
 from storage.reading.compacted_loss import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
@@ -385,8 +385,9 @@ class TwoPhaseCompactor:
             policies.table_format_version, policies.table_snapshot_age_ms, policies.table_snapshots_max
         )
         before = previous.table if previous else None
+        store = throttled(self.environment.store, self.rates, self.environment.clock)  # C4: it may read parts
         try:
-            table = write_table(self.environment.store, manifest, run.attempt_id, limits, before)
+            table = write_table(store, manifest, run.attempt_id, limits, before)
         except Fenced:
             raise
         except Exception as error:

@@ -3,8 +3,9 @@
 Hidden are superseded rows, retained tombstones, and rows that are no message by themselves (column `slot`): whole
 entries, chunks, markers. Bitmaps of superseded rows have offsets, delete files have positions. Where the offsets of a
 row group are dense, one gives the other; elsewhere only its column of offsets is read, without the rest of its bytes,
-so without their checksum. Errors in it are found by other means: it has the recorded first and last offset and number
-of rows, it ascends, and it has every superseded offset.
+so without their checksum. Errors in it are found by other means: it has the number of rows and the bounds that the
+footer states, it ascends, and it has every superseded offset. Likewise with the column of tombstones' times, by its
+rows, nulls and bounds.
 
 Errors: ObjectMissing, ObjectDamaged, other errors of the store.
 """
@@ -16,7 +17,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
@@ -30,25 +33,36 @@ from storage.slices import I64
 from storage.table.schema import NUMBERS, SHOWN
 
 
-def unshown_rows(reader: RowsReader) -> BitMap:
+def unshown_rows(store: ObjectStore, reader: RowsReader) -> BitMap:
     """Return the positions of retained tombstones, and of rows that are no message by themselves.
 
-    Reads only row groups whose statistics do not exclude such rows.
+    Reads nothing of row groups whose statistics tell it. Where only tombstones are hidden, it reads only the column of
+    their times; elsewhere, all of the row group.
     """
     hidden = BitMap()
-    numbers = [number for number in range(len(reader.groups)) if _may_hide(reader, number)]
-    reader.announce_row_groups(numbers, ahead=True)
     starts = _first_positions(reader)
-    for number in numbers:
+    with_tombstones, mixed = [], []
+    for number, group in enumerate(reader.groups):
+        slots = {reader.least(number, "slot"), reader.greatest(number, "slot")}
+        if slots == {int(rows.RowType.MESSAGE)}:
+            if reader.least(number, "retained_at") is not None:
+                with_tombstones.append(number)
+        elif len(slots) == 1 and None not in slots:
+            hidden.add_range(int(starts[number]), int(starts[number]) + group.rows)
+        else:
+            mixed.append(number)
+    for number, column in zip(with_tombstones, _columns(store, reader, "retained_at", with_tombstones), strict=True):
+        hidden |= _positions(np.asarray(column.is_valid()), starts[number])
+    reader.announce_row_groups(mixed, ahead=True)
+    for number in mixed:
         table = reader.read(number, ["slot", "retained_at"])
         mask = table.column("slot").to_numpy() != rows.RowType.MESSAGE
-        mask |= np.asarray(table.column("retained_at").is_valid())
-        hidden |= BitMap((np.flatnonzero(mask) + starts[number]).astype(np.uint32))
+        hidden |= _positions(mask | np.asarray(table.column("retained_at").is_valid()), starts[number])
     return hidden
 
 
-def _may_hide(reader: RowsReader, group: int) -> bool:
-    return reader.greatest(group, "slot") != rows.RowType.MESSAGE or reader.least(group, "retained_at") is not None
+def _positions(mask: npt.NDArray[np.bool_], start: np.int64) -> BitMap:
+    return BitMap((np.flatnonzero(mask) + start).astype(np.uint32))
 
 
 def positions_of(store: ObjectStore, reader: RowsReader, offsets: I64) -> BitMap:
@@ -58,7 +72,7 @@ def positions_of(store: ObjectStore, reader: RowsReader, offsets: I64) -> BitMap
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     if sum(ends) - sum(firsts) != len(offsets):
-        raise _wrong_offsets(reader)
+        raise _wrong_column(reader, "offset")
     spans = {number: span for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]}
     sparse = [number for number in spans if _has_gaps(reader, number)]
     columns = _offset_columns(store, reader, sparse)
@@ -68,7 +82,7 @@ def positions_of(store: ObjectStore, reader: RowsReader, offsets: I64) -> BitMap
             present = next(columns)
             within = np.searchsorted(present, requested)
             if np.any(present[np.minimum(within, len(present) - 1)] != requested):
-                raise _wrong_offsets(reader)
+                raise _wrong_column(reader, "offset")
         else:
             within = requested - reader.groups[number].first_offset
         positions |= BitMap((within + starts[number]).astype(np.uint32))
@@ -82,24 +96,39 @@ def _has_gaps(reader: RowsReader, number: int) -> bool:
 
 def _offset_columns(store: ObjectStore, reader: RowsReader, groups: list[int]) -> Iterator[I64]:
     """Yield the offsets of all rows of row groups, in order."""
+    for column in _columns(store, reader, "offset", groups):
+        offsets = np.asarray(column.to_numpy(), dtype=np.int64)
+        if np.any(offsets[1:] <= offsets[:-1]):
+            raise _wrong_column(reader, "offset")
+        yield offsets
+
+
+def _columns(store: ObjectStore, reader: RowsReader, name: str, groups: list[int]) -> Iterator[pa.ChunkedArray]:
+    """Yield a column of row groups, in order, without reading others. Its statistics are those of the footer."""
     window = LoadedRange(reader.stored.size)
     file = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=reader.metadata, pre_buffer=False)
-    chunks = [reader.metadata.row_group(number).column(0) for number in groups]
+    chunks = [_chunk(reader, number, name) for number in groups]
     reads = (
         partial(store.get, reader.stored.name, chunk.data_page_offset, chunk.total_compressed_size) for chunk in chunks
     )
     for number, chunk, data in zip(groups, chunks, run_ahead(reads, store.concurrent_requests), strict=True):
         window.load(memoryview(data), chunk.data_page_offset)
         try:
-            column = file.read_row_group(number, columns=["offset"], use_threads=False).column("offset")
+            column = file.read_row_group(number, columns=[name], use_threads=False).column(name)
         except (OSError, pa.ArrowException) as error:
-            raise _wrong_offsets(reader) from error
-        offsets = np.asarray(column.to_numpy(), dtype=np.int64)
-        group = reader.groups[number]
-        expected = (group.rows, group.first_offset, group.last_offset)
-        if (len(offsets), offsets[0], offsets[-1]) != expected or np.any(offsets[1:] <= offsets[:-1]):
-            raise _wrong_offsets(reader)
-        yield offsets
+            raise _wrong_column(reader, name) from error
+        known, bounds = chunk.statistics, pc.min_max(column).as_py()
+        expected = (reader.groups[number].rows, known.null_count, known.min, known.max)
+        if (len(column), column.null_count, bounds["min"], bounds["max"]) != expected:
+            raise _wrong_column(reader, name)
+        yield column
+
+
+def _chunk(reader: RowsReader, number: int, name: str) -> Any:
+    group = reader.metadata.row_group(number)
+    return next(
+        group.column(position) for position in range(group.num_columns) if group.column(position).path_in_schema == name
+    )
 
 
 def _first_positions(reader: RowsReader) -> I64:
@@ -108,10 +137,10 @@ def _first_positions(reader: RowsReader) -> I64:
     return np.cumsum(counts)[:-1]
 
 
-def _wrong_offsets(reader: RowsReader) -> ObjectDamaged:
+def _wrong_column(reader: RowsReader, column: str) -> ObjectDamaged:
     name = reader.stored.name
     return ObjectDamaged(
-        f"the offsets of {name} are not those that its footer and its deleted rows state",
+        f"the column {column} of {name} is not what its footer and its deleted rows state",
         damaged_object_advice(name),
         is_public=True,
     )

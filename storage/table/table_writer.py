@@ -205,7 +205,7 @@ class _TableWriter:
             return _PartFiles(uri, data, hidden_before, kept)
         reader = RowsReader(self._store, part.rows)
         if data is None:
-            hidden = hidden_rows.unshown_rows(reader)
+            hidden = hidden_rows.unshown_rows(self._store, reader)
         else:
             hidden = BitMap() if recorded is None else self._hidden_before(uri, recorded, reader)
         if part.deleted is not None:
@@ -239,7 +239,7 @@ class _TableWriter:
             return self._read_hidden(self._before.deletes[uri], recorded)
         except DataLoss as error:
             _log.warning("the hidden rows of a part of %s are found again: %s", self._manifest.topic, error)
-            return hidden_rows.unshown_rows(reader)
+            return hidden_rows.unshown_rows(self._store, reader)
 
     def _read_hidden(self, entry: Entry, recorded: TableDeletes) -> BitMap:
         data = _read(self._store, recorded.stored)

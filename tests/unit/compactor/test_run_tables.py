@@ -6,6 +6,7 @@ I1 to I10 are the pitfalls that docs/tables.md names; test_table_properties.py c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,7 +29,8 @@ from storage.metadata.records import COMPACTION_CURSOR, RunRecord
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.topic_work import WorkKind
 from storage.objects.local import LocalStore
-from storage.table.table_writer import object_uri, read_table_metadata
+from storage.objects.throttled import RateLimits, ThrottledStore
+from storage.table.table_writer import object_uri, read_table_metadata, write_table
 from storage.topic import Topic
 from tests.chunked import append as append_rows, message, whole
 from tests.tables import READERS, by_pyiceberg, expected, manifest_of, table_uri
@@ -238,6 +240,15 @@ def test_a_table_that_cannot_be_written_stops_no_compaction_and_is_repaired(
     assert not compact(bench, topic).table_error, "no message is new, but the table is behind"
     check_rows(bench, topic)
     assert bench.compactor().compact(topic.name, V3).run is None
+
+
+def test_what_a_table_reads_is_within_the_rates_of_the_run(bench: Workbench, topic: Topic) -> None:
+    """C4: where a run has not written the parts itself, it reads a column of them."""
+    compactor = replace(bench.compactor(), rates=RateLimits(read=1 << 30))
+    with mock.patch("storage.table.table_writer.write_table", wraps=write_table) as written:
+        assert compactor.compact(topic.name, V3).run is not None
+    assert isinstance(written.call_args.args[0], ThrottledStore)
+    check_rows(bench, topic)
 
 
 def test_a_fenced_run_does_not_continue_without_its_table(bench: Workbench, topic: Topic) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +23,7 @@ RANDOM = np.random.default_rng(4)
 SPARSE = np.sort(RANDOM.choice(4000, 300, replace=False)).astype(np.int64)
 
 
-def write(store: ObjectStore, offsets: np.ndarray, **columns: list[int | None]) -> RowsObject:
+def write(store: ObjectStore, offsets: np.ndarray, **columns: list[Any]) -> RowsObject:
     """Rows of a part in groups of 100."""
     count = len(offsets)
     values = {"ledger_id": 1, "batch_index": -1, "batch_size": 0, "key": b"k", "key_base64": False, "payload": b"v"}
@@ -58,8 +60,32 @@ def test_an_offset_without_a_row_is_damage(object_store: ObjectStore) -> None:
     reader = RowsReader(object_store, write(object_store, SPARSE))
     missing = np.setdiff1d(np.arange(SPARSE[0], SPARSE[-1]), SPARSE)
     for offset in (*missing[::500], SPARSE[-1] + 1):
-        with pytest.raises(ObjectDamaged, match="offsets"):
+        with pytest.raises(ObjectDamaged, match="the column offset"):
             hidden_rows.positions_of(object_store, reader, np.array([offset]))
+
+
+def test_a_changed_byte_in_the_times_of_tombstones_never_hides_other_rows(object_store: ObjectStore) -> None:
+    """Nor is that column read with the checksum of its row group."""
+    kept = [int(number) if RANDOM.random() < 0.4 else None for number in range(300)]
+    written = write(object_store, SPARSE, retained_at=kept)
+    expected = hidden_rows.unshown_rows(object_store, RowsReader(object_store, written))
+    assert expected == BitMap([number for number, time in enumerate(kept) if time is not None])
+    data, refused = object_store.get(written.stored.name), 0
+    group = RowsReader(object_store, written).metadata.row_group(1)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    (column,) = (each for each in columns if each.path_in_schema == "retained_at")
+    start = column.data_page_offset
+    for at in range(start, start + column.total_compressed_size):
+        changed = bytearray(data)
+        changed[at] ^= 0x10
+        name = f"rows/{new_id()}"
+        object_store.put(name, bytes(changed))
+        reader = RowsReader(object_store, replace(written, stored=replace(written.stored, name=name)))
+        try:
+            assert hidden_rows.unshown_rows(object_store, reader) == expected
+        except ObjectDamaged:
+            refused += 1
+    assert refused > 30
 
 
 def test_a_changed_byte_in_the_column_of_offsets_never_gives_other_positions(object_store: ObjectStore) -> None:
@@ -86,9 +112,20 @@ def test_rows_that_are_no_messages_and_retained_tombstones_are_hidden(object_sto
     slots, kept = [0] * 300, [None] * 300
     slots[150], slots[151], kept[7], kept[299] = 2, 3, 1, 1  # type: ignore[call-overload]
     reader = RowsReader(object_store, write(object_store, SPARSE, slot=slots, retained_at=kept))
-    assert hidden_rows.unshown_rows(reader) == BitMap([7, 150, 151, 299])
+    assert hidden_rows.unshown_rows(object_store, reader) == BitMap([7, 150, 151, 299])
     plain = RowsReader(object_store, write(object_store, SPARSE))
-    assert hidden_rows.unshown_rows(plain) == BitMap()
+    assert hidden_rows.unshown_rows(object_store, plain) == BitMap()
+    entries = RowsReader(object_store, write(object_store, SPARSE, slot=[2] * 100 + [0] * 200))
+    assert hidden_rows.unshown_rows(object_store, entries) == BitMap(range(100))
+
+
+def test_retained_tombstones_are_found_without_the_other_columns(object_store: ObjectStore) -> None:
+    kept = [None if number % 3 else number for number in range(300)]
+    payloads = [RANDOM.bytes(2000) for _ in range(300)]
+    reader = RowsReader(object_store, write(object_store, SPARSE, retained_at=kept, payload=payloads))
+    with mock.patch.object(object_store, "get", wraps=object_store.get) as get:
+        assert hidden_rows.unshown_rows(object_store, reader) == BitMap(range(0, 300, 3))
+    assert sum(call.args[2] for call in get.call_args_list) < reader.stored.size / 100
 
 
 def test_statistics_of_the_footer(object_store: ObjectStore) -> None:
