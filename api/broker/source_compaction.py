@@ -202,7 +202,7 @@ def entries(
     pieces: list[bytes] = []
     size = 0
     reader = Topic(broker.environment, record).source_reader(generation)
-    covered = _covered_horizon(broker, record, reader, horizon)
+    covered = _covered_horizon(broker, record, reader, horizon, generation)
     if reader is None or covered is None:
         return EntryPage(0, b"")
     for entry in reader.entries(start, covered):
@@ -228,7 +228,7 @@ def position_since(
     """
     record = names.unpartitioned(broker.environment, name)
     reader = Topic(broker.environment, record).source_reader(generation)
-    covered = _covered_horizon(broker, record, reader, horizon)
+    covered = _covered_horizon(broker, record, reader, horizon, generation)
     return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
 
 
@@ -244,14 +244,23 @@ def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> Sourc
 
 
 def _covered_horizon(
-    broker: Broker, record: TopicRecord, reader: SourceReader | None, horizon: SourcePosition | None
+    broker: Broker,
+    record: TopicRecord,
+    reader: SourceReader | None,
+    horizon: SourcePosition | None,
+    generation: int | None,
 ) -> SourcePosition | None:
-    """Return the horizon of a read; None: there is no compacted ledger. Raise Conflict if it ends before `horizon`."""
+    """Return the horizon of a read; None: there is no compacted ledger. Raise Conflict if it ends before `horizon`, or
+    if the caller's generation has another one than was stored here."""
     known = None if reader is None else _horizon(broker, record, reader)
-    if horizon is not None and (known is None or known < horizon):
+    stored = None
+    if reader is not None and reader.compacted.generation == generation:
+        stored = reader.compacted.source_horizon
+    if horizon is not None and (known is None or known < horizon or stored not in (None, horizon)):
         raise Conflict(
             f"{record.name} is compacted up to {known or 'nothing'} of its source here, and the caller knows the "
-            f"horizon {horizon}: the database was restored from a backup, or is another one",
+            f"horizon {horizon}{'' if stored is None else f' of the same generation, {generation}'}: the database was "
+            "restored from a backup, or is another one",
             "restore a newer backup; or, if the source still has all raw messages, reset the caller's horizon and "
             "compact again",
         )

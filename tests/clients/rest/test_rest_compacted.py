@@ -239,6 +239,20 @@ def test_less_than_the_caller_knows_is_refused(rest_topic: RestTopic, below: str
     assert_refused(rest_topic.ask("GET", f"{below}generation=2"), 409, "generation 1", "restore")
 
 
+def test_another_compacted_ledger_of_the_same_generation_is_refused(rest_topic: RestTopic) -> None:
+    """A restored database has compacted again, without entries that the source sent before: the page would be empty."""
+    replicate(rest_topic, 5, [b"a", b"b"])
+    compact_up_to(rest_topic, "7:6")
+    assert_refused(
+        rest_topic.ask("GET", "/compacted/entries?horizon=7:4&generation=1"),
+        409,
+        "up to 7:6",
+        "knows the horizon 7:4 of the same generation, 1",
+        "restore",
+    )
+    assert ids(rest_topic, "horizon=7:6&generation=1") == [5, 6]
+
+
 def test_services_agree_about_a_horizon(rest_topic: RestTopic) -> None:
     replicate(rest_topic, 0, [b"a", b"b"])
     compact_up_to(rest_topic, "7:1")
