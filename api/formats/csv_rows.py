@@ -1,9 +1,10 @@
 """CSV with a header row, as the input of an import: RFC 4180, in UTF-8, plain or gzip.
 
 All cells are texts: nothing is inferred. An empty cell without quotes is null, and a quoted one is an empty text, as in
-PostgreSQL. With `--key-field` the value is the row as a JSON object of texts and nulls, or one column. Without it the
-columns are those of a message: `key` and `value`, optional `publish_time`, `event_time` and `properties` (a JSON object
-of texts); `message_id` and `offset` are not used.
+PostgreSQL. An empty line is a row of nulls with `--key-field`, and left out without it. With `--key-field` the value is
+the row as a JSON object of texts and nulls, or one column. Without it the columns are those of a message: `key` and
+`value`, optional `publish_time`, `event_time` and `properties` (a JSON object of texts); `message_id` and `offset` are
+not used.
 
 A null or empty value of a row with a key would delete the key: it is refused, unless `--empty-values delete`. Memory:
 some blocks of `BLOCK_BYTES`, which must hold the longest row.
@@ -71,7 +72,12 @@ def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: Inpu
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        for batch in _read_in_thread(_Rest(start, stream), delimiter, convert_options):
+        parse_options = pyarrow.csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            ignore_empty_lines=options.key_field is None,  # else an empty cell of a single column would be lost
+        )
+        for batch in _read_in_thread(_Rest(start.lstrip(b"\r\n"), stream), parse_options, convert_options):
             if any(kind != pa.string() for kind in batch.schema.types):
                 raise InvalidRecord(f"{source_name(file)} has a header that cannot be read", _REMEDY)
             yield batch
@@ -82,7 +88,7 @@ def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: Inpu
 
 
 def _read_in_thread(
-    stream: _Rest, delimiter: str, convert_options: pyarrow.csv.ConvertOptions
+    stream: _Rest, parse_options: pyarrow.csv.ParseOptions, convert_options: pyarrow.csv.ConvertOptions
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of Arrow's reader, which runs in a thread: Arrow lets no signal end its wait for a pipe."""
     with ThreadPoolExecutor(1, thread_name_prefix="csv") as pool:
@@ -91,7 +97,7 @@ def _read_in_thread(
                 pyarrow.csv.open_csv,
                 stream,
                 read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                parse_options=parse_options,
                 convert_options=convert_options,
             )
             reader = iter(_result(opened))

@@ -4,8 +4,9 @@
     users-00000001.json      its manifest: the position after it, format, columns
     users-00000002.parquet   what was appended since, upserts and deletions, in order
 
-The files in the order of their names are the topic. A file is created whole or not at all, under a name that had none;
-its manifest is created after it, so an export without a manifest did not end. Exports are never overwritten.
+The files of a topic, in the order of their names, are its messages. A file is created whole or not at all, under a name
+that had none; its manifest is created after it, so an export without a manifest did not end. Exports are never
+overwritten.
 
 Raises InvalidInput and Conflict for a folder that cannot take the export, and the object store's errors. Must not know:
 topics, formats.

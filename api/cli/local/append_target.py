@@ -34,15 +34,17 @@ def with_file_name(message: str, file: str) -> str:
 class AppendTarget:
     """The topic that a command appends to: created if it does not exist. A context manager.
 
-    At its end it reports the creation. After a failure it deletes a topic that it created and that was not used, and
-    reports what stays: the topic if it was used, else a tenant and namespace that were created with it.
+    At its end it reports the creation. After a failure, or always unless `keeps_unused`, it deletes a topic that it
+    created and that was not used, and reports what stays: the topic if it was used, else a tenant and namespace that
+    were created with it.
     """
 
-    def __init__(self, environment: Environment, name: TopicName) -> None:
+    def __init__(self, environment: Environment, name: TopicName, *, keeps_unused: bool = True) -> None:
         """Raises Unavailable or Conflict if the topic's backlog exceeds a quota that refuses producers, InvalidInput
         for a partition that its partitioned topic does not have."""
         self._environment = environment
         self._name = name
+        self._keeps_unused = keeps_unused
         self._created_scopes = _missing_scopes(environment, name)
         self._open()
 
@@ -79,10 +81,14 @@ class AppendTarget:
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if not self._is_new:
             return
-        if failure is None or not self._delete_unused():
+        if (failure is None and self._keeps_unused) or not self._delete_unused():
             say_created(self._name)
-        elif self._created_scopes:
-            say(f"The {' and the '.join(self._created_scopes)} did not exist: created, and kept after the failure")
+            return
+        if failure is None:
+            say(f"The topic {self._name} does not exist: without messages it is not created")
+        if self._created_scopes:
+            after = "" if failure is None else " after the failure"
+            say(f"The {' and the '.join(self._created_scopes)} did not exist: created, and kept{after}")
 
     def _delete_unused(self) -> bool:
         """Delete the topic if it was not used. Return whether it does not exist any more; the caller reports it if

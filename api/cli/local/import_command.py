@@ -110,15 +110,19 @@ def _import_messages(
     """Append files, each a name and its messages, in order."""
     with (
         open_for_writing(settings) as environment,
-        AppendTarget(environment, topic) as target,
+        AppendTarget(environment, topic, keeps_unused=False) as target,
         target.writing(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
     ):
-        for file, tables in sources:
+        for number, (file, tables) in enumerate(sources):
             started = time.perf_counter()
             try:
                 appended = writer.append_under(lease, tables)
             except InvalidRecord as error:
-                raise InvalidRecord(with_file_name(error.message, file), error.remedy) from error
+                remedy = error.remedy
+                if number:
+                    last = sources[number - 1][0]
+                    remedy += f"; the files before it, up to {last}, are imported: leave them out then"
+                raise InvalidRecord(with_file_name(error.message, file), remedy) from error
             seconds = time.perf_counter() - started
             say(
                 f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "

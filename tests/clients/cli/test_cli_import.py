@@ -93,8 +93,21 @@ def test_a_pipe_is_a_file_too(program: Program, folder: Path) -> None:
 
 
 def test_an_empty_file_is_no_messages(program: Program) -> None:
-    assert program("import", "t", "-").done().stderr.startswith("standard input: 0 messages, 0 B in 0 ledg")
+    """And no topic, if none existed."""
+    stderr = program("import", "t", "-").done().stderr
+    assert stderr.startswith("standard input: 0 messages, 0 B in 0 ledg")
+    assert stderr.endswith("t does not exist: without messages it is not created\n")
+    program("topics", "stats", "t").refused(3, "does not exist")
+    program("topics", "create", "t").done()
+    program("import", "t", "-").done()
     assert program("read", "t").done().raw_stdout == b""
+
+
+def test_an_error_in_the_second_file_names_the_first(program: Program, folder: Path) -> None:
+    (folder / "one.csv").write_text("key,value\na,1\n")
+    (folder / "two.csv").write_text("key,value\na,\n")
+    stderr = program("import", "t", "one.csv", "two.csv").stderr
+    assert "; the files before it, up to one.csv, are imported: leave them out then\n" in stderr
 
 
 def test_several_files_in_one_call_keep_their_order(program: Program, folder: Path) -> None:

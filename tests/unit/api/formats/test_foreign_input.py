@@ -203,6 +203,12 @@ def test_csv_that_is_no_utf8_or_no_rows(tmp_path: Path) -> None:
     assert pairs(write(tmp_path, "id,v\n", "in.csv"), key_field="id") == []
 
 
+def test_an_empty_line_of_csv_is_a_row_of_nulls(tmp_path: Path) -> None:
+    refused(write(tmp_path, 'id\na\n\n""\nb', "in.csv"), "in.csv, row 2: id is null", key_field="id")
+    refused(write(tmp_path, "\r\nid,v\r\na,1\r\n\r\nb,2\r\n", "in.csv"), "row 2: id is null", key_field="id")
+    assert pairs(write(tmp_path, "\nkey,value\na,1\n\nb,2\n\n", "in.csv")) == [(b"a", b"1"), (b"b", b"2")]
+
+
 def test_rows_of_csv_in_several_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.formats.csv_rows, "BLOCK_BYTES", 64)
     rows = [f'{number},"a\nb{number}"' for number in range(40)]
