@@ -31,6 +31,16 @@ class Log:
     start: int = 0
     aborted: list[tuple[int, int]] = field(default_factory=list)
     """Producer id and first offset."""
+    error_code: int = 0
+    """The answer to fetches, unless it is 0."""
+    leader: int = 7
+    epoch: int = 0
+    """The leader's, for new batches."""
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """The offset after the last record of an epoch."""
+        later = (first for first, _, data in self.batches if int.from_bytes(data[12:16], "big") > epoch)
+        return next(later, self.end)
 
     @property
     def end(self) -> int:
@@ -50,7 +60,9 @@ class FakeTopic:
         """Append a batch with the offsets that it has."""
         last = batch.last_offset if batch.last_offset is not None else batch.records[-1].offset
         first = batch.first_offset if batch.first_offset is not None else batch.records[0].offset
-        self.partitions[partition].batches.append((first, last, encode(batch)))
+        log = self.partitions[partition]
+        data = encode(batch)
+        log.batches.append((first, last, data[:12] + log.epoch.to_bytes(4, "big") + data[16:]))
 
     def abort(self, partition: int, producer_id: int, first_offset: int) -> None:
         """Append the marker of an aborted transaction."""
@@ -69,6 +81,8 @@ class FakeKafka:
         """The offsets of each fetch, by partition."""
         self.refusals = 0
         """The number of next connections that are closed at once."""
+        self.waits: list[int] = []
+        """The longest time of each fetch, in milliseconds."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -147,7 +161,7 @@ class FakeKafka:
     def _metadata(self, request: io.BytesIO) -> Any:
         topic = self.topic
         ((_, name, _),) = protocol.MetadataRequest.decode(request).topics
-        partitions = [(0, number, 7, 0, [7], [7], [], _EMPTY) for number in range(len(topic.partitions))]
+        partitions = [(0, number, log.leader, 0, [7], [7], [], _EMPTY) for number, log in enumerate(topic.partitions)]
         code, uid = (0, topic.topic_id) if name == topic.name else (3, bytes(16))
         described = (code, name, uid, False, partitions if not code else [], 0, _EMPTY)
         brokers = [(7, "127.0.0.1", self.port, None, _EMPTY)]
@@ -163,22 +177,27 @@ class FakeKafka:
         fetch = protocol.FetchRequest.decode(request)
         ((topic_id, partitions, _),) = fetch.topics
         offsets = {number: offset for number, _, offset, *_ in partitions}
+        epochs = {number: epoch for number, _, _, epoch, *_ in partitions}
         self.fetches.append(offsets)
-        answers = [self._fetched(topic_id, number, offset) for number, offset in offsets.items()]
-        if not any(answer[1] or answer[7] for answer in answers):
+        self.waits.append(fetch.max_wait_ms)
+        answers = [self._fetched(topic_id, number, offset, epochs[number]) for number, offset in offsets.items()]
+        if not any(answer[1] or answer[7] or answer[8] for answer in answers):
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(0.05, fetch.max_wait_ms / 1000)):
                     await self._ended.wait()
         return protocol.FetchResponse(0, 0, 0, [(topic_id, answers, _EMPTY)], _EMPTY)
 
-    def _fetched(self, topic_id: bytes, number: int, offset: int) -> tuple[Any, ...]:
+    def _fetched(self, topic_id: bytes, number: int, offset: int, epoch: int) -> tuple[Any, ...]:
         log = self.topic.partitions[number]
-        code = _UNKNOWN_ID if topic_id != self.topic.topic_id else 0
+        code = _UNKNOWN_ID if topic_id != self.topic.topic_id else log.error_code
         if not code and not log.start <= offset <= log.end:
             code = _OUT_OF_RANGE
-        data = b"" if code else b"".join(content for _, last, content in log.batches if last >= offset)
+        tags = {}
+        if not code and epoch >= 0 and log.end_of_epoch(epoch) < offset:
+            tags[0] = struct.pack(">iqb", epoch, log.end_of_epoch(epoch), 0)
+        data = b"" if code or tags else b"".join(content for _, last, content in log.batches if last >= offset)
         aborted = [(producer, first, _EMPTY) for producer, first in log.aborted]
-        return (number, code, log.end, log.end, log.start, aborted, -1, data, _EMPTY)
+        return (number, code, log.end, log.end, log.start, aborted, -1, data, tags)
 
 
 @contextmanager

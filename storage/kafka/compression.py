@@ -1,6 +1,6 @@
 """Compression of Kafka's batches: gzip, Snappy (raw, or in the frames of xerial's Java library), LZ4 frames, ZSTD.
 
-The size of the uncompressed bytes is not stated. Decompression stops at `MAX_BYTES`, so a small batch cannot fill the
+The size of the uncompressed bytes is not stated. Decompression stops at a limit, so a small batch cannot fill the
 memory. In messages of magic 0 the checksum of an LZ4 frame's header covers the frame's magic number, too, which is
 wrong; it is put right before the frame is read (KAFKA-3160).
 
@@ -46,7 +46,7 @@ class Undecompressable(Exception):
     """Compressed bytes are damaged, too large, or of a compression that is not known."""
 
 
-def decompress(codec: int, data: Buffer, *, magic: int = 2) -> Buffer:
+def decompress(codec: int, data: Buffer, *, magic: int = 2, max_bytes: int = MAX_BYTES) -> Buffer:
     """Return the uncompressed bytes. `codec`: a number of Codec; `magic`: the format of the message that has them."""
     try:
         known = Codec(codec)
@@ -56,38 +56,39 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2) -> Buffer:
         return data
     try:
         if known is Codec.SNAPPY:
-            return b"".join(_snappy(bytes(data)))
-        return _stream(known, with_correct_checksum(bytes(data)) if known is Codec.LZ4 and magic == 0 else data)
+            return b"".join(_snappy(bytes(data), max_bytes))
+        frame = with_correct_checksum(bytes(data)) if known is Codec.LZ4 and magic == 0 else data
+        return _stream(known, frame, max_bytes)
     except (pa.ArrowException, OSError) as error:
         raise Undecompressable(f"{known.name} data is damaged ({error})") from error
 
 
-def _stream(codec: Codec, data: Buffer) -> bytes:
+def _stream(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
     pieces, size = [], 0
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _STREAMS[codec]) as stream:
         while piece := stream.read(_PIECE_BYTES):
             pieces.append(piece)
             size += len(piece)
-            _check_size(size)
+            _check_size(size, max_bytes)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _snappy(data: bytes) -> Iterator[bytes]:
+def _snappy(data: bytes, max_bytes: int) -> Iterator[bytes]:
     if not data.startswith(_XERIAL):
-        yield _snappy_block(data, 0)
+        yield _snappy_block(data, 0, max_bytes)
         return
     at, size = _XERIAL_HEADER_BYTES, 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
         if end > len(data):
             raise Undecompressable("SNAPPY data ends inside a frame")
-        block = _snappy_block(data[at + 4 : end], size)
+        block = _snappy_block(data[at + 4 : end], size, max_bytes)
         size += len(block)
         yield block
         at = end
 
 
-def _snappy_block(data: bytes, before: int) -> bytes:
+def _snappy_block(data: bytes, before: int, max_bytes: int) -> bytes:
     """Return the uncompressed bytes of a block, which begins with their number. `before`: the bytes before it."""
     size = 0
     for number, byte in enumerate(data[:5]):
@@ -96,16 +97,16 @@ def _snappy_block(data: bytes, before: int) -> bytes:
             break
     else:
         raise Undecompressable("SNAPPY data does not begin with its size")
-    _check_size(before + size)
+    _check_size(before + size, max_bytes)
     if not size:
         return b""
     block: bytes = pa.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
     return block
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_BYTES:
-        raise Undecompressable(f"it has more than {MAX_BYTES} bytes, uncompressed")
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise Undecompressable(f"it has more than {max_bytes} bytes, uncompressed")
 
 
 def with_correct_checksum(frame: bytes) -> bytes:

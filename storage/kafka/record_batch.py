@@ -49,7 +49,8 @@ class RecordBatch(NamedTuple):
     """A whole batch. `position`: of its first byte; `data`: all its bytes.
 
     `first_offset` of a wrapper (magic 0 and 1) is not known, and is `last_offset`. `record_count`: -1 for magic 0 and
-    1. `base_timestamp`, `max_timestamp`: of magic 2, else 0.
+    1. `base_timestamp`, `max_timestamp`: of magic 2, else 0. `leader_epoch`: of the broker that appended it; -1: not
+    known.
     """
 
     position: int
@@ -62,6 +63,7 @@ class RecordBatch(NamedTuple):
     max_timestamp: int
     producer_id: int
     record_count: int
+    leader_epoch: int = -1
 
     @property
     def end(self) -> int:
@@ -140,7 +142,9 @@ def _batch(data: memoryview, position: int) -> RecordBatch:
             raise _damaged(position, f"claims the offset {offset}")
         return RecordBatch(position, data, magic, offset, offset, attributes, 0, 0, NO_PRODUCER, -1)
     header = _V2.unpack_from(data)
-    first_offset, _, _, magic, _, attributes, last_delta, base_timestamp, max_timestamp, producer_id = header[:10]
+    first_offset, _, leader_epoch, magic, _, attributes, last_delta, base_timestamp, max_timestamp, producer_id = (
+        header[:10]
+    )
     count = header[12]
     if last_delta < 0 or not 0 <= count <= last_delta + 1 or not 0 <= first_offset <= _MOST_OFFSET:
         raise _damaged(position, f"claims {count} records from offset {first_offset} to {first_offset} + {last_delta}")
@@ -156,6 +160,7 @@ def _batch(data: memoryview, position: int) -> RecordBatch:
         max_timestamp,
         producer_id,
         count,
+        leader_epoch,
     )
 
 

@@ -28,6 +28,7 @@ from storage.slices import I64
 
 ENTRY_MESSAGES = 1_000
 ENTRY_BYTES = 512 << 10
+MOST_ENTRY_BYTES = 1 << 31
 _ENTRIES_AT_ONCE = 60
 """Entries of one table: with more, rebuild.py would leave its fast way."""
 
@@ -42,13 +43,28 @@ class RecordEntry:
     messages: int
 
 
-def to_entries(records: pa.Table, producer: str, now_ms: int) -> Iterator[RecordEntry]:
-    """Yield the entries of records (records.SCHEMA, at least one), in order.
+def to_entries(
+    records: pa.Table, producer: str, now_ms: int, max_bytes: int = MOST_ENTRY_BYTES
+) -> Iterator[RecordEntry]:
+    """Yield the entries of records (records.SCHEMA, at least one), in order. None is larger than `max_bytes` but for
+    one of a single record.
 
     `producer`: the name of their producer here. `now_ms`: the publish time of records without a timestamp, and the
     latest one of any entry: a wrong clock at the source must not stop a mirror.
     """
-    ends = _entry_ends(_sizes(records))
+    at = 0
+    for entry in _entries(records, producer, now_ms, min(ENTRY_BYTES, max_bytes)):
+        if len(entry.data) <= max_bytes or entry.messages == 1:
+            yield entry
+        else:  # its metadata make it larger
+            half = entry.messages // 2
+            for start, count in ((at, half), (at + half, entry.messages - half)):
+                yield from to_entries(records.slice(start, count), producer, now_ms, max_bytes)
+        at += entry.messages
+
+
+def _entries(records: pa.Table, producer: str, now_ms: int, entry_bytes: int) -> Iterator[RecordEntry]:
+    ends = _entry_ends(_sizes(records), entry_bytes)
     for first in range(0, len(ends), _ENTRIES_AT_ONCE):
         start = 0 if not first else int(ends[first - 1])
         some = ends[first : first + _ENTRIES_AT_ONCE]
@@ -60,12 +76,12 @@ def _sizes(records: pa.Table) -> I64:
     return rows.logical_sizes(pa.table([records.column(name) for name in names], list(names.values())))
 
 
-def _entry_ends(sizes: I64) -> I64:
+def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
     """Return the row after the last one of each entry."""
     bytes_before = np.append(0, np.cumsum(sizes))
     ends, start = [], 0
     while start < len(sizes):
-        fitting = int(np.searchsorted(bytes_before, bytes_before[start] + ENTRY_BYTES, "right")) - 1
+        fitting = int(np.searchsorted(bytes_before, bytes_before[start] + entry_bytes, "right")) - 1
         start = max(start + 1, min(fitting, start + ENTRY_MESSAGES))
         ends.append(start)
     return np.array(ends, np.int64)

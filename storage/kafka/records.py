@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.kafka.compression import Undecompressable, decompress
+from storage.kafka.compression import MAX_BYTES, Undecompressable, decompress
 from storage.kafka.header_properties import LocatedHeaders, properties_of
 from storage.kafka.message_set import read_message_set
 from storage.kafka.record_batch import RecordBatch, damaged
@@ -44,10 +44,10 @@ SCHEMA = pa.schema(
 """Columns of records. `properties`: their headers (header_properties.py)."""
 
 
-def decode_batches(batches: Iterable[RecordBatch]) -> Iterator[pa.Table]:
+def decode_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -> Iterator[pa.Table]:
     """Yield the records of batches (SCHEMA), in order, some batches at a time; no table is empty.
 
-    The caller leaves out control batches. Raises InvalidRecord.
+    `max_bytes`: of a batch of magic 2, uncompressed. The caller leaves out control batches. Raises InvalidRecord.
     """
     block: list[RecordBatch] = []
     contents: list[bytes | memoryview] = []
@@ -59,7 +59,7 @@ def decode_batches(batches: Iterable[RecordBatch]) -> Iterator[pa.Table]:
                 block, contents, size = [], [], 0
             yield _legacy_table(batch)
             continue
-        content = _uncompressed(batch)
+        content = _uncompressed(batch, max_bytes)
         if block and size + len(content) > BLOCK_BYTES:
             yield _decode_block(block, contents)
             block, contents, size = [], [], 0
@@ -71,9 +71,9 @@ def decode_batches(batches: Iterable[RecordBatch]) -> Iterator[pa.Table]:
         yield _decode_block(block, contents)
 
 
-def _uncompressed(batch: RecordBatch) -> bytes | memoryview:
+def _uncompressed(batch: RecordBatch, max_bytes: int) -> bytes | memoryview:
     try:
-        return memoryview(decompress(batch.codec, batch.records))
+        return memoryview(decompress(batch.codec, batch.records, max_bytes=max_bytes))
     except Undecompressable as error:
         raise damaged(batch, f"cannot be decompressed: {error}") from error
 

@@ -4,8 +4,9 @@
        └── fail ──► FAILED ── resume ──► RUNNING             only a user's decision lets it go on
 
 No row has a position that counts: the log's last entry says where a partition of the source is, in its sequence ids. A
-row of a partition has the offset from which a user lets the mirror go on after a gap, and the last report of the
-service that mirrors it, for people. The error of a mirror that runs is that of its last try.
+row of a partition has the offset at which the mirror began, or from which a user lets it go on after a gap, and the
+last report of the service that mirrors it: up to its offset all is durable here. The error of a mirror that runs is
+that of its last try.
 
 Errors: NotFound for a topic without a mirror, Conflict. Must not know: Kafka's protocol, the meaning of the options.
 """
@@ -79,7 +80,7 @@ class MirrorPartition:
 
 
 def add(connection: Connection, context: Context, mirror: MirrorRecord) -> None:
-    """Insert a mirror that runs. Raises Conflict if the topic has one."""
+    """Insert a mirror that runs, without what is known of an earlier one. Raises Conflict if the topic has one."""
     values = {
         "topic": str(mirror.topic),
         "source": mirror.source,
@@ -96,6 +97,7 @@ def add(connection: Connection, context: Context, mirror: MirrorRecord) -> None:
             f"{mirror.topic} is a mirror of {get(connection, mirror.topic).source} already",
             "remove that mirror, or name another topic",
         )
+    connection.execute(delete(mirror_partitions).where(mirror_partitions.c.topic == str(mirror.topic)))
 
 
 def all_mirrors(connection: Connection) -> list[MirrorRecord]:
@@ -133,12 +135,11 @@ def resume(
     connection: Connection, context: Context, topic: TopicName, options: Mapping[str, object], accept_gaps: bool
 ) -> None:
     """Let a mirror run again. `options`: those that replace old ones. `accept_gaps`: go on after the gaps at which it
-    stopped. Idempotent. Raises NotFound."""
+    stopped; False: forget them, and stop there again. Idempotent. Raises NotFound."""
     mirror = get(connection, topic)
-    if accept_gaps:
-        stopped = (mirror_partitions.c.topic == str(topic)) & mirror_partitions.c.gap_end.is_not(None)
-        change = update(mirror_partitions).where(stopped)
-        connection.execute(change.values(start_offset=mirror_partitions.c.gap_end, gap_end=None))
+    stopped = (mirror_partitions.c.topic == str(topic)) & mirror_partitions.c.gap_end.is_not(None)
+    start = {"start_offset": mirror_partitions.c.gap_end} if accept_gaps else {}
+    connection.execute(update(mirror_partitions).where(stopped).values(gap_end=None, **start))
     values = {"state": MirrorState.RUNNING.value, "options": {**mirror.options, **options}}
     _change(connection, context, topic, **values, **NO_ERROR.fields("error"))
 
@@ -151,12 +152,24 @@ def fail(
     gap: tuple[int, int] | None = None,
 ) -> None:
     """Stop a mirror that runs, with the reason. `gap`: a partition, and the offset before which records are missing."""
-    if gap is not None:
-        partition, end = gap
-        queries.put(connection, mirror_partitions, {"topic": str(topic), "partition": partition, "gap_end": end})
     running = (mirrors.c.topic == str(topic)) & (mirrors.c.state == MirrorState.RUNNING.value)
     values = {"state": MirrorState.FAILED.value, "changed_at": context.now, **error.fields("error")}
-    queries.change_where(connection, mirrors, running, **values)
+    if queries.change_where(connection, mirrors, running, **values) and gap is not None:
+        partition, end = gap
+        queries.put(connection, mirror_partitions, {"topic": str(topic), "partition": partition, "gap_end": end})
+
+
+def begin(connection: Connection, topic: TopicName, partition: int, start_offset: int) -> None:
+    """Store the offset at which a partition begins, if the topic is a mirror still."""
+    if queries.exists(connection, mirrors, mirrors.c.topic == str(topic)):
+        row = {"topic": str(topic), "partition": partition, "start_offset": start_offset}
+        queries.put(connection, mirror_partitions, row)
+
+
+def forget_progress(connection: Connection, topic: TopicName, partition: int) -> None:
+    """Delete the last report about a partition, if there is any: its log has lost entries."""
+    reported = (mirror_partitions.c.topic == str(topic)) & (mirror_partitions.c.partition == partition)
+    queries.change_where(connection, mirror_partitions, reported, next_offset=None)
 
 
 def note_error(connection: Connection, topic: TopicName, error: ErrorText) -> None:

@@ -410,6 +410,8 @@ class MirrorStore(Store):
     pause = writes(mirrors.pause)
     resume = writes(mirrors.resume)
     fail = writes(mirrors.fail)
+    begin = writes(mirrors.begin)
+    forget_progress = writes(mirrors.forget_progress)
     note_error = writes(mirrors.note_error)
     report = writes(mirrors.report)
     remove = writes(mirrors.remove)

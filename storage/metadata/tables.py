@@ -419,9 +419,9 @@ mirror_partitions = Table(
         "start_offset", "gap_end", "next_offset", "end_offset", "records_per_second", "reported_at", nullable=True
     ),
 )
-"""Partitions of mirrors. `start_offset`: the offset in Kafka before which a user gave up what is missing; `gap_end`:
-the one before which records are missing at the source, so that the mirror stopped. The others are the last report of
-the service that mirrors the partition, some seconds old."""
+"""Partitions of mirrors. `start_offset`: the offset in Kafka at which the mirror began, or before which a user gave up
+what is missing; `gap_end`: the one before which records are missing at the source, so that the mirror stopped. The
+others are the last report of the service that mirrors the partition, some seconds old."""
 
 schemas = Table(
     "schemas",

@@ -22,7 +22,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.conn import AIOKafkaConnection, create_conn
 
 from api.broker.mirroring import protocol
-from api.broker.mirroring.protocol import FetchedPartition, TopicRequest
+from api.broker.mirroring.protocol import FetchedPartition, FetchPosition, TopicRequest
 from api.broker.mirroring.source import MirrorSource
 from storage.errors import Misconfigured, Unavailable
 
@@ -83,10 +83,10 @@ class KafkaCluster:
         return int(offset)
 
     async def fetch(
-        self, leader: int, topic_id: bytes, offsets: Mapping[int, int], max_bytes: int, max_wait_ms: int
+        self, leader: int, topic_id: bytes, positions: Mapping[int, FetchPosition], max_bytes: int, max_wait_ms: int
     ) -> Sequence[FetchedPartition]:
-        """Return batches as stored, by partition, after `max_wait_ms` at most. `offsets`: of each partition."""
-        response = await self._send(leader, protocol.fetch_request(topic_id, offsets, max_bytes, max_wait_ms))
+        """Return batches as stored, by partition, after `max_wait_ms` at most."""
+        response = await self._send(leader, protocol.fetch_request(topic_id, positions, max_bytes, max_wait_ms))
         self._check(response.error_code, "the topic")
         return protocol.fetched_partitions(response)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker import names, partitions
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
-from storage.errors import Conflict, NotFound
+from storage.errors import Conflict, NotFound, Unavailable
 from storage.metadata.mirrors import MirrorPartition, MirrorRecord
 from storage.metadata.policy_store import topic_scope
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from storage.model import TopicName
 
 DEDUPLICATION = "deduplication.enabled"
+ANSWER_SECONDS = 30.0
+"""The time in which a new mirror's source must answer, whatever its number of brokers."""
 
 
 class ShownMirror(NamedTuple):
@@ -72,7 +74,14 @@ async def _described(source: MirrorSource) -> SourceTopic:
 
     cluster = KafkaCluster(source)
     try:
-        return await cluster.topic()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await cluster.topic()
+    except TimeoutError as error:
+        raise Unavailable(
+            f"no broker of {source.url} has answered within {ANSWER_SECONDS:g} s",
+            "check the addresses, and that the brokers run",
+            is_public=True,
+        ) from error
     finally:
         await cluster.close()
 

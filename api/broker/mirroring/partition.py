@@ -14,22 +14,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.broker.mirroring.protocol import FetchedPartition
+from api.broker.mirroring.protocol import FetchedPartition, FetchPosition
 from api.broker.mirroring.target import AppendedEntries, PartitionTarget
 from api.formats.inputs import EmptyValues
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidRecord
-from storage.kafka.record_batch import RecordBatch, read_batches
+from storage.kafka.record_batch import DAMAGED_REMEDY, RecordBatch, read_batches
 from storage.kafka.record_entries import RecordEntry, to_entries
 from storage.kafka.records import decode_batches
 from storage.kafka.transactions import CommittedBatches
 from storage.metadata.mirrors import MirrorProgress
+
+_BATCH_BYTES = 128 << 20
+"""The most bytes of a batch, uncompressed: it is in memory as a whole."""
+_UNKNOWN_EPOCH = -1
+
+
+_WAY_PAST = (
+    "to go on without the record, delete the records up to it in Kafka (kafka-delete-records.sh), and resume the "
+    "mirror with --accept-gaps (acceptGaps)"
+)
 
 
 class MirrorStopped(Conflict):
@@ -43,11 +53,15 @@ class MirrorStopped(Conflict):
 
 @dataclass
 class MirrorTotals:
-    """Counts of a topic since its service began: mirrored records, bytes of their entries, and failed tries."""
+    """Counts of a topic since its service began: mirrored records, bytes of their entries, and failed tries.
+
+    `positions`: for the next session, where the last one ended in the source, by its id and partition.
+    """
 
     records: int = 0
     bytes: int = 0
     errors: int = 0
+    positions: dict[tuple[str, int], FetchPosition] = field(default_factory=dict)
 
 
 class PartitionMirror:
@@ -58,7 +72,8 @@ class PartitionMirror:
         label: str,
         producer: str,
         target: PartitionTarget,
-        next_offset: int,
+        start: FetchPosition,
+        max_entry_bytes: int,
         empty_values: EmptyValues,
         service_loop: asyncio.AbstractEventLoop,
         clock: Clock,
@@ -66,10 +81,16 @@ class PartitionMirror:
     ) -> None:
         self.label = label
         self.target = target
-        self.next_offset = next_offset
-        """The offset after the last record that is appended here."""
-        self.fetch_offset = next_offset
-        """The offset after the last batch that was fetched."""
+        self.next_offset = start.offset
+        """The offset after the last batch that is appended here."""
+        self.position = start
+        """The position after the last batch that was fetched."""
+        self.appended = start
+        """The position after the last batch that is appended here."""
+        self.read_before = start.offset
+        """The offset before which all was read, and is durable, in earlier sessions: records and others."""
+        self._has_epochs = True
+        self._max_entry_bytes = max_entry_bytes
         self.end_offset: int | None = None
         """The offset after the source's last record; None: not known yet."""
         self.stable_offset: int | None = None
@@ -84,18 +105,40 @@ class PartitionMirror:
         self._counted_at = clock.now_ms()
 
     def read(self, fetched: FetchedPartition) -> Sequence[RecordBatch]:
-        """Return the whole batches of an answer, and move `fetch_offset` after them. Raises MirrorStopped."""
-        self.end_offset, self.stable_offset = fetched.high_watermark, fetched.last_stable_offset
+        """Return the whole batches of an answer, and move `position` after them. Raises MirrorStopped."""
+        self.note_ends(fetched)
+        if fetched.common_end is not None:
+            raise MirrorStopped(
+                f"{self.label}: the records up to offset {self.position.offset - 1} are here, and Kafka has others "
+                f"from offset {fetched.common_end} on: it has lost records, as after an unclean election of a leader, "
+                "and gives their offsets to others",
+                "remove the mirror, and add it with another topic",
+            )
         try:
             batches = list(read_batches(fetched.records))
         except InvalidRecord as error:
             raise MirrorStopped(
-                f"{self.label}: Kafka sends a damaged batch from offset {self.fetch_offset} on: {error.message}",
-                "check the broker that leads the partition; then resume the mirror",
+                f"{self.label}: Kafka sends a damaged batch from offset {self.position.offset} on: {error.message}",
+                f"check the broker that leads the partition, and resume the mirror; {_WAY_PAST}",
             ) from error
         if batches:
-            self.fetch_offset = batches[-1].last_offset + 1
+            epoch = batches[-1].leader_epoch if self._has_epochs else _UNKNOWN_EPOCH
+            self.position = FetchPosition(batches[-1].last_offset + 1, epoch)
         return batches
+
+    def note_ends(self, fetched: FetchedPartition) -> None:
+        """Note the ends of the source."""
+        self.end_offset, self.stable_offset = fetched.high_watermark, fetched.last_stable_offset
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at an offset: nothing before it is missing here."""
+        self.position = FetchPosition(offset)
+
+    def forget_epochs(self) -> bool:
+        """Ask without epochs from now on; return whether the last question had one."""
+        had, self._has_epochs = self.position.epoch != _UNKNOWN_EPOCH, False
+        self.position = FetchPosition(self.position.offset)
+        return had
 
     async def append(self, batches: Sequence[RecordBatch], fetched: FetchedPartition) -> None:
         """Append the records of batches that `read` returned, and wait until they are durable."""
@@ -104,12 +147,13 @@ class PartitionMirror:
         committed = CommittedBatches(fetched.aborted)
         waiting: asyncio.Future[None] | None = None
         try:
-            for records in decode_batches(batch for batch in batches if committed.accepts(batch)):
+            accepted = (batch for batch in batches if committed.accepts(batch))
+            for records in decode_batches(accepted, _BATCH_BYTES):
                 new = self._new(records)
                 if not len(new):
                     continue
                 self._check_empty_values(new)
-                entries = list(to_entries(new, self._producer, self._clock.now_ms()))
+                entries = list(to_entries(new, self._producer, self._clock.now_ms(), self._max_entry_bytes))
                 if waiting is not None:
                     await waiting
                 waiting = self._submit(entries)
@@ -118,18 +162,21 @@ class PartitionMirror:
                 self._totals.bytes += sum(len(entry.data) for entry in entries)
                 await asyncio.sleep(0)  # other partitions, and the connection, have a turn
         except InvalidRecord as error:
-            raise MirrorStopped(f"{self.label}: {error.message}", error.remedy) from error
+            raise self._stopped(error) from error
         finally:
             if waiting is not None:
                 await self._ended(waiting)
         self.next_offset = batches[-1].last_offset + 1
+        self.appended = FetchPosition(self.next_offset, batches[-1].leader_epoch)
 
-    def progress(self) -> MirrorProgress:
-        """Return the progress, with the rate since the last call."""
+    def progress(self) -> MirrorProgress | None:
+        """Return the progress, with the rate since the last call; None: the source has not answered yet."""
+        if self.end_offset is None:
+            return None
         now = self._clock.now_ms()
         rate = (self._records - self._counted) * 1000 // max(1, now - self._counted_at)
         self._counted, self._counted_at = self._records, now
-        return MirrorProgress(self.next_offset, self.next_offset + (self.lag or 0), rate)
+        return MirrorProgress(self.next_offset, max(self.next_offset, self.end_offset), rate)
 
     @property
     def lag(self) -> int | None:
@@ -169,7 +216,11 @@ class PartitionMirror:
         try:
             await waiting
         except InvalidRecord as error:
-            raise MirrorStopped(f"{self.label}: {error.message}", error.remedy) from error
+            raise self._stopped(error) from error
+
+    def _stopped(self, error: InvalidRecord) -> MirrorStopped:
+        remedy = "" if error.remedy == DAMAGED_REMEDY else f"{error.remedy}; "
+        return MirrorStopped(f"{self.label}: {error.message}", f"{remedy}{_WAY_PAST}")
 
 
 def first_empty_value(records: pa.Table) -> int | None:

@@ -11,6 +11,7 @@ Must not know: connections.
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from aiokafka.protocol.types import (
     Int64,
     Schema,
     TaggedFields,
+    UnsignedVarInt32,
 )
 
 from storage.kafka.transactions import AbortedTransaction
@@ -39,6 +41,8 @@ TOPIC_NOT_AUTHORIZED = 29
 _CONSUMER, _READ_COMMITTED, _NO_SESSION, _FIRST_EPOCH, _UNKNOWN = -1, 1, 0, -1, -1
 _NO_UUID = bytes(16)
 _NO_TAGS: Mapping[int, bytes] = {}
+_DIVERGING_EPOCH = 0
+"""The tag of a fetched partition with the epoch, and the end of it, after which the source has other records."""
 
 
 class Uuid(AbstractType[bytes]):
@@ -53,7 +57,19 @@ class Uuid(AbstractType[bytes]):
         return data.read(16)
 
 
-_TAGS = ("tags", TaggedFields)
+class Tags(TaggedFields):
+    """Optional fields, by number. aiokafka's class writes none of them rightly."""
+
+    @classmethod
+    def encode(cls, value: Mapping[int, bytes]) -> bytes:
+        fields = (
+            UnsignedVarInt32.encode(tag) + UnsignedVarInt32.encode(len(data)) + data
+            for tag, data in sorted(value.items())
+        )
+        return b"".join([UnsignedVarInt32.encode(len(value)), *fields])
+
+
+_TAGS = ("tags", Tags)
 _NAME = CompactString("utf-8")
 
 
@@ -253,7 +269,8 @@ class TopicRequest:
 
 
 class FetchedPartition(NamedTuple):
-    """The answer about a partition. `records`: whole batches, the last of which may be cut off."""
+    """The answer about a partition. `records`: whole batches, the last of which may be cut off. `common_end`: the
+    offset from which on the source has other records than those that were fetched; None: it has the same."""
 
     number: int
     error_code: int
@@ -262,6 +279,14 @@ class FetchedPartition(NamedTuple):
     log_start_offset: int
     aborted: Sequence[AbortedTransaction]
     records: bytes
+    common_end: int | None = None
+
+
+class FetchPosition(NamedTuple):
+    """The next offset to fetch of a partition, and the leader's epoch of the batch before it; -1: not known."""
+
+    offset: int
+    epoch: int = _UNKNOWN
 
 
 def metadata_request(topic: str) -> TopicRequest:
@@ -275,10 +300,13 @@ def offsets_request(topic: str, partition: int, time: int) -> TopicRequest:
     return TopicRequest(ListOffsetsRequest(_CONSUMER, 0, [(topic, partitions, _NO_TAGS)], _NO_TAGS))
 
 
-def fetch_request(topic_id: bytes, offsets: Mapping[int, int], max_bytes: int, max_wait_ms: int) -> TopicRequest:
+def fetch_request(
+    topic_id: bytes, positions: Mapping[int, FetchPosition], max_bytes: int, max_wait_ms: int
+) -> TopicRequest:
     """Return the request for batches from offsets on, by partition: at most `max_bytes`, or one batch."""
     partitions = [
-        (partition, _UNKNOWN, offset, _UNKNOWN, _UNKNOWN, max_bytes, _NO_TAGS) for partition, offset in offsets.items()
+        (partition, _UNKNOWN, offset, epoch, _UNKNOWN, max_bytes, _NO_TAGS)
+        for partition, (offset, epoch) in positions.items()
     ]
     head = _CONSUMER, max_wait_ms, 1, max_bytes, _READ_COMMITTED, _NO_SESSION, _FIRST_EPOCH
     return TopicRequest(FetchRequest(*head, [(topic_id, partitions, _NO_TAGS)], [], "", _NO_TAGS))
@@ -288,7 +316,11 @@ def fetched_partitions(response: Any) -> list[FetchedPartition]:
     """Return the partitions of a FetchResponse."""
     result = []
     for _, partitions, _ in response.topics:
-        for number, error_code, high, stable, start, aborted, _, records, _ in partitions:
+        for number, error_code, high, stable, start, aborted, _, records, tags in partitions:
             transactions = [AbortedTransaction(first, producer) for producer, first, _ in aborted or ()]
-            result.append(FetchedPartition(number, error_code, high, stable, start, transactions, records or b""))
+            diverging = tags.get(_DIVERGING_EPOCH)
+            common_end = None if diverging is None else struct.unpack_from(">iq", diverging)[1]
+            result.append(
+                FetchedPartition(number, error_code, high, stable, start, transactions, records or b"", common_end)
+            )
     return result

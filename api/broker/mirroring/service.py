@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,11 @@ from api.broker.serving.topic_registry import TopicRegistry
 from api.broker.threads import WaitsFor
 from api.observability.error_text import one_line
 from storage.errors import NO_ERROR, CompactorError, ErrorText
-from storage.metadata.mirrors import MirrorRecord, MirrorState
+from storage.metadata.mirrors import MirrorProgress, MirrorRecord, MirrorState
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from api.broker.mirroring.partition import MirrorStopped, MirrorTotals
+    from api.broker.mirroring.partition import MirrorStopped, MirrorTotals, PartitionMirror
     from api.broker.mirroring.session import MirrorContext, MirrorSession
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class MirrorService:
             for record in records
             if record.state is MirrorState.RUNNING and (self._only is None or record.topic == self._only)
         ]
+        for topic in self._totals.keys() - {record.topic for record in records}:
+            self._totals.pop(topic, None)
         if running and self._thread is None:
             await self._start()
         if self._loop is not None:
@@ -91,7 +93,8 @@ class MirrorService:
         for topic, totals in list(self._totals.items()):
             session = self._sessions.get(topic)
             parts = [] if session is None else list(session.partitions.values())
-            lag = sum(part.lag or 0 for part in parts) if parts else None
+            lags = [part.lag for part in parts if part.lag is not None]
+            lag = sum(lags) if lags else None
             result.append(MirrorCounts(topic, lag, totals.records, totals.bytes, totals.errors))
         return result
 
@@ -114,10 +117,10 @@ class MirrorService:
 
     def _new_context(self, service_loop: asyncio.AbstractEventLoop) -> MirrorContext:
         """Return the context of sessions. It loads the client of Kafka, which takes a while."""
-        from api.broker.mirroring.session import FETCH_BYTES, MirrorContext
+        from api.broker.mirroring.session import FETCH_BYTES, AnswerBudget, MirrorContext
 
         answers = max(1, self._broker.settings.mirrors_buffer_bytes // FETCH_BYTES)
-        return MirrorContext(self._broker, self._registry, service_loop, asyncio.Semaphore(answers))
+        return MirrorContext(self._broker, self._registry, service_loop, AnswerBudget(answers))
 
     def _apply(self, running: Sequence[MirrorRecord]) -> None:
         """Begin and end tasks. For the thread, as all that follows."""
@@ -150,22 +153,28 @@ class MirrorService:
     async def _mirror(self, record: MirrorRecord) -> None:
         """Run sessions of a mirror until it is cancelled or stopped."""
         from api.broker.mirroring.partition import MirrorStopped, MirrorTotals
-        from api.broker.mirroring.session import MirrorSession
+        from api.broker.mirroring.session import MirrorSession, to_its_end
 
         totals = self._totals.setdefault(record.topic, MirrorTotals())
         delay = _FIRST_RETRY_SECONDS
         while True:
 
-            async def begun() -> None:
+            async def succeeded() -> None:
                 nonlocal delay
                 delay = _FIRST_RETRY_SECONDS
                 await self._note(record, NO_ERROR)
 
+            async def failed(error: CompactorError) -> None:
+                totals.errors += 1
+                await self._note(record, ErrorText.of(error))
+
+            session: MirrorSession | None = None
             reporting: asyncio.Task[None] | None = None
             try:
                 session = self._sessions[record.topic] = MirrorSession(self._context, record, totals)
                 reporting = asyncio.create_task(self._report(record, session))
-                await session.run(begun)
+                await session.run(succeeded, failed)
+                delay = _FIRST_RETRY_SECONDS
             except MirrorStopped as error:
                 totals.errors += 1
                 await self._fail(record, error)
@@ -179,9 +188,8 @@ class MirrorService:
                 await self._note(record, ErrorText.of(error))
             finally:
                 self._sessions.pop(record.topic, None)
-                if reporting is not None:
-                    reporting.cancel()
-                    await asyncio.wait([reporting])
+                if reporting is not None and session is not None:
+                    await to_its_end(self._end_report(record, session, reporting))
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
@@ -214,7 +222,7 @@ class MirrorService:
         reported: dict[int, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            progress = {number: partition.progress() for number, partition in session.partitions.items()}
+            progress = _progress(session.partitions)
             changed = {
                 number: item
                 for number, item in progress.items()
@@ -231,8 +239,25 @@ class MirrorService:
                 continue
             reported |= {number: (item.next_offset, item.end_offset) for number, item in changed.items()}
 
+    async def _end_report(self, record: MirrorRecord, session: MirrorSession, reporting: asyncio.Task[None]) -> None:
+        """Store the last progress of a session that has ended: the next one knows up to where the source was read."""
+        reporting.cancel()
+        await asyncio.wait([reporting])
+        progress = _progress(session.ended)
+        try:
+            if progress:
+                await self._in_database(self._mirrors.report, record.topic, progress)
+        except CompactorError as error:
+            LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
+
     async def _in_database(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await self._broker.pools[WaitsFor.DATABASE].run(work, *arguments)
+
+
+def _progress(partitions: Mapping[int, PartitionMirror]) -> dict[int, MirrorProgress]:
+    """Return the progress of the partitions for which the source has answered."""
+    known = ((number, partition.progress()) for number, partition in partitions.items())
+    return {number: progress for number, progress in known if progress is not None}
 
 
 def _key(record: MirrorRecord) -> _Key:

@@ -90,8 +90,9 @@ class PartitionTarget:
         """True if the topic takes no more entries of this producer."""
         return self._lost is not None
 
-    async def open(self) -> int | None:
-        """Take the topic, and return the last offset that it has; None: it has had no message.
+    async def open(self, start: int | None) -> int | None:
+        """Take the topic, and return the last offset that it has; None: it has had none. `start`: the offset at which
+        the mirror began, if it has.
 
         Raises TopicNotServed, WriterElsewhere, NoLogOwner for a topic of another process, TopicNotFound, ProducerBusy,
         BacklogQuotaExceeded, PositionLost, Unavailable.
@@ -111,15 +112,20 @@ class PartitionTarget:
                 await topic.publishing.drain()
             last: int | None = topic.last_sequence_id(self._producer_name)
             if last is not None and last < 0:
-                last = await self._pools[WaitsFor.SEQUENCES].run_without_deadline(self._position_in_log, topic.storage)
+                last = await self._pools[WaitsFor.SEQUENCES].run_without_deadline(
+                    self._position_in_log, topic.storage, start
+                )
+                if last is not None:  # so that the next start need not search the log
+                    await topic.note_sequence_id(self._producer_name, last)
         except BaseException:
             topic.remove_producer(producer)
             raise
         self._topic, self._producer = topic, producer
         return last
 
-    def _position_in_log(self, storage: Topic) -> int | None:
-        """Return the last offset that the raw log has; None: the topic has had no message. For threads.
+    def _position_in_log(self, storage: Topic, start: int | None) -> int | None:
+        """Return the last offset that the raw log has; None: the topic has had no message, or the log is whole and has
+        none of the mirror that began at `start`. For threads.
 
         Raises PositionLost.
         """
@@ -133,6 +139,8 @@ class PartitionTarget:
         for name in (self._producer_name, self._import_name):
             if name in highest:
                 return highest[name]
+        if start is not None and not reader.first_offset:
+            return None
         raise PositionLost(
             f"{self._name} has messages, and none says up to which offset it has its partition in Kafka: they came "
             "another way, or were trimmed while deduplication.enabled was off",

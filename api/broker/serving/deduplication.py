@@ -190,6 +190,9 @@ class Deduplication:
                     known.position,
                 )
         sources = None if stored.sources is None else {**stored.sources, **in_log}
+        if highest != stored.highest:
+            partition = self._topic.name
+            self._metadata.mirrors.forget_progress(partition.partitioned_topic or partition, partition.partition)
         accepted = replace(stored, end_offset=end, highest=highest, sources=sources)
         self._metadata.producer_sequences.replace(self._topic.record.id, accepted)
         return accepted
@@ -246,6 +249,12 @@ class Deduplication:
     def last_sequence_id(self, producer_name: str) -> int:
         """Return the highest sequence id that a producer of that name has stored; -1: none."""
         return self._known.get(producer_name, _UNKNOWN)[0]
+
+    def note_sequence_id(self, producer_name: str, sequence_id: int) -> None:
+        """Note a sequence id that the log has, and that was not known. Call `load` before."""
+        with self._lock:
+            self._note(producer_name, (sequence_id, WHOLE))
+            self._note_count += 1
 
     def note_connected(self, replicator: str) -> None:
         """Note that a replicator has connected: entries may be missing before the first that it sends."""

@@ -193,6 +193,11 @@ class PersistentTopic:
         """Return the highest sequence id that a producer of that name has stored; -1: none is known."""
         return self._deduplication.last_sequence_id(producer_name)
 
+    async def note_sequence_id(self, producer_name: str, sequence_id: int) -> None:
+        """Note and store a sequence id that the log has, and that was not known. Raises CompactorError."""
+        self._deduplication.note_sequence_id(producer_name, sequence_id)
+        await self.database.run_without_deadline(self._deduplication.store)
+
     async def load_sequences(self, is_for_replicator: bool = False) -> None:
         """Wait until the ids and positions of its senders are loaded, if entries of the new one are deduplicated.
         Consumers need not wait.

@@ -57,11 +57,20 @@ def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -
     running = mirrors.get(TOPIC)
     assert (running.state, running.error) == (MirrorState.RUNNING, NO_ERROR)
     assert running.options == {"tls": True, "empty_values": "delete"}
-    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, None, 70, None, None)]
+    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, None, None, None, None)], "no gap is accepted later"
+    mirrors.fail(TOPIC, ERROR, (3, 71))
     mirrors.pause(TOPIC)
     assert mirrors.get(TOPIC).state is MirrorState.PAUSED
+    mirrors.fail(TOPIC, ERROR, (3, 72))
     mirrors.resume(TOPIC, {}, True)
-    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 70, None, None, None)]
+    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 71, None, None, None)]
+    mirrors.remove(TOPIC)
+    mirrors.fail(TOPIC, ERROR, (3, 73))
+    mirrors.begin(TOPIC, 3, 73)
+    mirrors.add(NEW)
+    assert mirrors.partitions(TOPIC) == [], "a late service leaves no row"
+    mirrors.begin(TOPIC, 3, 74)
+    assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 74, None, None, None)]
 
 
 def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> None:
@@ -76,4 +85,6 @@ def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> Non
         MirrorPartition(0, None, None, second, now),
         MirrorPartition(1, 9, None, first, now),
     ]
+    mirrors.forget_progress(TOPIC, 1)
+    assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now)
     assert (first.lag, second.lag) == ((1 << 40) - 5, 0)

@@ -90,3 +90,13 @@ def test_any_number_of_entries_is_in_order() -> None:
     value = b"x" * record_entries.ENTRY_BYTES
     entries = list(to_entries(table([(1, NOW, b"k", value, None)] * 70), PRODUCER, NOW))
     assert [entry.first_offset for entry in entries] == list(range(1, 71))
+
+
+def test_entries_are_as_small_as_the_topic_takes() -> None:
+    """Metadata of short records count, too; a single record may be larger."""
+    records = table([(1, NOW, b"k", b"v", None)] * 300 + [(1, NOW, b"k", b"x" * 3_000, None)])
+    entries = list(to_entries(records, PRODUCER, NOW, 1_000))
+    assert decoded(entries).column("sequence_id").to_pylist() == list(range(1, 302))
+    assert max(len(entry.data) for entry in entries[:-1]) <= 1_000 < len(entries[-1].data)
+    assert entries[-1].messages == 1
+    assert [entry.first_offset for entry in entries[1:]] == [entry.last_offset + 1 for entry in entries[:-1]]

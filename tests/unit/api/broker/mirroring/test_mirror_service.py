@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from api.broker.mirroring import operations, session
+from api.broker.mirroring.session import AnswerBudget
+from api.broker.serving.producer import ProducerOptions
 from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.broker.serving.topic import PersistentTopic
 from storage.errors import NO_ERROR
-from tests.kafka_batches import Batch
-from tests.kafka_server import FakeKafka
+from storage.metadata.mirrors import MirrorState
+from tests.entries import single
+from tests.kafka_batches import TRANSACTIONAL, Batch, Record
+from tests.kafka_server import FakeKafka, FakeTopic, Log
 from tests.unit.api.broker.mirroring.mirrored import (
     TOPIC,
     Mirrored,
@@ -184,3 +188,142 @@ def test_an_error_before_a_session_is_in_the_row_until_a_try_succeeds(
             await serving.until(lambda: not mirrored.mirrors.get(TOPIC).error)
 
     asyncio.run(run())
+
+
+def test_records_that_kafka_has_lost_and_replaced_stop_it(mirrored: Mirrored) -> None:
+    """An election of a leader that lacked them. The offsets alone look as if nothing had happened."""
+    topic = mirrored.kafka.topic
+    topic.append(0, Batch(records(0, 4)))
+    topic.append(0, Batch(records(4, 6)))
+    replaced = FakeTopic("users", [Log(topic.partitions[0].batches[:1], epoch=1)])
+    replaced.append(0, Batch(records(4, 11)))
+
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
+            topic.partitions = replaced.partitions
+            await serving.until(lambda: mirrored.mirrors.get(TOPIC).state is MirrorState.FAILED)
+
+    asyncio.run(run())
+    assert "up to offset 9 are here, and Kafka has others from offset 4 on" in str(mirrored.mirrors.get(TOPIC).error)
+    assert mirrored.stored() == list(range(10))
+
+
+@pytest.mark.parametrize("failure", ["error_code", pytest.param("leader", marks=pytest.mark.slow)])
+def test_a_partition_that_fails_leaves_the_others(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    hurry(monkeypatch)
+    bad = Log(**{failure: {"error_code": 56, "leader": -1}[failure]})
+    kafka.topic.partitions.append(bad)
+    kafka.topic.append(0, Batch(records(0, 5)))
+    kafka.topic.append(1, Batch(records(0, 5)))
+    with opened(tmp_path / "data", kafka) as mirror:
+        notes = count_notes(mirror, monkeypatch)
+
+        async def run() -> None:
+            async with mirror.serving() as serving:
+                await serving.until(lambda: mirror.mirrors.get(TOPIC).error and mirror.stored(0))
+                kafka.topic.append(0, Batch(records(5, 5)))
+                await serving.until(lambda: mirror.stored(0) == list(range(10)))
+                assert len(notes) == 1, "the error is written once"
+                bad.error_code, bad.leader = 0, 7
+                await serving.until(lambda: mirror.stored(1) == list(range(5)))
+                await serving.until(lambda: not mirror.mirrors.get(TOPIC).error)
+
+        asyncio.run(run())
+
+
+def count_notes(mirror: Mirrored, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the errors that are written from now on."""
+    notes: list[object] = []
+    note_error = mirror.mirrors.note_error
+
+    def counted(topic: object, error: object) -> None:
+        notes.append(error)
+        note_error(topic, error)
+
+    monkeypatch.setattr(mirror.mirrors, "note_error", counted)
+    return notes
+
+
+@pytest.mark.slow
+def test_what_follows_the_last_record_is_no_gap(mirrored: Mirrored) -> None:
+    """An aborted transaction and its marker, which retention removes; then records that it removes unread."""
+    topic = mirrored.kafka.topic
+    topic.append(0, Batch(records(0, 5)))
+    topic.append(0, Batch(records(5, 2), attributes=TRANSACTIONAL, producer_id=3))
+    topic.abort(0, 3, 5)
+    asyncio.run(mirrored.mirror_to_end())
+    topic.partitions[0].start = 8
+    topic.partitions[0].batches.clear()
+    topic.append(0, Batch(records(8, 1)))
+    asyncio.run(mirrored.mirror_to_end())
+    assert mirrored.stored() == [0, 1, 2, 3, 4, 8]
+    topic.partitions[0].start = 11
+    topic.partitions[0].batches.clear()
+    asyncio.run(fail(mirrored))
+    assert "from offset 9 to 10" in str(mirrored.mirrors.get(TOPIC).error)
+
+
+async def fail(mirrored: Mirrored) -> None:
+    async with mirrored.serving() as serving:
+        await serving.until(lambda: mirrored.mirrors.get(TOPIC).state is MirrorState.FAILED)
+
+
+@pytest.mark.slow
+def test_a_gap_before_the_first_record_is_one(mirrored: Mirrored) -> None:
+    topic = mirrored.kafka.topic
+    topic.append(0, Batch([Record(0, value=b"")]))
+    topic.append(0, Batch(records(1, 9)))
+    asyncio.run(fail(mirrored))
+    del topic.partitions[0].batches[:]
+    topic.partitions[0].start = 10
+    topic.append(0, Batch(records(10, 1)))
+    operations.resume(mirrored.broker.environment, TOPIC, {"empty_values": "delete"})
+    asyncio.run(fail(mirrored))
+    assert "from offset 0 to 9" in str(mirrored.mirrors.get(TOPIC).error)
+    operations.resume(mirrored.broker.environment, TOPIC, {}, accept_gaps=True)
+    asyncio.run(mirrored.mirror_to_end())
+    assert mirrored.stored() == [10]
+
+
+@pytest.mark.slow
+def test_messages_of_others_in_an_empty_partition_are_no_lost_position(mirrored: Mirrored) -> None:
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
+            (topic,) = serving.registry
+            (producer,) = topic.producers.all
+            other = topic.new_producer(producer.channel, ProducerOptions("other"))
+            await topic.append([QueuedEntry(other, 7, 7, 1, single(b"k", b"v"))])
+
+    asyncio.run(run())
+    assert len(mirrored.stored()) == 1
+    mirrored.kafka.topic.append(0, Batch(records(0, 2)))
+    asyncio.run(mirrored.mirror_to_end())
+    assert mirrored.stored()[1:] == [0, 1]
+
+
+def test_idle_mirrors_leave_turns_to_a_busy_one() -> None:
+    """They must not hold turns while their brokers wait for records."""
+
+    async def run() -> None:
+        budget = AnswerBudget(4)
+        for _ in range(2):
+            await budget.take()
+        assert not budget.is_short
+        await budget.take()
+        assert budget.is_short
+        budget.give_back()
+        assert not budget.is_short
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_request_with_the_last_turn_does_not_wait(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker answers it at once, and idle mirrors leave the turn to others."""
+    monkeypatch.setattr(session, "AnswerBudget", lambda _answers: AnswerBudget(1))
+    asyncio.run(mirrored.mirror_to_end())
+    assert set(mirrored.kafka.waits) == {0}
