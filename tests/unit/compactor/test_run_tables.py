@@ -242,6 +242,7 @@ def test_a_table_that_cannot_be_written_stops_no_compaction_and_is_repaired(
     assert bench.compactor().compact(topic.name, V3).run is None
 
 
+@pytest.mark.slow
 def test_what_a_table_reads_is_within_the_rates_of_the_run(bench: Workbench, topic: Topic) -> None:
     """C4: where a run has not written the parts itself, it reads a column of them."""
     compactor = replace(bench.compactor(), rates=RateLimits(read=1 << 30))
@@ -260,7 +261,7 @@ def test_a_fenced_run_does_not_continue_without_its_table(bench: Workbench, topi
 
 @pytest.mark.parametrize(
     "lost",
-    ["metadata", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("list", "data", "deletes")), "puffin"],
+    [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("metadata", "data", "deletes")), "list", "puffin"],
 )
 def test_a_table_with_a_lost_object_is_repaired_by_the_next_run(bench: Workbench, topic: Topic, lost: str) -> None:
     compact(bench, topic)
