@@ -31,8 +31,14 @@ T = TypeVar("T")
 _COLUMNS = ("topic", "messages", "unsealed", "size", "compacted ledger")
 
 
-def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> None:
-    """List topics.
+def list_topics(
+    context: typer.Context,
+    namespace: Annotated[
+        str | None, typer.Argument(metavar="[TENANT/NAMESPACE]", help="Only the topics of this namespace.")
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List topics, all or those of a namespace.
 
     Columns: messages, unsealed messages, logical bytes, and the compacted ledger.
     """
@@ -40,7 +46,11 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
         from storage.log.open_segments import add_open_segments
 
         metadata = environment.metadata
-        summaries = add_open_segments(metadata, environment.log, metadata.topics.summaries())
+        ids = None
+        if namespace is not None:
+            metadata.tenancy.namespace(namespace)  # raises NotFound
+            ids = [record.id for record in metadata.topics.in_namespace(namespace)]
+        summaries = add_open_segments(metadata, environment.log, metadata.topics.summaries(ids))
     documents = [
         {
             "topic": str(summary.name),
@@ -52,7 +62,9 @@ def list_topics(context: typer.Context, output: Output = OutputFormat.TABLE) -> 
         }
         for summary in summaries
     ]
-    if not documents:
+    if not documents and namespace is not None:
+        say(f"The namespace {namespace} has no topics.")
+    elif not documents:
         say(f"There are no topics in {redacted(context.obj.database_url)}: --data or --database names another place")
     if output is OutputFormat.JSON:
         show(documents, output)

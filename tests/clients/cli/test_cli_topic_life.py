@@ -15,6 +15,10 @@ def test_a_topics_life(program: Program, folder: Path) -> None:
     name = "persistent://acme/shop/users"
     assert program("topics", "create", name, "--property", "owner=crm").done().stdout == (f"Topic {name} created\n")
     program("topics", "create", name).refused(4, "exists already")
+    program("topics", "create", "persistent://acme/lab/users").done()
+    listed = program("topics", "list", "acme/shop", "--output", "json").done().json
+    assert [document["topic"] for document in listed] == [name]
+    program("topics", "list", "acme/none").refused(3, "acme/none does not exist")
     program("topics", "create", name, "--property", "owner").refused(2, "give NAME=VALUE")
     write_lines(folder / "in.jsonl", {"key": "a", "value": "1"}, {"key": "b", "value": "2"})
     program("import", name, "in.jsonl").done()
