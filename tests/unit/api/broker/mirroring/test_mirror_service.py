@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 
 from api.broker.mirroring import operations, session
 from api.broker.mirroring.session import AnswerBudget
+from api.broker.mirroring.source import MirrorOptions, MirrorSource
 from api.broker.serving.producer import ProducerOptions
 from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.broker.serving.topic import PersistentTopic
-from storage.errors import NO_ERROR
+from storage.entries.encode import encode_message
+from storage.errors import NO_ERROR, Unavailable
 from storage.metadata.mirrors import MirrorState
-from tests.entries import single
+from storage.model import TopicName
+from tests.entries import NOW, single
 from tests.kafka_batches import TRANSACTIONAL, Batch, Record
 from tests.kafka_server import FakeKafka, FakeTopic, Log
 from tests.unit.api.broker.mirroring.mirrored import (
@@ -327,3 +331,56 @@ def test_a_request_with_the_last_turn_does_not_wait(mirrored: Mirrored, monkeypa
     monkeypatch.setattr(session, "AnswerBudget", lambda _answers: AnswerBudget(1))
     asyncio.run(mirrored.mirror_to_end())
     assert set(mirrored.kafka.waits) == {0}
+
+
+@pytest.mark.slow
+def test_the_position_after_an_import_is_remembered(mirrored: Mirrored) -> None:
+    """The first start finds it in the log; later ones must not search the log."""
+    last = encode_message(b"k", b"v", producer="kafka:users-0", sequence_id=4, publish_time=NOW)
+
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
+            (topic,) = serving.registry
+            (producer,) = topic.producers.all
+            other = topic.new_producer(producer.channel, ProducerOptions("kafka:users-0"))
+            await topic.append([QueuedEntry(other, 4, 4, 1, last)])
+        mirrored.kafka.topic.append(0, Batch(records(0, 5)))
+        await mirrored.mirror_to_end()
+
+    asyncio.run(run())
+    assert mirrored.stored() == [4]
+    metadata = mirrored.broker.environment.metadata
+    stored = metadata.producer_sequences.of_topic(metadata.topics.get(TOPIC.of_partition(0)).id)
+    assert stored is not None
+    assert stored.highest == {"kafka:users-0": 4, "kafka:a-cluster:users-0": 4}
+
+
+def test_a_partition_that_a_crash_left_without_policies_gets_them(mirrored: Mirrored) -> None:
+    metadata = mirrored.broker.environment.metadata
+    metadata.partitions.increase_partitions_to(TOPIC, 2)
+    partition = metadata.topics.get(TOPIC.of_partition(1))
+    assert not metadata.policies.effective(partition).deduplication_enabled
+    session.create_missing_partitions(mirrored.broker, TOPIC, 2)
+    assert metadata.policies.effective(partition).deduplication_enabled
+
+
+@pytest.mark.slow
+def test_a_removed_mirror_is_counted_no_more(mirrored: Mirrored) -> None:
+    async def run() -> None:
+        async with mirrored.serving() as serving:
+            await serving.until(lambda: [item.lag for item in serving.mirroring.counts()] == [0])
+            operations.remove(mirrored.broker.environment, TOPIC)
+            await serving.until(lambda: not serving.mirroring.counts())
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_brokers_that_do_not_answer_have_one_deadline(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "ANSWER_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        source = MirrorSource.parse(f"kafka://{host},{host}/users", MirrorOptions())
+        with pytest.raises(Unavailable, match="no broker of kafka"):
+            operations.add(mirrored.broker.environment, source, TopicName.parse("others"))
