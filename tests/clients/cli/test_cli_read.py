@@ -146,7 +146,7 @@ def test_retain_null_key(program: Program, history: str, in_process_engine: None
 
 
 def test_compacting_an_empty_topic(program: Program, in_process_engine: None) -> None:
-    program("import", "t", "-").done()
+    program("topics", "create", "t").done()
     result = program("compact-topic", "--topic", "t").done()
     assert "Nothing to compact" in result.stdout
     assert "no messages" in result.stderr

@@ -42,7 +42,7 @@ LINE = b'{"key":"a","value":"1"}\n'
         (["compact-topic"], ("exactly one way", "--all")),
         (["read", "t", "one", "two"], ("unexpected extra argument",)),
         (["read", "t", "--output", "xml"], ("--output", "'xml'", "'jsonl', 'table', 'parquet'")),
-        (["import", "t", "-", "--input-format", "csv"], ("--input-format", "'csv'", "'jsonl', 'parquet'")),
+        (["import", "t", "-", "--input-format", "xml"], ("--input-format", "'xml'", "'jsonl', 'parquet'")),
         (["import", "t", "-", "--key-encoding", "hex"], ("--key-encoding", "'utf8', 'base64'")),
         (["read", "t", "--data"], ("--data needs a value",)),
         (["read", "t", "--from"], ("--from",)),
