@@ -20,6 +20,8 @@ MAY_BE_ANSWERED_BY_A_DOCUMENT = {
     *(
         f"/admin/v2/persistent/{{tenant}}/{{namespace}}/{{topic}}/{beyond}"
         for beyond in (
+            "compaction",
+            "mirror",
             "compaction/pause",
             "compaction/resume",
             "compaction/abort",

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from api.formats.inputs import InputOptions
 from api.formats.jsonl import read_import_jsonl
-from api.formats.text_encoding import TextEncoding
 from compactor.engines.engine import Engine
 from storage.topic import Topic
 from tests.conformance.test_real_input import CHANGES, RealInput, real_input
@@ -109,7 +109,7 @@ def test_a_stream_through_ten_compactions_and_restarts_has_each_message_once(
 
 
 def test_real_input_is_its_tree_in_sql(bench: Workbench, load: Load, real_input: RealInput) -> None:
-    tables: list[pa.Table] = list(read_import_jsonl(str(CHANGES), TextEncoding.UTF8, TextEncoding.UTF8))
+    tables: list[pa.Table] = list(read_import_jsonl(str(CHANGES), InputOptions()))
     topic = bench.topic("bookkeeper")
     fill(bench, topic, tables)
     load("bookkeeper", readCompacted="true").createOrReplaceTempView("bookkeeper")
