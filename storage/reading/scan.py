@@ -161,8 +161,10 @@ def plan_scan(
         plan = replace(plan, hashes=(hi[order], lo[order]))
     pieces: list[ScanPiece] = []
     first = scan_range.first_offset
-    manifest = _usable_manifest(reader, first, resumes=resumes, known_ledger_id=known_ledger_id)
-    if read_compacted and manifest is not None:
+    manifest = None
+    if read_compacted:
+        manifest = _usable_manifest(reader, first, resumes=resumes, known_ledger_id=known_ledger_id)
+    if manifest is not None:
         with naming_compacted(snapshot):
             pieces += plan.compacted(manifest)
         first = manifest.horizon.offset + 1

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from compactor.run.plan import RunPolicies
-from storage.errors import InvalidInput, OffsetOutOfRange, StateMayBeStale, Unavailable
+from storage.errors import InvalidInput, ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger import key_index, rows
 from storage.ledger.rows_file import RowsReader
 from storage.log.segment_tables import SegmentTableReader
@@ -113,6 +113,17 @@ def test_only_wanted_columns_are_decoded(bench: Workbench, monkeypatch: pytest.M
     pieces = topic.scan(ScanRange(), read_compacted=True)
     assert read(bench, pieces, ["key"]).column("key").to_pylist() == [b"b", b"a", b"c", b"b", b"c", b"d"]
     assert decoded == {"key", "offset", "slot", "publish_time"}
+
+
+def test_raw_pieces_need_no_compacted_ledger(bench: Workbench) -> None:
+    """A lost one stops no raw query."""
+    topic = half_compacted(bench)
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    bench.store.delete(compacted.manifest.name)
+    assert read(bench, topic.scan(ScanRange()), ["offset"]).column("offset").to_pylist() == list(range(7))
+    with pytest.raises(ObjectMissing, match="compacted ledger"):
+        topic.scan(ScanRange(), read_compacted=True)
 
 
 def test_the_end_is_that_of_the_plan(bench: Workbench, topic: Topic) -> None:
