@@ -73,6 +73,11 @@ _TAGS = ("tags", Tags)
 _NAME = CompactString("utf-8")
 
 
+def _partitions_by_topic(topic: tuple[str, Any], *fields: tuple[str, Any]) -> tuple[str, CompactArray]:
+    """Return the field `topics` of a message: of each topic how it is named, and its partitions."""
+    return "topics", CompactArray(topic, ("partitions", CompactArray(*fields, _TAGS)), _TAGS)
+
+
 class MetadataResponse(Response):
     """Brokers, and one topic."""
 
@@ -133,23 +138,13 @@ class ListOffsetsResponse(Response):
     API_VERSION = 6
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("name", _NAME),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("timestamp", Int64),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        _TAGS,
-                    ),
-                ),
-                _TAGS,
-            ),
+        _partitions_by_topic(
+            ("name", _NAME),
+            ("partition", Int32),
+            ("error_code", Int16),
+            ("timestamp", Int64),
+            ("offset", Int64),
+            ("leader_epoch", Int32),
         ),
         _TAGS,
     )
@@ -165,17 +160,7 @@ class ListOffsetsRequest(RequestStruct):
     SCHEMA = Schema(
         ("replica_id", Int32),
         ("isolation_level", Int8),
-        (
-            "topics",
-            CompactArray(
-                ("name", _NAME),
-                (
-                    "partitions",
-                    CompactArray(("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64), _TAGS),
-                ),
-                _TAGS,
-            ),
-        ),
+        _partitions_by_topic(("name", _NAME), ("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64)),
         _TAGS,
     )
 
@@ -189,26 +174,16 @@ class FetchResponse(Response):
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
         ("session_id", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("high_watermark", Int64),
-                        ("last_stable_offset", Int64),
-                        ("log_start_offset", Int64),
-                        ("aborted", CompactArray(("producer_id", Int64), ("first_offset", Int64), _TAGS)),
-                        ("preferred_read_replica", Int32),
-                        ("records", CompactBytes),
-                        _TAGS,
-                    ),
-                ),
-                _TAGS,
-            ),
+        _partitions_by_topic(
+            ("topic_id", Uuid),
+            ("partition", Int32),
+            ("error_code", Int16),
+            ("high_watermark", Int64),
+            ("last_stable_offset", Int64),
+            ("log_start_offset", Int64),
+            ("aborted", CompactArray(("producer_id", Int64), ("first_offset", Int64), _TAGS)),
+            ("preferred_read_replica", Int32),
+            ("records", CompactBytes),
         ),
         _TAGS,
     )
@@ -229,24 +204,14 @@ class FetchRequest(RequestStruct):
         ("isolation_level", Int8),
         ("session_id", Int32),
         ("session_epoch", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("leader_epoch", Int32),
-                        ("fetch_offset", Int64),
-                        ("last_fetched_epoch", Int32),
-                        ("log_start_offset", Int64),
-                        ("max_bytes", Int32),
-                        _TAGS,
-                    ),
-                ),
-                _TAGS,
-            ),
+        _partitions_by_topic(
+            ("topic_id", Uuid),
+            ("partition", Int32),
+            ("leader_epoch", Int32),
+            ("fetch_offset", Int64),
+            ("last_fetched_epoch", Int32),
+            ("log_start_offset", Int64),
+            ("max_bytes", Int32),
         ),
         ("forgotten_topics", CompactArray(("topic_id", Uuid), ("partitions", CompactArray(Int32)), _TAGS)),
         ("rack_id", _NAME),
