@@ -1,6 +1,6 @@
 """Runs that write the topic's Iceberg table: its files and snapshots, what hinders it, and who keeps its objects.
 
-I1 to I10 are the pitfalls that docs/tables.md names; test_table_properties.py compares rows after any runs.
+I1 to I9 are the pitfalls that docs/tables.md names; test_table_properties.py compares rows after any runs.
 """
 
 from __future__ import annotations
