@@ -250,21 +250,37 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
+class LedgerPlace:
+    """The place of a sealed ledger in its topic: its id, and the offset of its first row."""
+
+    ledger_id: int
+    first_offset: int
+
+
+@dataclass(frozen=True)
 class RowsObject:
-    """A rows object in a row or manifest; `stored.crc32c` is the CRC32C of the footer."""
+    """A rows object in a row or manifest; `stored.crc32c` is the CRC32C of the footer.
+
+    `place`: of the ledger that it is, if it is one: rows that count from 0 are moved there.
+    """
 
     stored: StoredObject
     footer_size: int
+    place: LedgerPlace | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """The location of a ledger's key index inside an object that it may share, and its directory (docs/format.md)."""
+    """The location of a ledger's key index inside an object that it may share, and its directory (docs/format.md).
+
+    `first_offset`: of the ledger, if it is a sealed one: an index that counts from 0 is moved there.
+    """
 
     name: str
     offset: int
     length: int
     directory: bytes
+    first_offset: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -297,8 +313,8 @@ class LedgerRecord:
 
     @property
     def rows_object(self) -> RowsObject:
-        """The rows object with the size of its footer."""
-        return RowsObject(self.rows, self.footer_size)
+        """The rows object with the size of its footer, and the place of the ledger."""
+        return RowsObject(self.rows, self.footer_size, LedgerPlace(self.ledger_id, self.first_offset))
 
     @property
     def newest_publish_time(self) -> int:

@@ -181,9 +181,9 @@ def _raw_read_failure(lost: LostObject) -> Failure | None:
         return None
     is_index = parsed.kind is ObjectKind.LEDGER_INDEX
     reads = "look-ups of keys that need it" if is_index else "reads of its messages"
+    ledger = "A raw ledger that Spark wrote" if parsed.is_of_task else f"The raw ledger {parsed.number}"
     return Failure(
-        f"The raw ledger {parsed.number} cannot be read: {'its key index' if is_index else 'the object with its rows'} "
-        f"{lost.state_text}.",
+        f"{ledger} cannot be read: {'its key index' if is_index else 'the object with its rows'} {lost.state_text}.",
         f"{reads.capitalize()} fail, and so does a compaction that reads it. Reads of other messages and producers go "
         "on.",
         (_CHECK_STORE, _RESTORE),

@@ -23,6 +23,7 @@ Reads check the CRC of every fence they return: a wrong one is ObjectDamaged, ne
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +46,8 @@ I64 = npt.NDArray[np.int64]
 FORMAT_VERSION = 1
 CHUNKS_VERSION = 2
 """The format version of an index with a chunk table; an index without one keeps version 1."""
+UNPLACED_VERSION = 3
+"""The format version of the index of a ledger that counts from 0 (rows.UNPLACED_VERSION); it has no chunk table."""
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
 _RUN_RECORDS = 64
@@ -145,6 +148,7 @@ class IndexDirectory:
 
     `unkeyed_sizes`, `unkeyed_checksums`: bytes and CRC32C of the unkeyed bitmaps, by class. `event_checksums`: empty if
     the index has no event times. `chunk_table`: bytes and CRC32C of the chunk table; None: the index has none.
+    `is_placed`: offsets are those of the topic; otherwise they count from 0.
     """
 
     hash_range: HashRange
@@ -154,6 +158,7 @@ class IndexDirectory:
     unkeyed_sizes: Mapping[str, int] = field(default_factory=dict)
     unkeyed_checksums: Mapping[str, int] = field(default_factory=dict)
     chunk_table: tuple[int, int] | None = None
+    is_placed: bool = True
 
     @property
     def length(self) -> int:
@@ -197,6 +202,9 @@ class IndexDirectory:
         crcs = [self.unkeyed_checksums.get(name, 0) for name in UNKEYED_CLASSES]
         bits, prefix = self.hash_range.bits, self.hash_range.prefix
         version = CHUNKS_VERSION if self.chunk_table else FORMAT_VERSION
+        if not self.is_placed:
+            assert not self.chunk_table
+            version = UNPLACED_VERSION
         header = _HEADER.pack(version, bits, int(self.has_events), prefix, *sizes, *crcs)
         if self.chunk_table:
             header += _CHUNK_TABLE.pack(*self.chunk_table)
@@ -216,7 +224,7 @@ class IndexDirectory:
         columns = 3 if has_events else 2
         start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
         fences, odd = divmod(len(data) - start, 4 * columns)
-        known = version in (FORMAT_VERSION, CHUNKS_VERSION) and fences > 0
+        known = version in (FORMAT_VERSION, CHUNKS_VERSION, UNPLACED_VERSION) and fences > 0
         known &= has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
@@ -234,6 +242,7 @@ class IndexDirectory:
             dict(zip(UNKEYED_CLASSES, rest[:3], strict=True)),
             dict(zip(UNKEYED_CLASSES, rest[3:], strict=True)),
             _CHUNK_TABLE.unpack_from(data, _HEADER.size) if version == CHUNKS_VERSION else None,
+            version != UNPLACED_VERSION,
         )
 
 
@@ -310,12 +319,17 @@ def fence_count(records: int) -> int:
 
 
 def encode_index(
-    records: IndexRecords, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None, chunks: bytes = b""
+    records: IndexRecords,
+    hash_range: HashRange,
+    unkeyed: Mapping[str, BitMap64] | None = None,
+    chunks: bytes = b"",
+    *,
+    is_placed: bool = True,
 ) -> tuple[bytes, IndexDirectory]:
     """Return an index object and its directory.
 
     `records`: hash order, one for each key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class; `chunks`:
-    a chunk table.
+    a chunk table. `is_placed`: False if offsets count from 0, in the index of a ledger without chunks.
     """
     fences = fence_count(len(records))
     bits = fences.bit_length() - 1
@@ -337,6 +351,7 @@ def encode_index(
         {name: len(data) for name, data in bitmaps.items()},
         {name: crc32c(data) for name, data in bitmaps.items()},
         (len(chunks), crc32c(chunks)) if chunks else None,
+        is_placed,
     )
     return b"".join([*newest, *events, *bitmaps.values(), chunks]), directory
 
@@ -401,7 +416,11 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
     start += sum(directory.unkeyed_sizes[other] for other in before)
     data = store.get(location.name, location.offset + start, size)
     _check(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
-    return BitMap64.deserialize(data)
+    bitmap = BitMap64.deserialize(data)
+    if directory.is_placed:
+        return bitmap
+    offsets = np.fromiter(bitmap, np.uint64, len(bitmap)) + np.uint64(location.first_offset)
+    return BitMap64(array("Q", offsets.tobytes()))
 
 
 def _records_of(
@@ -413,12 +432,18 @@ def _records_of(
     blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
     columns = [_split(block, 3) for block in blocks]
     hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
+    # The offset has 62 bits, so the flags above it stay.
+    added = np.uint64(0 if directory.is_placed else location.first_offset)
+    if added:
+        offset += added
     if not (events and directory.has_events):
         return IndexRecords(hi, lo, offset)
     area = directory.records * RECORD_BYTES
     blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
     columns = [_split(block, 2) for block in blocks]
     event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
+    if added:
+        event_offset += added
     return IndexRecords(hi, lo, offset, event_offset, event_time.view(np.int64))
 
 

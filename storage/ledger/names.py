@@ -3,6 +3,8 @@
     store.uid                                                         identity of the store (storage/store_identity.py)
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.parquet          rows of a sealed ledger
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.index            its key index
+    topics/<topic uid>/ledgers/<attempt>/<number>-<nonce>.parquet     rows of a sealed ledger that a task wrote
+    topics/<topic uid>/ledgers/<attempt>/<number>-<nonce>.index       its key index
     topics/<topic uid>/runs/<attempt>/part-<number>-<nonce>.parquet   a part of a compacted ledger
     topics/<topic uid>/runs/<attempt>/index-<number>-<nonce>.index    one hash range of its key index
     topics/<topic uid>/runs/<attempt>/rowsets-<number>-<nonce>.bin    row sets, from phase one to phase two
@@ -17,7 +19,7 @@
     topics/<topic uid>/table/<generation>-<attempt>.metadata.json     the table's metadata
 
 Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and created again
-shares nothing), an attempt id (32 hex digits; a retried import or run never overwrites), and inside a run a nonce
+shares nothing), an attempt id (32 hex digits; a retried import or run never overwrites), and where tasks write a nonce
 (a retried or speculative Spark task never overwrites). A name does not prove that an object exists: only a row
 or a manifest does.
 """
@@ -56,33 +58,45 @@ class ObjectKind(StrEnum):
 class ParsedName:
     """The parts of an object's name.
 
-    `number`: the ledger id, for the objects of ledgers, for manifests and for manifests of tables; the generation, for
-    metadata of tables; for other objects of a run the number of the part, of the hash range or, for bitmaps, of the
-    task that wrote them.
+    `number`: the ledger id, for the objects of ledgers, for manifests and for manifests of tables; the number of the
+    task, for ledgers that tasks wrote; the generation, for metadata of tables; for other objects of a run the number of
+    the part, of the hash range or, for bitmaps, of the task that wrote them. `is_of_task`: it is of a ledger that a
+    task wrote, whose id the name does not have.
     """
 
     topic_uid: str
     kind: ObjectKind
     number: int
     attempt_id: str
+    is_of_task: bool = False
 
 
 _HEX = r"[0-9a-f]{32}"
 _TEMPLATES = {
-    ObjectKind.LEDGER_ROWS: rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.parquet",
-    ObjectKind.LEDGER_INDEX: rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.index",
-    ObjectKind.PART: rf"runs/(?P<attempt>{_HEX})/part-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.parquet",
-    ObjectKind.INDEX: rf"runs/(?P<attempt>{_HEX})/index-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",
-    ObjectKind.ROW_SETS: rf"runs/(?P<attempt>{_HEX})/rowsets-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
-    ObjectKind.BITMAPS: rf"runs/(?P<attempt>{_HEX})/bitmaps-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
-    ObjectKind.CHUNKS: rf"runs/(?P<attempt>{_HEX})/chunks-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
-    ObjectKind.MANIFEST: rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",
-    ObjectKind.TABLE_DELETES: rf"table/(?P<attempt>{_HEX})/deletes-(?P<number>\d{{20}})\.(?:puffin|parquet)",
-    ObjectKind.TABLE_MANIFEST: rf"table/(?P<attempt>{_HEX})/(?:data|deletes)-(?P<number>\d{{20}})\.avro",
-    ObjectKind.TABLE_SNAPSHOT: rf"table/(?P<attempt>{_HEX})/snapshot-(?P<number>\d{{20}})\.avro",
-    ObjectKind.TABLE_METADATA: rf"table/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.metadata\.json",
+    ObjectKind.LEDGER_ROWS: (
+        rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.parquet",
+        rf"ledgers/(?P<attempt>{_HEX})/(?P<number>\d{{20}})-[0-9a-f]{{8}}\.parquet",
+    ),
+    ObjectKind.LEDGER_INDEX: (
+        rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.index",
+        rf"ledgers/(?P<attempt>{_HEX})/(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",
+    ),
+    ObjectKind.PART: (rf"runs/(?P<attempt>{_HEX})/part-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.parquet",),
+    ObjectKind.INDEX: (rf"runs/(?P<attempt>{_HEX})/index-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",),
+    ObjectKind.ROW_SETS: (rf"runs/(?P<attempt>{_HEX})/rowsets-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",),
+    ObjectKind.BITMAPS: (rf"runs/(?P<attempt>{_HEX})/bitmaps-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",),
+    ObjectKind.CHUNKS: (rf"runs/(?P<attempt>{_HEX})/chunks-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",),
+    ObjectKind.MANIFEST: (rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",),
+    ObjectKind.TABLE_DELETES: (rf"table/(?P<attempt>{_HEX})/deletes-(?P<number>\d{{20}})\.(?:puffin|parquet)",),
+    ObjectKind.TABLE_MANIFEST: (rf"table/(?P<attempt>{_HEX})/(?:data|deletes)-(?P<number>\d{{20}})\.avro",),
+    ObjectKind.TABLE_SNAPSHOT: (rf"table/(?P<attempt>{_HEX})/snapshot-(?P<number>\d{{20}})\.avro",),
+    ObjectKind.TABLE_METADATA: (rf"table/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.metadata\.json",),
 }
-_PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pattern in _TEMPLATES.items()}
+_PATTERNS = [
+    (kind, re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}"))
+    for kind, patterns in _TEMPLATES.items()
+    for pattern in patterns
+]
 
 
 def topic_prefix(topic_uid: str) -> str:
@@ -113,6 +127,26 @@ def ledger_rows(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
 def ledger_index(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
     """Return the name of the key index of a sealed ledger."""
     return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.index"
+
+
+def task_ledgers_prefix(topic_uid: str, attempt_id: str) -> str:
+    """Return the prefix of the ledgers that the tasks of one append wrote."""
+    return f"topics/{topic_uid}/ledgers/{attempt_id}/"
+
+
+def new_nonce() -> str:
+    """Return a nonce, of which rows and key index of one ledger of a task share one."""
+    return secrets.token_hex(4)
+
+
+def task_ledger_rows(topic_uid: str, attempt_id: str, task_number: int, nonce: str) -> str:
+    """Return the name of the rows of a ledger that a task wrote."""
+    return f"{task_ledgers_prefix(topic_uid, attempt_id)}{task_number:020d}-{nonce}.parquet"
+
+
+def task_ledger_index(topic_uid: str, attempt_id: str, task_number: int, nonce: str) -> str:
+    """Return the name of the key index of a ledger that a task wrote."""
+    return f"{task_ledgers_prefix(topic_uid, attempt_id)}{task_number:020d}-{nonce}.index"
 
 
 def part(topic_uid: str, attempt_id: str, part_number: int) -> str:
@@ -178,7 +212,8 @@ def _table_prefix(topic_uid: str, attempt_id: str) -> str:
 
 def parse(name: str) -> ParsedName | None:
     """Return the parts of an object's name; None: it is no name of an object of a topic."""
-    for kind, pattern in _PATTERNS.items():
+    for kind, pattern in _PATTERNS:
         if match := pattern.fullmatch(name):
-            return ParsedName(match["uid"], kind, int(match["number"]), match["attempt"])
+            is_of_task = name.startswith(f"{ledgers_prefix(match['uid'])}{match['attempt']}/")
+            return ParsedName(match["uid"], kind, int(match["number"]), match["attempt"], is_of_task)
     return None

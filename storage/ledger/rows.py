@@ -22,6 +22,9 @@ import pyarrow.compute as pc
 from storage.model import MessageId
 
 FORMAT_VERSION = 1
+UNPLACED_VERSION = 2
+"""The format version of a sealed ledger that was written before its place in the topic was known: its offsets count
+from 0, and its ledger id is 0."""
 GROUP_ROWS = 65_536
 GROUP_BYTES = 2 << 20
 """Small enough that a decoded row group stays in a core's cache: measured 1.5 times as fast as 8 MiB."""

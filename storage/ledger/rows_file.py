@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.advice import damaged_object_advice
@@ -30,13 +31,15 @@ from storage.ahead import run_ahead
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
-from storage.model import RowsObject, StoredObject
+from storage.model import LedgerPlace, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"
 CHECKSUMS_KEY = b"compactor.row_group_crc32c"
 READS_AHEAD = 2
 """Ranged reads of up to `ObjectStore.preferred_read_bytes` that run ahead of a reader that reads all it announces."""
+_PLACED_COLUMNS = ("offset", "ledger_id")
+_IN_PLACE = LedgerPlace(0, 0)
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 
@@ -59,9 +62,13 @@ class RowGroup:
 
 
 class RowsEncoder:
-    """An encoder of tables of `rows.SCHEMA` as row groups of one file, whose bytes it holds until `pass_to`."""
+    """An encoder of tables of `rows.SCHEMA` as row groups of one file, whose bytes it holds until `pass_to`.
 
-    def __init__(self) -> None:
+    `is_placed`: offsets and ledger ids are those of the topic; otherwise they count from 0 (rows.UNPLACED_VERSION).
+    """
+
+    def __init__(self, *, is_placed: bool = True) -> None:
+        self._version = rows.FORMAT_VERSION if is_placed else rows.UNPLACED_VERSION
         self._checksums: list[int] = []
         self._cutter = rows.TableCutter(rows.GROUP_ROWS, rows.GROUP_BYTES)
         self._parquet: Any = None
@@ -103,7 +110,7 @@ class RowsEncoder:
         if self._parquet is None:
             self._parquet = self._open(rows.FILE_SCHEMA.empty_table())
         checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
-        metadata = {VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums}
+        metadata = {VERSION_KEY: str(self._version), CHECKSUMS_KEY: checksums}
         self._parquet.add_key_value_metadata(rows.ARROW_SCHEMA | metadata)
         self._restart_checksum()
         start = self._sink.tell()
@@ -177,11 +184,13 @@ class RowsWriter:
 class RowsReader:
     """A reader of one rows object by row group. Every byte that it returns was checked.
 
-    Creating it reads the footer. Iterating yields each row group as a table. Raises ObjectMissing, ObjectDamaged.
+    Creating it reads the footer. Iterating yields each row group as a table. Offsets and ledger ids are those of the
+    topic, also of a ledger that counts from 0. Raises ObjectMissing, ObjectDamaged.
     """
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
         self._store = store
+        self._place = rows_object.place
         self._stored = rows_object.stored
         self._footer_start = self._stored.size - rows_object.footer_size
         footer = store.get(self._stored.name, self._footer_start, rows_object.footer_size)
@@ -210,14 +219,8 @@ class RowsReader:
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
         """The row groups, in offset order. Raises ObjectDamaged for an unknown format version."""
-        named = self._metadata.metadata or {}
-        if int(named.get(VERSION_KEY, 0)) != rows.FORMAT_VERSION:
-            raise ObjectDamaged(
-                f"{self._stored.name} is of format version {named.get(VERSION_KEY)!r}",
-                "use a newer compactor to read it",
-                is_public=True,
-            )
-        checksums = np.frombuffer(bytes.fromhex(named[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
+        base = self._base
+        checksums = np.frombuffer(bytes.fromhex(self._metadata.metadata[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
         described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
         starts = [_group_start(group) for group in described]
         ends = [*starts[1:], self._footer_start] if starts else []
@@ -230,13 +233,27 @@ class RowsReader:
                     end,
                     checksum,
                     group.num_rows,
-                    offset.min,
-                    offset.max,
-                    ledger.max,
+                    offset.min + base.first_offset,
+                    offset.max + base.first_offset,
+                    ledger.max + base.ledger_id,
                     entry.max if ledger.min == ledger.max else None,
                 )
             )
         return tuple(groups)
+
+    @cached_property
+    def _base(self) -> LedgerPlace:
+        """The place that is added to offsets and ledger ids of the object. Raises ObjectDamaged for another version."""
+        version = (self._metadata.metadata or {}).get(VERSION_KEY, b"")
+        if version == b"%d" % rows.FORMAT_VERSION:
+            return _IN_PLACE
+        if version == b"%d" % rows.UNPLACED_VERSION and self._place is not None:
+            return self._place
+        raise ObjectDamaged(
+            f"{self._stored.name} is of format version {version!r}",
+            "use a newer compactor to read it",
+            is_public=True,
+        )
 
     def read(self, group: int, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of row group `group`, with all columns or only `columns`, in the order of `columns`."""
@@ -300,12 +317,16 @@ class RowsReader:
     def least(self, group: int, column: str) -> int | None:
         """Return the least value of a numeric column in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(group, column)
-        return int(statistics.min) if statistics is not None else None
+        return int(statistics.min) + self._added(column) if statistics is not None else None
 
     def greatest(self, group: int, column: str) -> int | None:
         """Return the largest value of a numeric column in one row group, by its statistics; None if all are null."""
         statistics = self._statistics(group, column)
-        return int(statistics.max) if statistics is not None else None
+        return int(statistics.max) + self._added(column) if statistics is not None else None
+
+    def _added(self, column: str) -> int:
+        """Return what is added to the values of a column."""
+        return {"offset": self._base.first_offset, "ledger_id": self._base.ledger_id}.get(column, 0)
 
     def _statistics(self, number: int, column: str) -> Any:
         if column in self._absent:
@@ -327,6 +348,10 @@ class RowsReader:
         self._load(number)
         varying = [name for name in columns if name not in self._constants(number)]
         decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
+        for name in _PLACED_COLUMNS:
+            if (added := self._added(name)) and name in varying:
+                moved = pc.add(decoded.column(name), added)
+                decoded = decoded.set_column(decoded.schema.get_field_index(name), rows.SCHEMA.field(name), moved)
         return decoded if positions is None else decoded.take(pa.array(positions))
 
     def _load(self, number: int) -> None:
@@ -364,7 +389,11 @@ class RowsReader:
     def _constants(self, number: int) -> dict[str, Any]:
         """Return the columns of a row group that statistics prove constant, with their value."""
         if number not in self._known_constants:
-            self._known_constants[number] = self._absent | _constant_columns(self._metadata.row_group(number))
+            constants = self._absent | _constant_columns(self._metadata.row_group(number))
+            self._known_constants[number] = {
+                name: value + self._added(name) if name in _PLACED_COLUMNS else value
+                for name, value in constants.items()
+            }
         return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:

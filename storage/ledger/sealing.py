@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +32,14 @@ _PIECE_ROWS = 65_536
 
 
 class LedgerBuilder:
-    """The rows of one ledger, which are encoded and indexed as they arrive. `summary`: what its row in SQL says."""
+    """The rows of one ledger, which are encoded and indexed as they arrive. `summary`: what its row in SQL says.
 
-    def __init__(self, hasher: KeyHasher) -> None:
-        self.encoder = RowsEncoder()
+    `is_placed`: the rows have the ledger's id and their offsets in the topic.
+    """
+
+    def __init__(self, hasher: KeyHasher, *, is_placed: bool = True) -> None:
+        self.is_placed = is_placed
+        self.encoder = RowsEncoder(is_placed=is_placed)
         self.index = IndexBuilder(hasher)
         self.summary = _Summary()
 
@@ -72,7 +76,31 @@ class Sealer:
         epoch. Raises any store error, and any error of `tables`; then no rows object remains.
         """
         ledger = begun or LedgerBuilder(self.hasher)
+        index_name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
+        return self._seal(tables, ledger, ledger_id, created_at, name, index_name)
+
+    def seal_unplaced(self, tables: Iterable[pa.Table], task_number: int, created_at: int) -> LedgerRecord:
+        """Write a ledger whose place in the topic is not known yet; return its row, which `placed_ledger` completes.
+
+        `tables`: as for `seal`, with offsets and entry ids from 0, ledger id 0, and no chunks. `task_number`: of the
+        task that writes it; the names are new at each call.
+        """
+        nonce = names.new_nonce()
+        name = names.task_ledger_rows(self.topic_uid, self.attempt_id, task_number, nonce)
+        index_name = names.task_ledger_index(self.topic_uid, self.attempt_id, task_number, nonce)
+        ledger = LedgerBuilder(self.hasher, is_placed=False)
+        return self._seal(tables, ledger, 0, created_at, name, index_name)
+
+    def _seal(
+        self,
+        tables: Iterable[pa.Table],
+        ledger: LedgerBuilder,
+        ledger_id: int,
+        created_at: int,
+        name: str,
+        index_name: str,
+    ) -> LedgerRecord:
         with RowsWriter(self.store, name, ledger.encoder) as writer:
             failpoint(Failpoint.IMPORT_ROWS_BEGUN)
             for table in tables:
@@ -92,17 +120,32 @@ class Sealer:
             max_publish_time=summary.max_publish_time,
             rows=writer.result.stored,
             footer_size=writer.result.footer_size,
-            index=self._write_index(ledger.index, ledger_id),
+            index=self._write_index(ledger, index_name),
             attempt_id=self.attempt_id,
             created_at=created_at,
         )
 
-    def _write_index(self, index: IndexBuilder, ledger_id: int) -> IndexLocation:
-        data, directory = key_index.encode_index(index.records(), key_index.HashRange(), index.unkeyed, index.chunks())
-        name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
+    def _write_index(self, ledger: LedgerBuilder, name: str) -> IndexLocation:
+        index = ledger.index
+        data, directory = key_index.encode_index(
+            index.records(), key_index.HashRange(), index.unkeyed, index.chunks(), is_placed=ledger.is_placed
+        )
         self.store.put(name, data)
         failpoint(Failpoint.IMPORT_INDEX_WRITTEN)
         return IndexLocation(name, 0, len(data), directory.encode())
+
+
+def placed_ledger(ledger: LedgerRecord, ledger_id: int, first_offset: int, created_at: int) -> LedgerRecord:
+    """Return the row of a ledger of `Sealer.seal_unplaced` at a place in the topic. `created_at`: ms."""
+    return replace(
+        ledger,
+        ledger_id=ledger_id,
+        first_offset=first_offset,
+        last_offset=first_offset + ledger.last_offset,
+        last_message_id=replace(ledger.last_message_id, ledger_id=ledger_id),
+        index=replace(ledger.index, first_offset=first_offset),
+        created_at=created_at,
+    )
 
 
 @dataclass

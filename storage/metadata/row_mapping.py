@@ -32,6 +32,8 @@ from storage.metadata.records import (
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, SourcePosition, StoredObject, TopicName
 
 Value = TypeVar("Value")
+_INDEX = ("name", "offset", "length", "directory")
+"""The fields of the location of a key index that are columns."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -78,7 +80,7 @@ def ledger(row: RowMapping) -> LedgerRecord:
         row,
         last_message_id=_part(MessageId, row, "last_message"),
         rows=_part(StoredObject, row, "rows"),
-        index=_part(IndexLocation, row, "index"),
+        index=IndexLocation(first_offset=row["first_offset"], **{name: row[f"index_{name}"] for name in _INDEX}),
     )
 
 
@@ -88,7 +90,7 @@ def ledger_values(topic_id: int, ledger: LedgerRecord) -> dict[str, Any]:
         **_values(ledger, "last_message_id", "rows", "index"),
         **_part_values(MessageId, "last_message", ledger.last_message_id),
         **_part_values(StoredObject, "rows", ledger.rows),
-        **_part_values(IndexLocation, "index", ledger.index),
+        **{f"index_{name}": getattr(ledger.index, name) for name in _INDEX},
     }
 
 

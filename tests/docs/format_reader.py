@@ -26,7 +26,7 @@ def check(data: bytes, checksum: int) -> bytes:
 
 def read_directory(data: bytes) -> dict[str, Any]:
     version, bits, has_events, prefix = struct.unpack_from("<HBBI", data, 0)
-    assert version in (1, 2)
+    assert version in (1, 2, 3)
     start = 40 if version == 2 else 32
     width = 3 if has_events else 2
     fences = (len(data) - start) // (4 * width)
@@ -34,6 +34,7 @@ def read_directory(data: bytes) -> dict[str, Any]:
     assert fences.bit_count() == 1
     tables = [struct.unpack_from(f"<{fences}I", data, start + 4 * fences * number) for number in range(width)]
     return {
+        "version": version,
         "bits": bits,
         "prefix": prefix,
         "sizes": struct.unpack_from("<3I", data, 8),
@@ -104,12 +105,15 @@ def messages_of(chunks: list[dict[str, int]]) -> list[list[dict[str, int]]]:
     return complete
 
 
-def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[str, Any]]:
-    """Every row, after every byte but Parquet's magic was checked."""
+def read_rows(
+    data: bytes, footer_size: int, footer_checksum: int, place: tuple[int, int] = (-1, -1)
+) -> list[dict[str, Any]]:
+    """Every row, after every byte but Parquet's magic was checked. `place`: ledger id and first offset of a ledger."""
     check(data[len(data) - footer_size :], footer_checksum)
     file = pq.ParquetFile(pa.BufferReader(data))
     named = file.metadata.metadata
-    assert named[b"compactor.format_version"] == b"1"
+    version = int(named[b"compactor.format_version"])
+    assert version == 1 or (version == 2 and min(place) >= 0)
     checksums = struct.unpack(
         f"<{file.metadata.num_row_groups}I", bytes.fromhex(named[b"compactor.row_group_crc32c"].decode())
     )
@@ -122,6 +126,9 @@ def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[
     for start, end, checksum in zip(starts, [*starts[1:], len(data) - footer_size], checksums, strict=bool(starts)):
         check(data[start:end], checksum)
     rows: list[dict[str, Any]] = file.read().to_pylist()
+    if version == 2:
+        assert {row["ledger_id"] for row in rows} <= {0}
+        rows = [row | {"ledger_id": place[0], "offset": place[1] + row["offset"]} for row in rows]
     return rows
 
 

@@ -28,7 +28,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part, TableDeletes, TableSnapshot
 from storage.ledger.names import ObjectKind
-from storage.ledger.sealing import ledger_records
+from storage.ledger.sealing import Sealer, ledger_records, placed_ledger
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
@@ -111,6 +111,31 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
             times = (time, row["publish_time"], -(2**63))
             expected.append((*halves, row["offset"] | flags, *times, row["chunk_index"], row["chunk_count"]))
     assert [tuple(chunk.values()) for chunk in chunks] == expected
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(20))
+@given(contents(max_size=30), st.integers(0, 2**40))
+def test_the_page_reads_a_ledger_that_counts_from_zero(
+    object_store: ObjectStore, content: pa.Table, first: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "GROUP_ROWS", 6)
+        sealer = Sealer(object_store, new_id(), -1, Xxh3KeyHasher(SEED), new_id())
+        ledger = placed_ledger(sealer.seal_unplaced([to_rows(content, 0, 0, 7)], 3, 8), 5, first, 9)
+        placed = seal(object_store, to_rows(content, 5, first, 7))
+    data = object_store.get(ledger.rows.name)
+    read = read_rows(data, ledger.footer_size, ledger.rows.crc32c, (ledger.ledger_id, ledger.first_offset))
+    assert read == to_rows(content, 5, first, 7).to_pylist() == read_ledger_rows(object_store, placed)
+    records, unkeyed = read_ledger(object_store, ledger.index)
+    assert read_directory(ledger.index.directory)["version"] == 3
+    expected, expected_unkeyed = read_ledger(object_store, placed.index)
+    moved = [
+        record | {name: record[name] + first for name in ("offset", "event_offset") if name in record}
+        for record in records
+    ]
+    assert moved == expected
+    assert {name: [first + number for number in numbers] for name, numbers in unkeyed.items()} == expected_unkeyed
 
 
 def may_belong(row: dict[str, Any]) -> bool:
@@ -407,6 +432,13 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.TABLE_SNAPSHOT: (".avro", 7),
         ObjectKind.TABLE_METADATA: (".metadata.json", 7),
     }
+    nonce = names.new_nonce()
+    for kind, name in (
+        (ObjectKind.LEDGER_ROWS, names.task_ledger_rows(uid, attempt, 7, nonce)),
+        (ObjectKind.LEDGER_INDEX, names.task_ledger_index(uid, attempt, 7, nonce)),
+    ):
+        assert parse_name(name) == parse_name(built[kind])
+        assert names.parse(name) == names.ParsedName(uid, kind, 7, attempt, is_of_task=True)
 
 
 def test_a_point_in_every_hash_range_is_in_the_fence_that_the_page_computes() -> None:

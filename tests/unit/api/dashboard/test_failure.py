@@ -59,14 +59,23 @@ def test_a_damaged_manifest_is_damaged_in_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("name", "noun", "reads"),
     [
-        (RAW, "the object with its rows", "Reads of its messages fail"),
-        (names.ledger_index(UID, 3, ATTEMPT), "its key index", "Look-ups of keys that need it fail"),
+        (RAW, "The raw ledger 3 cannot be read: the object with its rows", "Reads of its messages fail"),
+        (
+            names.ledger_index(UID, 3, ATTEMPT),
+            "The raw ledger 3 cannot be read: its key index",
+            "Look-ups of keys that need it fail",
+        ),
+        (
+            names.task_ledger_rows(UID, ATTEMPT, 3, "0123abcd"),
+            "A raw ledger that Spark wrote cannot be read: the object with its rows",
+            "Reads of its messages fail",
+        ),
     ],
 )
 def test_a_read_names_the_raw_ledger_of_a_lost_object(name: str, noun: str, reads: str) -> None:
     result = read_failure(missing(name))
     assert result is not None
-    assert result.what == f"The raw ledger 3 cannot be read: {noun} is not in the object store."
+    assert result.what == f"{noun} is not in the object store."
     assert result.effect.startswith(f"{reads}, and so does a compaction that reads it.")
     assert len(result.steps) == 2
     assert result.lost is not None

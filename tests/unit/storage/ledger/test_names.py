@@ -50,6 +50,21 @@ def test_what_a_task_writes_stands_below_its_run_and_never_twice_under_one_name(
     assert first != second
 
 
+@given(uid=IDS, attempt=IDS, number=NUMBERS)
+def test_a_ledger_of_a_task_is_below_its_attempt(uid: str, attempt: str, number: int) -> None:
+    nonces = [names.new_nonce(), names.new_nonce()]
+    assert nonces[0] != nonces[1]
+    for kind, build in (
+        (ObjectKind.LEDGER_ROWS, names.task_ledger_rows),
+        (ObjectKind.LEDGER_INDEX, names.task_ledger_index),
+    ):
+        name = build(uid, attempt, number, nonces[0])
+        assert names.parse(name) == ParsedName(uid, kind, number, attempt, is_of_task=True)
+        assert name.startswith(names.task_ledgers_prefix(uid, attempt))
+        assert name.startswith(names.ledgers_prefix(uid))
+        assert check_object_name(name) == name
+
+
 @given(st.lists(NUMBERS, min_size=2, max_size=8))
 def test_names_sort_as_numbers_do(numbers: list[int]) -> None:
     built = [names.ledger_rows(UID, number, ATTEMPT) for number in numbers]

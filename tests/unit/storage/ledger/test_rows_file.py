@@ -280,9 +280,9 @@ def test_a_cut_or_missing_object_is_an_error(
 
 def test_a_later_format_version_is_refused(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "FORMAT_VERSION", 2)
+        patch.setattr(rows, "FORMAT_VERSION", 3)
         written = write(object_store, small_rows(3))
-    with pytest.raises(ObjectDamaged, match=f"{written.stored.name} is of format version b'2'"):
+    with pytest.raises(ObjectDamaged, match=f"{written.stored.name} is of format version b'3'"):
         list(RowsReader(object_store, written))
 
 
