@@ -3,7 +3,8 @@
 The steps per topic; their order makes them safe beside imports, runs, readers and other collectors:
 
     list      list all objects of the topic; objects that are written later wait for the next collection
-    expire    finish attempts whose heartbeat is older than the grace time: SQL fences them before any deletion
+    expire    finish attempts whose heartbeat is older than the grace time, or than a day if tasks write for them: SQL
+              fences them before any deletion
     collect   delete the rows of compacted ledgers that retired a grace time ago and have no live pin; those that the
               topic's table shows or lists stay longer (retirement.py)
     purge     delete the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no
@@ -219,7 +220,7 @@ class GarbageCollector:
         if dry_run:
             expired = sum(
                 attempt.finished_at is None
-                and not live_heartbeat_bounds(self.grace_ms, now).contains(attempt.heartbeat_at)
+                and not live_heartbeat_bounds(attempt.kind.dead_ms(self.grace_ms), now).contains(attempt.heartbeat_at)
                 for attempt in snapshot.attempts
             )
             kept = [item for item in kept if not self._may_go(snapshot, item, now, times)]
@@ -268,7 +269,11 @@ class GarbageCollector:
         A clock that was set back, and another grace time or delay than now, may make a time too late: so none is more
         than an hour from now.
         """
-        times = [attempt.heartbeat_at + self.grace_ms for attempt in snapshot.attempts if attempt.finished_at is None]
+        times = [
+            attempt.heartbeat_at + attempt.kind.dead_ms(self.grace_ms)
+            for attempt in snapshot.attempts
+            if attempt.finished_at is None
+        ]
         times += [
             attempt.finished_at + self.grace_ms + 1  # then its row is purged as well
             for attempt in snapshot.attempts

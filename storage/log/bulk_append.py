@@ -15,13 +15,14 @@ this database: ids ascend in a topic, and one is used once over all topics. Othe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,7 +33,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.sealing import Sealer
+from storage.ledger.sealing import Sealer, placed_ledger
 from storage.log.lease import OnHeld, release_ignoring_errors, writer_lease
 from storage.log.ledger_id_recovery import reserve_lost_ids
 from storage.log.orphan_segments import first_offsets_with_data
@@ -138,6 +139,21 @@ class BulkAppend:
         """Append ledgers as they are, in order; each becomes one, with its entries. For the rest see `append_under`."""
         return self._append(lease, lambda sealer, first_offset: self._seal_ledgers(sealer, first_offset, ledgers))
 
+    def append_sealed_under(self, lease: Lease, sealed: Sequence[LedgerRecord]) -> BulkAppendResult:
+        """Append ledgers that other processes have sealed (`Sealer.seal_unplaced`), in order; they get their places
+        now. For the rest see `append_under`."""
+        self._roll(lease)
+        metadata = self.environment.metadata
+        now, next_offset = self.environment.clock.now_ms(), metadata.topics.get(self.topic.name).next_offset
+        ledgers = []
+        for ledger_id, ledger in enumerate(sealed, metadata.ledgers.allocate_ids(len(sealed))):
+            ledgers.append(placed_ledger(ledger, ledger_id, next_offset, now))
+            next_offset += ledger.messages
+        failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
+        metadata.ledgers.append(lease, ledgers)
+        failpoint(Failpoint.IMPORT_AFTER_COMMIT)
+        return BulkAppendResult(tuple(ledgers))
+
     def _append(self, lease: Lease, seal: Callable[[Sealer, int], Iterator[LedgerRecord]]) -> BulkAppendResult:
         """Append the ledgers that `seal` writes; it gets the sealer, and the offset of their first message."""
         self._roll(lease)
@@ -175,7 +191,7 @@ class BulkAppend:
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
                 for content in cut_ledgers(tables, self.ledger_bytes):
-                    _check_times(content, now, max_ahead_ms)
+                    check_times(content, now, max_ahead_ms)
                     if len(running) >= self.workers:
                         yield running.popleft().result()
                     ledger_id = self.environment.metadata.ledgers.allocate_ids(1)
@@ -192,11 +208,11 @@ class BulkAppend:
         self, sealer: Sealer, next_offset: int, ledgers: Iterable[SourceLedger]
     ) -> Iterator[LedgerRecord]:
         now = self.environment.clock.now_ms()
-        check_times = partial(_check_times, now=now, max_ahead_ms=self._max_ahead_ms())
+        check = partial(check_times, now=now, max_ahead_ms=self._max_ahead_ms())
         for source in ledgers:
             ids = self.environment.metadata.ledgers
             ledger_id = source.ledger_id if ids.claim_id(source.ledger_id) else ids.allocate_ids(1)
-            record = sealer.seal(_source_rows(source, ledger_id, next_offset, check_times), ledger_id, now)
+            record = sealer.seal(_source_rows(source, ledger_id, next_offset, check), ledger_id, now)
             next_offset = record.last_offset + 1
             yield record
 
@@ -215,7 +231,7 @@ def _source_rows(
             yield table.set_column(0, field, pc.add(table.column("offset"), first_offset))
 
 
-def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
+def check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
     """Raise InvalidRecord for a publish time that is too far in the future."""
     newest = pc.max(content.column("publish_time")).as_py()
     if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
@@ -232,25 +248,31 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
     counted = 0
     for table in tables:
         sizes = rows.logical_sizes(table)
-        if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
-            raise InvalidRecord(
-                f"message {counted + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
-                f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
-            )
+        check_sizes(sizes, counted)
         counted += len(table)
         yield from cutter.add(table, sizes)
     yield from cutter.remaining()
 
 
-def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
+def check_sizes(sizes: npt.NDArray[np.int64], before: int) -> None:
+    """Raise InvalidRecord for a message that is too large. `sizes`: logical bytes; `before`: messages before these."""
+    if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
+        raise InvalidRecord(
+            f"message {before + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
+            f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
+        )
+
+
+def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int, first_entry: int = 0) -> pa.Table:
     """Return `content` (INPUT_SCHEMA, SOURCE_SCHEMA) as `rows.SCHEMA`, with ids, offsets and defaults of a bulk import.
 
-    Entry ids count from 0, offsets from `first_offset`. `now` (ms): the publish time of messages without one.
+    Entry ids count from `first_entry`, offsets from `first_offset`. `now` (ms): the publish time of messages without
+    one.
     """
     count = len(content)
     values = {
         "offset": pa.array(np.arange(first_offset, first_offset + count)),
-        "entry_id": pa.array(np.arange(count)),
+        "entry_id": pa.array(np.arange(first_entry, first_entry + count)),
         "ledger_id": rows.constant(ledger_id, "ledger_id", count),
         "publish_time": content.column("publish_time").fill_null(now),
         **{name: content.column(name) for name in content.column_names if name != "publish_time"},

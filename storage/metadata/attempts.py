@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Set
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, or_, select
 
 from storage.errors import Fenced
 from storage.metadata import queries, row_mapping, topic_work, topics
@@ -103,13 +103,17 @@ def finish_all(connection: Connection, attempt_ids: Collection[str], now: int) -
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
     """Finish the topic's attempts whose heartbeat is at least `older_than_ms` old; return their ids.
 
-    So are those with a heartbeat of a clock that ran ahead (liveness.py). The caller must end their runs (runs.py). An
-    attempt with a heartbeat at the same moment is either seen as alive, or fenced at its next heartbeat. Raises
-    TopicNotFound.
+    Those of the kind TASKS are finished later (`AttemptKind.dead_ms`). Also finished are those with a heartbeat of a
+    clock that ran ahead (liveness.py). The caller must end their runs (runs.py). An attempt with a heartbeat at the
+    same moment is either seen as alive, or fenced at its next heartbeat. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
-    silent = ~live_heartbeat_bounds(older_than_ms, now).condition(attempts.c.heartbeat_at)
-    expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & silent)
+    is_silent = [
+        (attempts.c.kind == kind.value)
+        & ~live_heartbeat_bounds(kind.dead_ms(older_than_ms), now).condition(attempts.c.heartbeat_at)
+        for kind in AttemptKind
+    ]
+    expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & or_(*is_silent))
     finish_all(connection, expired, now)
     return expired
 

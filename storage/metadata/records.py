@@ -234,12 +234,22 @@ class RunRecord:
         return bool(self.statistics.get(TABLE_RETRY))
 
 
+TASKS_MS = 24 * 3_600_000
+"""The time within which an append by tasks must commit."""
+
+
 class AttemptKind(StrEnum):
-    """Kinds of attempts; each attempt has a row with heartbeats before its first object."""
+    """Kinds of attempts; each attempt has a row before its first object, and all but TASKS have heartbeats."""
 
     IMPORT = "import"
     RUN = "run"
     SEAL = "seal"
+    TASKS = "tasks"
+    """An append whose ledgers are written by tasks that have no database: it counts as alive for TASKS_MS."""
+
+    def dead_ms(self, dead_ms: int) -> int:
+        """Return the age (ms) of a heartbeat from which an attempt of this kind is dead. `dead_ms`: of other kinds."""
+        return max(dead_ms, TASKS_MS) if self is AttemptKind.TASKS else dead_ms
 
 
 @dataclass(frozen=True)
