@@ -68,9 +68,9 @@ class AsyncTopic:
             answer = await self._http.get(f"{self._path}/key", params=messages.key_query(key))
         return messages.message_of_key(answer)
 
-    def read(self, *, compacted: bool = False, start: str | int = "earliest") -> AsyncRead:
+    def read(self, *, compacted: bool = False, start: str | int = "earliest", limit: int | None = None) -> AsyncRead:
         """Return a read of the messages from `start` to the topic's present end, as `Topic.read` does."""
-        return AsyncRead(self._http, self._path, messages.read_query(compacted=compacted, start=start))
+        return AsyncRead(self._http, self._path, messages.read_query(compacted=compacted, start=start, limit=limit))
 
     async def follow(self, *, compacted: bool = False, start: str | int = "earliest") -> AsyncIterator[Message]:
         """Yield messages, and wait for further ones, for ever. Raises ClientError."""

@@ -230,6 +230,7 @@ def key_query(key: str | bytes) -> dict[str, str]:
     return {"key": base64.b64encode(data).decode(), **BASE64}
 
 
-def read_query(*, compacted: bool, start: str | int) -> dict[str, str]:
+def read_query(*, compacted: bool, start: str | int, limit: int | None = None) -> dict[str, str]:
     """Return the query of a read."""
-    return {"readCompacted": str(compacted).lower(), "start": str(start), "reset": "fail", **BASE64}
+    query = {"readCompacted": str(compacted).lower(), "start": str(start), "reset": "fail", **BASE64}
+    return query if limit is None else query | {"limit": str(limit)}

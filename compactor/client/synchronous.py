@@ -76,14 +76,14 @@ class Topic:
             answer = self._http.get(f"{self._path}/key", params=messages.key_query(key))
         return messages.message_of_key(answer)
 
-    def read(self, *, compacted: bool = False, start: str | int = "earliest") -> Read:
-        """Return a read of the messages from `start` to the topic's present end.
+    def read(self, *, compacted: bool = False, start: str | int = "earliest", limit: int | None = None) -> Read:
+        """Return a read of the messages from `start` to the topic's present end, or of `limit` messages at most.
 
         `compacted`: the newest message of each key up to the horizon, then all after it. `start`: earliest, latest, a
         message id, an offset, `@` and a time, or `Read.next` of an earlier read. A raw read whose start was trimmed is
         refused.
         """
-        return Read(self._http, self._path, messages.read_query(compacted=compacted, start=start))
+        return Read(self._http, self._path, messages.read_query(compacted=compacted, start=start, limit=limit))
 
     def follow(self, *, compacted: bool = False, start: str | int = "earliest") -> Iterator[Message]:
         """Yield messages, and wait for further ones, for ever. Raises ClientError."""
