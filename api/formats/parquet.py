@@ -105,7 +105,7 @@ def _convert(file: str, table: pa.Table) -> pa.Table:
             continue
         column = table.column(source)
         try:
-            columns.append(_cast(column, field.type))
+            columns.append(cast_column(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise InvalidRecord(
                 f"{file}: column {source} is {_named(column.type)} ({_line(error)})", _REMEDY
@@ -113,7 +113,8 @@ def _convert(file: str, table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+def cast_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as one of a message. Raises ArrowInvalid, ArrowNotImplementedError, ArrowTypeError."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type

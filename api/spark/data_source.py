@@ -1,20 +1,24 @@
-"""A data source of Spark for topics: `spark.read` and `spark.readStream` with the format `compactor`.
+"""A data source of Spark for topics: `spark.read`, `spark.readStream` and `df.write` with the format `compactor`.
 
 The driver plans the pieces of a scan from the database (storage/reading/scan.py): a part of the compacted ledger, a
 sealed ledger or a segment each, one task a piece. Tasks read the object store, and segments on the machine that has
-their log directory; they need no database. Rows travel as Arrow batches. Filters on offset, publish time and key leave
-out parts, ledgers and row groups; Spark filters the rows again.
+their log directory; they need no database. With the option `url` driver and tasks ask a service instead
+(service_scan.py). Rows travel as Arrow batches. Filters on offset, publish time and key leave out parts, ledgers and
+row groups; Spark filters the rows again.
 
 A stream's position, which a checkpoint keeps, is the offset of the next message in one incarnation of the topic. A
 batch of it is the messages between two offsets. With `readCompacted` these are the compacted ones at or below the
 horizon: a message that a compaction has removed since was superseded by one with a larger offset, which is in a later
 batch. A compacted ledger that may lack what superseded a message of an earlier batch is not read (R7).
+
+A write is an append by tasks (storage/log/task_append.py): the driver begins and commits it, and has nothing per
+message; tasks write sealed ledgers to the object store.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -22,11 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -36,6 +44,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
+    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -43,11 +52,15 @@ from pyspark.sql.types import StructType
 
 from api.components import open_for_reading
 from api.settings.settings import Settings
+from api.spark.message_columns import WRITTEN_TYPES, message_tables
+from api.spark.service_scan import DEFAULT_PARTITIONS, Service, ServicePiece, plan_service_scan
+from api.spark.topic_write import TopicWrite
+from compactor.client.messages import COLUMNS
 from storage.environment import Environment
-from storage.errors import Conflict, InvalidInput
+from storage.errors import Conflict, InvalidInput, Unavailable
 from storage.log.directory import LogDirectory
 from storage.log.segment_tables import SegmentTableReader
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import StoreLocation
 from storage.objects.registry import open_store
 from storage.reading.scan import END, ScanPiece, ScanRange
@@ -84,7 +97,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = pa.timestamp("ms", "UTC")
 _COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 _SETTINGS = {"data": "data", "database": "database", "store": "store", "s3endpoint": "s3_endpoint"}
-_OPTIONS = {"path", "readcompacted", "startingoffset", "maxmessagespertrigger", *_SETTINGS}
+_SERVICE = {"url", "token", "partitions"}
+_OPTIONS = {"path", "readcompacted", "startingoffset", "maxmessagespertrigger", *_SETTINGS, *_SERVICE}
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,8 @@ class SourceOptions:
     """The options of a read. `settings`: where database, store and log directory are; the environment has the others.
 
     `starting_offset`: of a stream: earliest, latest or a number. `max_messages`: the most of one batch of a stream.
+    `service`: reads the topic, in `partitions` tasks at most for each of its compacted and raw messages; None: the
+    driver and the tasks read database and store.
     """
 
     topic: TopicName
@@ -99,15 +115,21 @@ class SourceOptions:
     settings: Mapping[str, str]
     starting_offset: str = "earliest"
     max_messages: int | None = None
+    service: Service | None = None
+    partitions: int = DEFAULT_PARTITIONS
+
+    @staticmethod
+    def parse_of_write(options: Mapping[str, str]) -> SourceOptions:
+        """Return the options of a write. Raises InvalidInput, which names the option and its values."""
+        if "url" in {name.lower() for name in options}:
+            raise InvalidInput("a service does not take the ledgers of a write", "name database and store, not url")
+        values = _checked_options(options, {"path", *_SETTINGS}, '.save("persistent://public/default/orders")')
+        return SourceOptions(TopicName.parse(values["path"]), False, _settings_of(values))
 
     @staticmethod
     def parse(options: Mapping[str, str]) -> SourceOptions:
-        """Return the options. Raises InvalidInput, which names the option and its values."""
-        values = {name.lower(): value for name, value in options.items()}
-        if unknown := sorted(set(values) - _OPTIONS):
-            raise InvalidInput(f"unknown option {unknown[0]}", f"use one of {', '.join(sorted(_OPTIONS))}")
-        if not values.get("path"):
-            raise InvalidInput("no topic is named", 'name it: .load("persistent://public/default/orders")')
+        """Return the options of a read. Raises InvalidInput, which names the option and its values."""
+        values = _checked_options(options, _OPTIONS, '.load("persistent://public/default/orders")')
         flag = values.get("readcompacted", "false").lower()
         if flag not in ("true", "false"):
             raise InvalidInput(f"readCompacted is {flag!r}", "use true or false")
@@ -117,14 +139,49 @@ class SourceOptions:
         limit = values.get("maxmessagespertrigger")
         if limit is not None and not (limit.isdecimal() and int(limit)):
             raise InvalidInput(f"maxMessagesPerTrigger is {limit!r}", "use a number above 0")
-        settings = {attribute: values[option] for option, attribute in _SETTINGS.items() if option in values}
-        name = TopicName.parse(values["path"])
-        return SourceOptions(name, flag == "true", settings, start, None if limit is None else int(limit))
+        partitions = values.get("partitions", str(DEFAULT_PARTITIONS))
+        if not (partitions.isdecimal() and int(partitions)):
+            raise InvalidInput(f"partitions is {partitions!r}", "use a number above 0")
+        return SourceOptions(
+            TopicName.parse(values["path"]),
+            flag == "true",
+            _settings_of(values),
+            start,
+            None if limit is None else int(limit),
+            _service_of(values),
+            int(partitions),
+        )
 
     def load_settings(self) -> Settings:
         """Return the settings of the options, the environment and the defaults."""
         flags: dict[str, object] = dict(self.settings)
         return Settings.load(os.environ, None, **flags)
+
+
+def _checked_options(options: Mapping[str, str], known: Collection[str], example: str) -> dict[str, str]:
+    """Return the options by lower-case name. Raise InvalidInput for an unknown one, and without a topic."""
+    values = {name.lower(): value for name, value in options.items()}
+    if unknown := sorted(set(values) - set(known)):
+        raise InvalidInput(f"unknown option {unknown[0]}", f"use one of {', '.join(sorted(known))}")
+    if not values.get("path"):
+        raise InvalidInput("no topic is named", f"name it: {example}")
+    return values
+
+
+def _settings_of(values: Mapping[str, str]) -> dict[str, str]:
+    return {attribute: values[option] for option, attribute in _SETTINGS.items() if option in values}
+
+
+def _service_of(values: Mapping[str, str]) -> Service | None:
+    """Return the service that reads. Raise InvalidInput for options that contradict each other."""
+    url = values.get("url")
+    if url is None:
+        if others := sorted(_SERVICE & set(values)):
+            raise InvalidInput(f"the option {others[0]} is of a read by a service", "name the service with url, too")
+        return None
+    if others := sorted(set(_SETTINGS) & set(values)):
+        raise InvalidInput(f"the options url and {others[0]} contradict each other", "use one of them")
+    return Service(url, values.get("token"))
 
 
 class CompactorDataSource(DataSource):
@@ -145,7 +202,30 @@ class CompactorDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query. Raises InvalidInput."""
-        return TopicStreamReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options)
+        if options.service is not None:
+            raise InvalidInput("a stream does not read by a service", "leave out url, and name database and store")
+        return TopicStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Begin a write and return its writer. Raises InvalidInput, LeaseHeld."""
+        if overwrite:
+            raise InvalidInput(
+                "a topic cannot be overwritten: it is a log, and its readers keep their positions in it",
+                'append: .mode("append"); a newer message of a key supersedes the older ones, and one without payload '
+                "deletes the key",
+            )
+        options = SourceOptions.parse_of_write(self.options)
+        check_written_columns(schema)
+        return TopicWriter(options, TopicWrite.begin(options.load_settings(), options.topic))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Raise InvalidInput: Spark does not tell a writer what an interrupted batch has written already."""
+        raise InvalidInput(
+            "topics are not written by writeStream.format",
+            'write each batch: .writeStream.foreachBatch(lambda frame, _: frame.write.format("compactor")'
+            '.mode("append").save("orders")); a batch that Spark repeats after a crash is written again',
+        )
 
 
 def register(session: SparkSession) -> None:
@@ -194,7 +274,19 @@ class _Partition(InputPartition):
         self.piece, self.store, self.log_directory = piece, store, log_directory
 
 
+class _ServicePartition(InputPartition):
+    """A range of offsets, which a service reads."""
+
+    def __init__(self, piece: ServicePiece) -> None:
+        super().__init__(None)
+        self.piece = piece
+
+
 def _read(partition: InputPartition, columns: _Columns) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, _ServicePartition):
+        for table in partition.piece.tables(columns.names):
+            yield from columns.batches(table)
+        return
     assert isinstance(partition, _Partition)
     with closing(open_store(partition.store)) as store:
         unsealed = SegmentTableReader(LogDirectory(partition.log_directory))
@@ -231,6 +323,10 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises InvalidInput for a column that topics do not have."""
         self._options, self._columns, self._range = options, _Columns.of(schema), ScanRange()
+        if options.service is not None and (others := [name for name in self._columns.names if name not in COLUMNS]):
+            raise InvalidInput(
+                f"a service has no column {others[0]} of a topic", f"use some of {', '.join(COLUMNS)}, or leave out url"
+            )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrow the scan by the filters that it understands; return all, since the scan is coarser than they are."""
@@ -240,7 +336,13 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the pieces of the topic as it is now. Raises NotFound, DataLoss, SegmentNotLocal, Unavailable."""
-        return _partitions(self._options, self._range)
+        options = self._options
+        if options.service is None:
+            return _partitions(options, self._range)
+        pieces = plan_service_scan(
+            options.service, options.topic, self._range, options.partitions, read_compacted=options.read_compacted
+        )
+        return [_ServicePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a piece."""
@@ -275,8 +377,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = StreamPosition.of(start)
         with self._opened() as topic:
-            begin.check(topic)
-            end = min(topic.snapshot_reader().end, self._last_end)
+            end = min(begin.check(topic), self._last_end)
             if isinstance(limit, ReadMaxRows):
                 end = min(end, begin.offset + limit.max_rows)
             ledger_id = None
@@ -334,8 +435,8 @@ class StreamPosition:
             document["offset"], document["topic"], None if ledger_id < 0 else ledger_id, document["resumes"]
         )
 
-    def check(self, topic: Topic) -> None:
-        """Raise Conflict if the topic was created again, or ends before the position."""
+    def check(self, topic: Topic) -> int:
+        """Return the end of the topic. Raise Conflict if it was created again, or ends before the position."""
         advice = "begin with a new checkpoint, and an empty state of what is made of the stream"
         if topic.record.uid != self.topic_uid:
             raise Conflict(f"{topic.name} was deleted and created again since the stream began", advice)
@@ -346,6 +447,55 @@ class StreamPosition:
                 "from an older backup",
                 advice,
             )
+        return end
+
+
+def check_written_columns(schema: StructType) -> None:
+    """Raise InvalidInput, with the columns that a message has, unless rows of the schema are messages."""
+    accepted = "; ".join(f"{name} {' or '.join(types)}" for name, types in WRITTEN_TYPES.items())
+    advice = f"select and cast the columns of messages: {accepted}"
+    for field in schema.fields:
+        if field.name not in WRITTEN_TYPES:
+            raise InvalidInput(f"messages have no column {field.name} that can be written", advice)
+        kind = field.dataType.simpleString().upper().replace(",", ", ")
+        if kind not in WRITTEN_TYPES[field.name]:
+            raise InvalidInput(f"the column {field.name} is {kind}", advice)
+    if "payload" not in schema.fieldNames():
+        raise InvalidInput("the rows have no column payload", advice)
+
+
+@dataclass(frozen=True)
+class TaskLedgers(WriterCommitMessage):
+    """The ledgers that a task has written."""
+
+    task_number: int
+    ledgers: tuple[LedgerRecord, ...]
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """The writer of one job. The driver has it, and each task a copy."""
+
+    def __init__(self, options: SourceOptions, write: TopicWrite) -> None:
+        self._options, self._write = options, write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskLedgers:
+        """Write the rows of a partition as ledgers. Raises InvalidRecord, Unavailable, Misconfigured."""
+        context = TaskContext.get()
+        assert context is not None
+        number = context.partitionId()
+        return TaskLedgers(number, self._write.write_task(message_tables(iterator), number))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Append the ledgers of all partitions, in the order of the partitions. Raises LeaseHeld, Conflict, Fenced."""
+        written = [message for message in messages if isinstance(message, TaskLedgers)]
+        if len(written) < len(messages):
+            raise Unavailable("Spark has no result of a task", "nothing was appended; write again")
+        in_order = sorted(written, key=lambda each: each.task_number)
+        self._write.commit(self._options.load_settings(), [ledger for each in in_order for ledger in each.ledgers])
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what the tasks have written."""
+        self._write.abort(self._options.load_settings())
 
 
 def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:

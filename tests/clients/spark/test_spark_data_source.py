@@ -33,11 +33,7 @@ def load(spark_engine: Engine, tmp_path: Path) -> Iterator[Load]:
     session = SparkSession.getActiveSession()
     assert session is not None
     register(session)
-    options = {
-        "database": f"sqlite:///{tmp_path / 'metadata.db'}",
-        "store": (tmp_path / "objects").as_uri(),
-        "data": str(tmp_path),
-    }
+    options = places(tmp_path)
 
     def loading(topic: str, *, stream: bool = False, **more: str) -> Any:
         reader = session.readStream if stream else session.read
@@ -45,6 +41,12 @@ def load(spark_engine: Engine, tmp_path: Path) -> Iterator[Load]:
 
     yield loading
     session.sql("RESET")
+
+
+def places(folder: Path) -> dict[str, str]:
+    """The options that name database and store of the bench."""
+    database, store = f"sqlite:///{folder / 'metadata.db'}", (folder / "objects").as_uri()
+    return {"database": database, "store": store, "data": str(folder)}
 
 
 def test_a_query_reads_raw_or_compacted_and_leaves_pieces_out(bench: Workbench, load: Load) -> None:
@@ -125,3 +127,46 @@ def fill(bench: Workbench, topic: Topic, tables: list[pa.Table]) -> None:
     bench.with_sizing(None).append(topic, [whole.slice(0, len(whole) // 2)])
     bench.with_sizing(None).compact(topic)
     bench.append(topic, [whole.slice(len(whole) // 2)])
+
+
+def test_what_spark_writes_is_a_topic_and_a_failed_job_leaves_nothing(
+    bench: Workbench, load: Load, tmp_path: Path
+) -> None:
+    """Three partitions and an empty one; then jobs of which one task fails."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    assert session is not None
+    numbers = session.range(0, 60, 1, 4).where("id < 45")
+    rows = numbers.selectExpr(
+        "cast(id % 20 as string) key",
+        "cast(id as string) payload",
+        "timestamp_millis(id) event_time",
+        "map('number', cast(id as string)) properties",
+    )
+
+    def save(frame: Any, topic: str) -> None:
+        frame.write.format("compactor").options(**places(tmp_path)).mode("append").save(topic)
+
+    save(rows, "numbers")
+    read = [(int(row.payload), row.offset, row.properties["number"]) for row in load("numbers").collect()]
+    assert read == [(number, number, str(number)) for number in range(45)]
+    topic = bench.topic("numbers")
+    assert [ledger.messages for ledger in topic.snapshot().ledgers] == [15, 15, 15]
+    bench.compact(topic)
+    compacted = load("numbers", readCompacted="true").orderBy("offset").collect()
+    assert [row.offset for row in compacted] == list(range(25, 45))
+    save(rows.limit(1), "numbers")
+    assert load("numbers").count() == 46
+
+    failing = rows.selectExpr("key", "if(key = '9', cast(raise_error('no nine') as string), payload) payload")
+    for name in ("numbers", "new"):
+        with pytest.raises(Exception, match="no nine"):
+            save(failing, name)
+    assert load("numbers").count() == 46
+    assert [str(record.name) for record in bench.metadata.topics.all()] == ["persistent://public/default/numbers"]
+    attempts = bench.metadata.attempts.of_topic(topic.record.id)
+    assert len(attempts) == 4, "Spark plans a write once"
+    assert all(attempt.finished_at is not None for attempt in attempts), "nothing is appended later"
+    with pytest.raises(Exception, match="a topic cannot be overwritten: it is a log"):
+        rows.write.format("compactor").options(**places(tmp_path)).mode("overwrite").save("numbers")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import (
     EqualTo,
@@ -19,11 +21,23 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, ByteType, LongType, StringType, StructField, StructType
 
-from api.spark.data_source import CompactorDataSource, SourceOptions, TopicReader, TopicStreamReader, narrowed
-from storage.errors import Conflict, InvalidInput
+from api.spark import data_source, message_columns
+from api.spark.data_source import (
+    CompactorDataSource,
+    SourceOptions,
+    TaskLedgers,
+    TopicReader,
+    TopicStreamReader,
+    TopicWriter,
+    narrowed,
+)
+from api.spark.message_columns import message_tables
+from storage.errors import Conflict, InvalidInput, InvalidRecord, TopicNotFound, Unavailable
+from storage.model import TopicName
 from storage.reading.scan import ScanRange
+from storage.reading.snapshot_reader import SnapshotReader
 from tests.workbench import Workbench, content
 
 NOON = datetime(2026, 11, 28, 12, 0, 0, 1500, tzinfo=UTC)
@@ -48,6 +62,9 @@ def test_options_are_those_of_the_environment_and_of_the_read() -> None:
         ({"path": "t", "readCompacted": "yes"}, "readCompacted is 'yes'"),
         ({"path": "t", "startingOffset": "-1"}, "startingOffset is '-1'"),
         ({"path": "t", "maxMessagesPerTrigger": "0"}, "maxMessagesPerTrigger is '0'"),
+        ({"path": "t", "token": "x"}, "the option token is of a read by a service"),
+        ({"path": "t", "url": "http://h", "data": "/d"}, "the options url and data contradict each other"),
+        ({"path": "t", "url": "http://h", "partitions": "0"}, "partitions is '0'"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
@@ -169,3 +186,139 @@ def test_a_stream_may_begin_anywhere(bench: Workbench, stream: Stream) -> None:
     assert batch(stream(), stream(startingOffset="1").initialOffset())[0] == [1]
     latest = stream(startingOffset="latest").initialOffset()
     assert batch(stream(), latest) == ([], latest)
+
+
+def test_the_end_of_a_topic_is_taken_once_for_a_batch(
+    bench: Workbench, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    reader = stream()
+    position = reader.initialOffset()
+    taken = []
+    end = SnapshotReader.end
+    monkeypatch.setattr(SnapshotReader, "end", property(lambda self: (taken.append(1), end.fget(self))[1]))
+    assert reader.latestOffset(position, reader.getDefaultReadLimit())["offset"] == 1
+    assert len(taken) == 1
+
+
+KEYED = StructType([StructField("key", StringType()), StructField("payload", BinaryType())])
+
+
+@pytest.fixture
+def begin(bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[StructType], TopicWriter]:
+    """Return the writer of a job to the topic `t`, as the driver has it."""
+    monkeypatch.setattr(bench.clock, "wait", lambda seconds: None)
+    places = {"database": f"sqlite:///{tmp_path / 'metadata.db'}", "store": (tmp_path / "objects").as_uri()}
+    source = CompactorDataSource({"path": "t", "data": str(tmp_path), **places})
+
+    def beginning(schema: StructType = KEYED) -> TopicWriter:
+        writer = source.writer(schema, overwrite=False)
+        assert isinstance(writer, TopicWriter)
+        return writer
+
+    return beginning
+
+
+def task(monkeypatch: pytest.MonkeyPatch, writer: TopicWriter, number: int, *rows: tuple[str, bytes]) -> TaskLedgers:
+    """Run the task of a partition, whose batches have one row."""
+    context = SimpleNamespace(partitionId=lambda: number)
+    monkeypatch.setattr(data_source.TaskContext, "get", lambda: context)
+    columns = [({"key": [key], "payload": [payload]}) for key, payload in rows]
+    return writer.write(pa.RecordBatch.from_pydict(each) for each in columns)
+
+
+def test_a_write_appends_the_partitions_in_their_order(
+    bench: Workbench, begin: Callable[..., TopicWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = begin()
+    second = task(monkeypatch, writer, 1, ("c", b"3"))
+    first = task(monkeypatch, writer, 0, ("a", b"1"), ("ä", b"2"))
+    empty = task(monkeypatch, writer, 2)
+    topic = bench.topic()
+    assert list(topic.messages()) == []
+    writer.commit([second, first, empty])
+    read = [(message.key, message.payload) for message in topic.messages()]
+    assert read == [(b"a", b"1"), ("ä".encode(), b"2"), (b"c", b"3")]
+
+
+def test_an_aborted_write_leaves_nothing_not_even_its_topic(
+    bench: Workbench, begin: Callable[..., TopicWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = begin()
+    topic = bench.metadata.topics.get(TopicName.parse("t"))
+    done = task(monkeypatch, writer, 0, ("a", b"1"))
+    with pytest.raises(Unavailable, match="Spark has no result of a task"):
+        writer.commit([done, None])
+    assert list(bench.store.list(f"topics/{topic.uid}/"))
+    writer.abort([done, None])
+    assert list(bench.store.list(f"topics/{topic.uid}/")) == []
+    with pytest.raises(TopicNotFound):
+        bench.metadata.topics.get(topic.name)
+
+
+def test_a_write_without_rows_creates_no_topic(
+    bench: Workbench, begin: Callable[..., TopicWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = begin()
+    writer.commit([task(monkeypatch, writer, 0)])
+    with pytest.raises(TopicNotFound):
+        bench.metadata.topics.get(TopicName.parse("t"))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (StructField("value", StringType()), "messages have no column value that can be written: .* payload BINARY or"),
+        (StructField("key", LongType()), "the column key is BIGINT"),
+        (StructField("event_time", StringType()), "the column event_time is STRING"),
+        (StructField("key", StringType()), "the rows have no column payload"),
+    ],
+)
+def test_columns_that_no_message_has_are_refused_before_the_topic_is_created(
+    bench: Workbench, begin: Callable[..., TopicWriter], field: StructField, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        begin(StructType([field]))
+    assert bench.metadata.topics.all() == []
+
+
+def test_what_a_topic_cannot_do_is_refused() -> None:
+    source = CompactorDataSource({"path": "t", "url": "http://h"})
+    with pytest.raises(InvalidInput, match="a topic cannot be overwritten: it is a log"):
+        source.writer(KEYED, overwrite=True)
+    with pytest.raises(InvalidInput, match=r"topics are not written by writeStream\.format"):
+        source.streamWriter(KEYED, overwrite=False)
+    with pytest.raises(InvalidInput, match="a service does not take the ledgers of a write"):
+        source.writer(KEYED, overwrite=False)
+    with pytest.raises(InvalidInput, match="a stream does not read by a service"):
+        source.streamReader(KEYED)
+    with pytest.raises(InvalidInput, match="unknown option readcompacted: use one of data, database"):
+        CompactorDataSource({"path": "t", "readCompacted": "true"}).writer(KEYED, overwrite=False)
+    with pytest.raises(InvalidInput, match="a service has no column slot"):
+        source.reader(StructType([StructField("slot", ByteType())]))
+
+
+def test_batches_become_messages_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_columns, "TABLE_ROWS", 3)
+    time = pa.array([1_500_999], pa.timestamp("us", "UTC"))
+    properties = pa.array([[("p", "q")]], pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["v"]), time, pa.array([5]), properties], ["payload", "event_time", "publish_time", "properties"]
+    )
+    tables = list(message_tables([batch] * 4))
+    assert [len(table) for table in tables] == [3, 1]
+    assert tables[1].to_pylist() == [
+        {
+            "key": None,
+            "payload": b"v",
+            "publish_time": 5,
+            "event_time": 1500,
+            "properties": [("p", "q")],
+            "producer": None,
+            "sequence_id": None,
+        }
+    ]
+    nothing = pa.RecordBatch.from_pydict({"payload": [b"v"], "properties": pa.array([[("p", None)]], properties.type)})
+    with pytest.raises(InvalidRecord, match=r"the column properties of a row holds .*a property without a value"):
+        list(message_tables([nothing]))
