@@ -4,9 +4,9 @@
        └── fail ──► FAILED ── resume ──► RUNNING             only a user's decision lets it go on
 
 No row has a position that counts: the log's last entry says where a partition of the source is, in its sequence ids. A
-row of a partition has the offset at which the mirror began, or from which a user lets it go on after a gap, and the
-last report of the service that mirrors it: up to its offset all is durable here. The error of a mirror that runs is
-that of its last try.
+row of a partition has the offset at which the mirror began, or from which a user lets it go on after a gap; the epochs
+of the leaders in Kafka, which are stored before their records are; and the last report of the service that mirrors it:
+up to its offset all is durable here. The error of a mirror that runs is that of its last try.
 
 Errors: NotFound for a topic without a mirror, Conflict. Must not know: Kafka's protocol, the meaning of the options.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, delete, func, select, update
 
@@ -68,15 +68,24 @@ class MirrorProgress:
         return max(0, self.end_offset - self.next_offset)
 
 
+class LeaderEpoch(NamedTuple):
+    """An epoch of the leader of a partition in Kafka, and the first offset of its records."""
+
+    first_offset: int
+    epoch: int
+
+
 @dataclass(frozen=True)
 class MirrorPartition:
-    """A partition of a mirror. `start_offset`, `gap_end`: as in the table. `progress` None: nothing was reported."""
+    """A partition of a mirror. `start_offset`, `gap_end`: as in the table. `progress` None: nothing was reported.
+    `epochs`: of the last records, ascending."""
 
     number: int
     start_offset: int | None
     gap_end: int | None
     progress: MirrorProgress | None
     reported_at: int | None
+    epochs: Sequence[LeaderEpoch] = ()
 
 
 def add(connection: Connection, context: Context, mirror: MirrorRecord) -> None:
@@ -166,6 +175,15 @@ def begin(connection: Connection, topic: TopicName, partition: int, start_offset
         queries.put(connection, mirror_partitions, row)
 
 
+def note_epochs(connection: Connection, mirror: MirrorRecord, partition: int, epochs: Sequence[LeaderEpoch]) -> None:
+    """Store the epochs of the last records of a partition, if the topic is a mirror of that source still."""
+    topic = mirror.topic
+    same = (mirrors.c.topic == str(topic)) & (mirrors.c.source_topic_id == mirror.source_topic_id)
+    if queries.exists(connection, mirrors, same):
+        row = {"topic": str(topic), "partition": partition, "epochs": [list(item) for item in epochs]}
+        queries.put(connection, mirror_partitions, row)
+
+
 def forget_progress(connection: Connection, topic: TopicName, partition: int) -> None:
     """Delete the last report about a partition, if there is any: its log has lost entries."""
     reported = (mirror_partitions.c.topic == str(topic)) & (mirror_partitions.c.partition == partition)
@@ -225,4 +243,5 @@ def _partition(row: RowMapping) -> MirrorPartition:
     reported = row["next_offset"], row["end_offset"], row["records_per_second"]
     known: Sequence[int] = [number for number in reported if number is not None]
     progress = MirrorProgress(*known) if len(known) == len(reported) else None
-    return MirrorPartition(row["partition"], row["start_offset"], row["gap_end"], progress, row["reported_at"])
+    epochs = tuple(LeaderEpoch(*item) for item in row["epochs"] or ())
+    return MirrorPartition(row["partition"], row["start_offset"], row["gap_end"], progress, row["reported_at"], epochs)

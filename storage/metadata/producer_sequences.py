@@ -15,7 +15,7 @@ topic, and one that removes messages. Must not know: entries, objects.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping, delete, select, update
@@ -33,12 +33,14 @@ class ProducerSequences:
     before `end_offset`.
 
     `highest` is in the order of the producers' last entries; None: their entries are not deduplicated. `sources` None:
-    no replicator has connected.
+    no replicator has connected. `missing`: the source clusters of which the log has lost entries, and the position of
+    the last one.
     """
 
     end_offset: int = 0
     highest: Mapping[str, int] | None = field(default_factory=dict)
     sources: Mapping[str, SourceProgress] | None = None
+    missing: Mapping[str, SourcePosition] = field(default_factory=dict)
 
     def merged(self, older: ProducerSequences) -> ProducerSequences:
         """Return the highest ids and the furthest progress over both ranges of entries.
@@ -79,12 +81,13 @@ def _sequences(row: RowMapping) -> ProducerSequences:
     sources = row["sources"]
     if sources is not None:
         sources = {name: SourceProgress(SourcePosition(*place), time) for name, (*place, time) in sources.items()}
-    return ProducerSequences(row["end_offset"], row["highest"], sources)
+    missing = {name: SourcePosition(*place) for name, place in (row["missing"] or {}).items()}
+    return ProducerSequences(row["end_offset"], row["highest"], sources, missing)
 
 
 def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
     """Store ids and positions. If those of later entries are stored, both are merged; positions are in any case.
-    Raises TopicNotFound."""
+    What is missing stays as it is stored. Raises TopicNotFound."""
     topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
@@ -95,10 +98,26 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
 
 
 def replace(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
-    """Store ids and positions in place of those that are stored, which are of entries that the log has lost. Raises
-    TopicNotFound."""
+    """Store ids and positions in place of those that are stored, which are of entries that the log has lost, and what
+    is missing. Raises TopicNotFound."""
     topics.lock(connection, topic_id)
     _put(connection, topic_id, sequences)
+    _put_missing(connection, topic_id, sequences.missing)
+
+
+def end_missing(connection: Connection, topic_id: int, clusters: Collection[str]) -> None:
+    """Store that nothing is missing of source clusters any more. Idempotent. Raises TopicNotFound."""
+    topics.lock(connection, topic_id)
+    stored = of_topic(connection, topic_id)
+    if stored is not None and stored.missing:
+        rest = {name: position for name, position in stored.missing.items() if name not in clusters}
+        _put_missing(connection, topic_id, rest)
+
+
+def _put_missing(connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]) -> None:
+    values = {name: list(position) for name, position in missing.items()} or None
+    at_topic = producer_sequences.c.topic_id == topic_id
+    connection.execute(update(producer_sequences).where(at_topic).values(missing=values))
 
 
 def _put(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:

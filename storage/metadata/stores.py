@@ -389,6 +389,7 @@ class ProducerSequenceStore(Store):
     of_topic = reads(producer_sequences.of_topic)
     store = writes(producer_sequences.store)
     replace = writes(producer_sequences.replace)
+    end_missing = writes(producer_sequences.end_missing)
     _end_producers = writes(producer_sequences.end_producers)
 
     def end_producers(self, topic_id: int) -> None:
@@ -411,6 +412,7 @@ class MirrorStore(Store):
     resume = writes(mirrors.resume)
     fail = writes(mirrors.fail)
     begin = writes(mirrors.begin)
+    note_epochs = writes(mirrors.note_epochs)
     forget_progress = writes(mirrors.forget_progress)
     note_error = writes(mirrors.note_error)
     report = writes(mirrors.report)

@@ -388,10 +388,12 @@ producer_sequences = Table(
     Column("end_offset", BigInteger, nullable=False),
     Column("highest", JSON, nullable=False),
     Column("sources", JSON(none_as_null=True)),
+    Column("missing", JSON(none_as_null=True)),
 )
 """The state of a topic's deduplication before an offset. `highest`: the highest sequence id of each producer, by name;
 the JSON null: producers' entries are not deduplicated. `sources`: of each source cluster, by name, the ledger id and
-entry id up to which it is replicated, and its newest publish time (ms); null: no replicator has connected."""
+entry id up to which it is replicated, and its newest publish time (ms); null: no replicator has connected. `missing`:
+of each source cluster of which a restored log lacks entries, the ledger id and entry id of the last one; null: none."""
 
 mirrors = Table(
     "mirrors",
@@ -418,10 +420,12 @@ mirror_partitions = Table(
     *_integers(
         "start_offset", "gap_end", "next_offset", "end_offset", "records_per_second", "reported_at", nullable=True
     ),
+    Column("epochs", JSON(none_as_null=True)),
 )
 """Partitions of mirrors. `start_offset`: the offset in Kafka at which the mirror began, or before which a user gave up
-what is missing; `gap_end`: the one before which records are missing at the source, so that the mirror stopped. The
-others are the last report of the service that mirrors the partition, some seconds old."""
+what is missing; `gap_end`: the one before which records are missing at the source, so that the mirror stopped.
+`epochs`: the epochs of the leaders that appended the last records, each with the offset from which on; null: they are
+not known. The others are the last report of the service that mirrors the partition, some seconds old."""
 
 schemas = Table(
     "schemas",

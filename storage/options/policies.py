@@ -377,6 +377,12 @@ class TopicPolicies:
         "deduplicationEnabled",
         "brokerDeduplicationEnabled",
     )
+    replication_accept_gaps: bool = _policy(
+        False,
+        "replication.accept-gaps",
+        BOOLEAN,
+        "A cluster that replicates to the topic goes on without entries that a restored log lacks.",
+    )
     schema_compatibility_strategy: str = _policy(
         "FULL",
         "schema.compatibility-strategy",

@@ -17,7 +17,7 @@ end: deduplication was switched on there.
 A position at or below the last one with a newer publish time than all entries of that cluster is no repetition: the
 cluster was built again, and its ledgers are numbered from the start. Such an entry is refused: nothing is dropped in
 silence. So is every entry that a replicator sends after one that was refused, because a later position would make the
-refused entry count as stored.
+refused entry count as stored; and every entry after those that a restored log lacks (older_log.py).
 
 Groups of entries come one after the other; other threads may call `load` and `store` meanwhile. Must not know:
 connections, commands of a protocol.
@@ -29,8 +29,9 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from api.broker.serving.older_log import MissingEntries, accept_older_log
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.replicated import Source, follows
@@ -39,7 +40,7 @@ from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.store import MetadataStore
-from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress, merged_progress
+from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
@@ -47,8 +48,6 @@ STORE_ENTRIES = 1_000
 """Entries after which the ids are stored (Pulsar's brokerDeduplicationEntriesInterval)."""
 MAX_SOURCES = 100
 """Source clusters of one topic."""
-MIRROR_PREFIX = "kafka:"
-"""Names of the producers of mirrors begin with it. After a restore they begin where the log ends, as replicators do."""
 NOT_STORED = MessageId(-1, 0)
 """The id of a marker, which is acknowledged and not stored. At -1:-1 a source logs a warning."""
 _UNKNOWN: SequenceId = (-1, -1)
@@ -112,6 +111,7 @@ class Deduplication:
         """None: no replicator has connected."""
         self._markers: dict[str, SourcePosition] = {}
         """The last marker of each source cluster."""
+        self._missing = MissingEntries(topic, {})
         self._connected: set[str] = set()
         """The replicators that have connected and sent nothing since."""
         self._end = 0
@@ -129,7 +129,7 @@ class Deduplication:
         end = self._topic.snapshot_reader().end
         stored = self._metadata.producer_sequences.of_topic(record.id)
         if stored is not None and stored.end_offset > end:
-            stored = self._accept_older_log(stored, end)
+            stored = accept_older_log(self._metadata, self._topic, stored, end)
         begins = self.of_producers and stored is not None and stored.highest is None
         if stored is None:
             stored = ProducerSequences(end, {} if self.of_producers else None)
@@ -138,6 +138,7 @@ class Deduplication:
         with self._lock:
             self._known = {}
             self._sources = None if stored.sources is None else dict(stored.sources)
+            self._missing = MissingEntries(self._topic, stored.missing)
             self._end = stored.end_offset
             for name, number in (stored.highest or {}).items():
                 self._note(name, (number, WHOLE))
@@ -154,52 +155,13 @@ class Deduplication:
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
 
-    def _accept_older_log(self, stored: ProducerSequences, end: int) -> ProducerSequences:
-        """Return the ids and positions of a log that ends before the entries of the stored ones, and store them.
-
-        Positions are those of the log, as far as it has any, so a source that sends the lost entries again fills the
-        gap. Of mirrors, ids are those of the log alone: without one, the mirror decides where it begins.
-        """
-        in_log: dict[str, SourceProgress] = {}
-        highest = None if stored.highest is None else _without_mirrors(stored.highest)
-        if stored.sources or highest != stored.highest:
-            for scan in self._topic.producer_sequences(self._topic.snapshot_reader().first_offset):
-                in_log = merged_progress(scan.sources, in_log)
-                for name, sequence in scan.highest.items():
-                    if highest is not None and name.startswith(MIRROR_PREFIX):
-                        highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
-        LOG.warning(
-            "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset "
-            "%d: acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take "
-            "the missing entries from their source",
-            self._topic.name,
-            end,
-            stored.end_offset,
-        )
-        for cluster, progress in in_log.items():
-            known = (stored.sources or {}).get(cluster, progress)
-            if progress.position < known.position:
-                LOG.warning(
-                    "%s: of the source cluster %s, entries after position %s up to position %s are missing, and the "
-                    "source has receipts for them. Remove this cluster from the replication clusters of the source's "
-                    "namespace or topic and add it again, with replicationStartAt=earliest in the source's broker.conf:"
-                    " entries that are stored here are not stored again",
-                    self._topic.name,
-                    cluster,
-                    progress.position,
-                    known.position,
-                )
-        sources = None if stored.sources is None else {**stored.sources, **in_log}
-        if highest != stored.highest:
-            partition = self._topic.name
-            self._metadata.mirrors.forget_progress(partition.partitioned_topic or partition, partition.partition)
-        accepted = replace(stored, end_offset=end, highest=highest, sources=sources)
-        self._metadata.producer_sequences.replace(self._topic.record.id, accepted)
-        return accepted
-
     def begin_sources(self) -> None:
-        """Store that replicators write to the topic, before the first entry of any. Idempotent. Blocks; call `load`
-        before. Raises CompactorError."""
+        """Store that replicators write to the topic, before the first entry of any, and end the gaps that a policy
+        accepts. Idempotent. Blocks; call `load` before. Raises CompactorError."""
+        if self._missing and self._metadata.policies.effective(self._topic.record).replication_accept_gaps:
+            with self._lock:
+                self._missing.accept()
+            self.store()
         with self._lock:
             if self._sources is not None:
                 return
@@ -211,7 +173,7 @@ class Deduplication:
     def is_store_due(self) -> bool:
         """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries: the caller must
         store."""
-        is_due = self._note_count >= self._store_at
+        is_due = self._note_count >= self._store_at or bool(self._missing.ended)
         if is_due:
             self._store_at = self._note_count + STORE_ENTRIES
         return is_due
@@ -226,6 +188,12 @@ class Deduplication:
             self._metadata.producer_sequences.store(self._topic.record.id, sequences)
             with self._lock:
                 self._written_count = max(self._written_count, count)
+        with self._lock:
+            ended = set(self._missing.ended)
+        if ended:
+            self._metadata.producer_sequences.end_missing(self._topic.record.id, ended)
+            with self._lock:
+                self._missing.ended -= ended
 
     def _sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
         """Return what is known. For the holder of the lock."""
@@ -300,6 +268,8 @@ class Deduplication:
             self._markers[cluster] = source.position
             return False
         try:
+            with self._lock:
+                self._missing.check(cluster, source.position, (self._sources or {}).get(cluster))
             progress = self._progress(name, source)
             newest = group.newest.get(cluster, progress.publish_time)
             if source.position > progress.position and group.is_new((cluster,), source.position, number):
@@ -390,10 +360,6 @@ class Deduplication:
         if self._sources is None:
             self._sources = {}
         self._sources[cluster] = progress.merged(self._sources.get(cluster))
-
-
-def _without_mirrors(highest: Mapping[str, int]) -> dict[str, int]:
-    return {name: number for name, number in highest.items() if not name.startswith(MIRROR_PREFIX)}
 
 
 def _sequence_of(item: QueuedEntry) -> SequenceId:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import NO_ERROR, Conflict, ErrorText, NotFound
-from storage.metadata.mirrors import MirrorPartition, MirrorProgress, MirrorRecord, MirrorState
+from storage.metadata.mirrors import LeaderEpoch, MirrorPartition, MirrorProgress, MirrorRecord, MirrorState
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -67,7 +67,9 @@ def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -
     mirrors.remove(TOPIC)
     mirrors.fail(TOPIC, ERROR, (3, 73))
     mirrors.begin(TOPIC, 3, 73)
+    mirrors.note_epochs(NEW, 3, [LeaderEpoch(0, 1)])
     mirrors.add(NEW)
+    mirrors.note_epochs(replace(NEW, source_topic_id="cd" * 16), 3, [LeaderEpoch(0, 1)])
     assert mirrors.partitions(TOPIC) == [], "a late service leaves no row"
     mirrors.begin(TOPIC, 3, 74)
     assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 74, None, None, None)]
@@ -85,6 +87,8 @@ def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> Non
         MirrorPartition(0, None, None, second, now),
         MirrorPartition(1, 9, None, first, now),
     ]
+    epochs = (LeaderEpoch(0, 3), LeaderEpoch(1 << 40, 4))
+    mirrors.note_epochs(NEW, 1, epochs)
     mirrors.forget_progress(TOPIC, 1)
-    assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now)
+    assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now, epochs)
     assert (first.lag, second.lag) == ((1 << 40) - 5, 0)

@@ -55,6 +55,7 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "backlog.quota.seconds": (-1, -1),
     "backlog.quota.seconds.action": ("consumer_backlog_eviction", "consumer_backlog_eviction"),
     "deduplication.enabled": ("true", True),
+    "replication.accept-gaps": ("true", True),
     "schema.compatibility-strategy": ("BACKWARD", "BACKWARD"),
     "table.enabled": ("true", True),
     "table.format-version": (2, 2),

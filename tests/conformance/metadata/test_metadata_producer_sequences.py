@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -119,3 +120,20 @@ def test_a_log_that_was_restored_replaces_what_is_stored(store: MetadataStore, t
     assert sequences.of_topic(topic.id) == ProducerSequences(4, None, {"us": EU})
     with pytest.raises(TopicNotFound):
         sequences.replace(77, ProducerSequences(1, None, {}))
+
+
+def test_what_is_missing_stays_until_it_ends(store: MetadataStore, topic: TopicRecord) -> None:
+    sequences = store.producer_sequences
+    missing = {"us": SourcePosition(1 << 62, 5), "eu": SourcePosition(0, 1)}
+    sequences.end_missing(topic.id, ["us"])
+    assert sequences.of_topic(topic.id) is None
+    sequences.replace(topic.id, ProducerSequences(7, None, {"us": US}, missing))
+    sequences.store(topic.id, ProducerSequences(9, {}, {"eu": EU}))
+    stored = sequences.of_topic(topic.id)
+    assert stored == ProducerSequences(9, {}, {"us": US, "eu": EU}, missing)
+    sequences.end_missing(topic.id, ["us", "another"])
+    assert sequences.of_topic(topic.id) == replace(stored, missing={"eu": SourcePosition(0, 1)})
+    sequences.end_missing(topic.id, ["eu"])
+    assert sequences.of_topic(topic.id) == replace(stored, missing={})
+    with pytest.raises(TopicNotFound):
+        sequences.end_missing(77, ["eu"])

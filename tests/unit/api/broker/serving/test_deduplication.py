@@ -2,118 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
-from queue import SimpleQueue
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from api.broker.serving import deduplication
 from api.broker.serving.deduplication import NOT_STORED, Deduplication
-from api.broker.serving.logs import HeldLog, TopicLogs
-from api.broker.serving.producer import Producer
 from api.broker.serving.publishing import QueuedEntry
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import truncate
-from storage.entries.encode import encode_message
-from storage.entries.replicated import POSITION_PROPERTY, Source, take_source
 from storage.errors import CompactorError, InvalidRecord, ObjectMissing, Unavailable
 from storage.log.group_commit import AppendOutcome
-from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
 from storage.metadata.producer_sequences import ProducerSequences
-from storage.model import EARLIEST, MessageId, SourcePosition, SourceProgress
+from storage.model import EARLIEST, SourcePosition, SourceProgress
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
+from tests.unit.api.broker.serving.deduplicated import Log, publish, queued, replicate
 from tests.workbench import Workbench, content
-
-
-def queued(name: str, sequence_id: int, entry: bytes, source: Source | None = None) -> QueuedEntry:
-    return QueuedEntry(cast(Producer, SimpleNamespace(name=name)), sequence_id, 0, 1, entry, source)
-
-
-def publish(name: str, sequence_id: int) -> QueuedEntry:
-    entry = encode_message(b"k", b"v", producer=name, sequence_id=sequence_id, publish_time=1)
-    return queued(name, sequence_id, entry)
-
-
-def replicate(cluster: str, ledger_id: int, entry_id: int, publish_time: int = 1, **fields: object) -> QueuedEntry:
-    """An entry of the replicator of `cluster`, by a producer that this cluster has, too."""
-    described = metadata(producer_name="a", sequence_id=0, publish_time=publish_time, replicated_from=cluster, **fields)
-    described.properties.add(key=POSITION_PROPERTY, value=f"{ledger_id}:{entry_id}")
-    source, stored = take_source(entry(described, f"{ledger_id}:{entry_id}".encode()))
-    return queued(f"pulsar.repl.{cluster}", 0, stored, source)
-
-
-class Log:
-    """A topic's log and what is known of its producers; `reopened` after the service died."""
-
-    def __init__(self, bench: Workbench, topic: Topic, max_producers: int = 100, *, of_producers: bool = True) -> None:
-        self._bench, self._topic, self._max_producers = bench, topic, max_producers
-        self.of_producers = of_producers
-        self.open()
-
-    def open(self) -> None:
-        """Open it as a service does that begins."""
-        self._renewer = LeaseRenewer(self._bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0)
-        self._renewer.__enter__()
-        self._logs = TopicLogs(self._bench.clock, max_open=2, idle_ms=5_000, watch=self._renewer)
-        self.held: HeldLog = self._logs.hold(self._topic)
-        self.known = Deduplication(
-            self._bench.metadata, self._topic, self._max_producers, of_producers=self.of_producers
-        )
-        self.known.load()
-
-    def append_unchecked(self, group: Sequence[QueuedEntry]) -> list[AppendOutcome]:
-        """Append entries to the log, duplicates as well."""
-        answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
-        entries, senders = [item.entry for item in group], [item.producer.name for item in group]
-        self.held.appending(entries, senders, answered.put).finish()
-        return answered.get()
-
-    def answers(
-        self, group: Sequence[QueuedEntry], append: Callable[[Sequence[QueuedEntry]], Sequence[AppendOutcome]]
-    ) -> list[AppendOutcome | MessageId]:
-        """Append the new entries of a group by `append`. Return an answer for each entry."""
-        new = self.known.new_entries(group)
-        return self.known.answers(new, append(new.entries) if new.entries else [])
-
-    def append(self, *sent: tuple[str, int]) -> list[bool]:
-        """Return whether each was stored now."""
-        answers = self.answers([publish(*item) for item in sent], self.append_unchecked)
-        assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
-        return [isinstance(answer, AppendResult) for answer in answers]
-
-    def replicate(self, *sent: QueuedEntry) -> list[bool]:
-        """Return whether each entry of a replicator was stored now."""
-        self.known.begin_sources()
-        answers = self.answers(sent, self.append_unchecked)
-        assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
-        return [isinstance(answer, AppendResult) for answer in answers]
-
-    def payloads(self) -> list[bytes | None]:
-        return [message.payload for message in self._topic.messages()]
-
-    def roll(self) -> None:
-        """Roll the segment, so that no other caller has to wait for it."""
-        self._bench.metadata.segments.request_roll(self._topic.record.id)
-        (rolling,) = self._renewer.poll_logs()
-        rolling.result()
-
-    def reopened(self) -> Log:
-        """Open it again as a service does that begins; nothing was written at the end."""
-        self.close()
-        self.open()
-        return self
-
-    def close(self) -> None:
-        self.held.release()
-        self._logs.drain_and_close()
-        self._renewer.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -460,25 +368,3 @@ def test_a_marker_before_the_first_entry_of_a_connection_is_no_gap(
     replicated.known.note_connected("pulsar.repl.us")
     replicated.replicate(replicate("us", 3, 9))
     assert not caplog.records
-
-
-def test_an_older_log_takes_what_it_lacks_again(
-    bench: Workbench, topic: Topic, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The database knows a later position than the log, as after a restore of the log alone."""
-    with closing(Log(bench, topic, of_producers=False)) as log:
-        log.replicate(replicate("us", 3, 7), replicate("us", 3, 8))
-        log.close()
-        later = {name: SourceProgress(SourcePosition(5, 1), 200) for name in ("us", "eu")}
-        bench.metadata.producer_sequences.store(topic.record.id, ProducerSequences(9, None, later))
-        with caplog.at_level(logging.WARNING):
-            log.open()
-        assert "ends at offset 2" in caplog.text
-        assert "after position 3:8 up to position 5:1 are missing" in caplog.text
-        assert log.replicate(replicate("us", 3, 8), replicate("us", 3, 9), replicate("eu", 5, 1)) == [
-            False, True, False,
-        ]  # fmt: skip
-        caplog.clear()
-        log.reopened()
-        assert not caplog.records, "the warning is logged once"
-        assert log.replicate(replicate("us", 3, 9), replicate("us", 5, 1)) == [False, True]

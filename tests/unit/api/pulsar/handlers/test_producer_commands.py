@@ -24,8 +24,9 @@ from storage.entries.entry import MAGIC
 from storage.entries.replicated import POSITION_PROPERTY
 from storage.entries.source_position import position_of, with_position
 from storage.errors import Unavailable
+from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.stores import TopicStore
-from storage.model import SourcePosition
+from storage.model import SourcePosition, SourceProgress
 from storage.topic import Topic
 from tests.frames import FrameParser, encoded
 from tests.pulsar_entries import entry, metadata
@@ -233,15 +234,16 @@ REPLICATOR = "pulsar.repl.us-east-->compactor"
 class Replicator(Client):
     """A client of a broker that sends positions."""
 
-    def __init__(self, topic: PersistentTopic) -> None:
+    def __init__(self, topic: PersistentTopic, cluster: str = "us-east") -> None:
         super().__init__(topic, supports_repl_dedup_by_lid_and_eid=True)
+        self._cluster = cluster
 
     async def create(self, **fields: object) -> None:
-        self.request_producer(REPLICATOR, **fields)
+        self.request_producer(REPLICATOR.replace("us-east", self._cluster), **fields)
         await self.answer(BaseCommand.PRODUCER_SUCCESS)
 
     def replicate(self, position: str, sequence_id: int = 7, **fields: Any) -> None:
-        described = metadata(replicated_from="us-east", **fields)
+        described = metadata(replicated_from=self._cluster, **fields)
         described.properties.add(key=POSITION_PROPERTY, value=position)
         send = {"producer_id": 1, "sequence_id": sequence_id, "marker": "marker_type" in fields}
         self.send(entry(described, position.encode()), type=BaseCommand.SEND, send=send)
@@ -279,6 +281,61 @@ def test_receipts_of_a_replicator_name_the_positions_at_the_source(
             assert [message.payload for message in topic.messages()] == [b"3:0", b"3:1", b"3:3"]
             assert [dict(message.properties) for message in topic.messages()] == [{}] * 3
             assert [position_of(item.data) for item in entries] == [(3, 0), (3, 1), (3, 3)][: len(entries)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("deduplicates", [False, True])
+def test_two_clusters_replicate_to_one_topic(bench: Workbench, topic: Topic, deduplicates: bool) -> None:
+    """Each has its positions, which the other has, too; both go back when they connect to the next service."""
+    receipts: list[list[tuple[int, int, bool]]] = []
+
+    async def life(*positions: str) -> None:
+        async with opened(bench, topic, deduplicates=deduplicates) as served:
+            clients = [Replicator(served, cluster) for cluster in ("us-east", "eu-west")]
+            for client in clients:
+                await client.create()
+            for position in positions:
+                for client in clients:
+                    client.replicate(position)
+            receipts.extend([await client.positions(len(positions)) for client in clients])
+
+    asyncio.run(life("3:0", "3:1", "3:0"))
+    asyncio.run(life("3:1", "4:0"))
+    first, second = [(3, 0, True), (3, 1, True), (3, 0, False)], [(3, 1, False), (4, 0, True)]
+    assert receipts == [first, first, second, second]
+    payloads = [message.payload for message in topic.messages()]
+    assert sorted(payloads) == [b"3:0", b"3:0", b"3:1", b"3:1", b"4:0", b"4:0"]
+
+
+def test_a_source_learns_of_entries_that_a_restored_log_lacks(bench: Workbench, topic: Topic) -> None:
+    """Its later entries are not taken until it begins again: then all come, in order."""
+
+    async def main() -> None:
+        async with opened(bench, topic) as served:
+            client = Replicator(served)
+            await client.create()
+            client.replicate("3:0")
+            await client.positions(1)
+        known = {"us-east": SourceProgress(SourcePosition(5, 1), 200)}
+        bench.metadata.producer_sequences.store(topic.record.id, ProducerSequences(9, None, known))
+        async with opened(bench, topic) as served:
+            client = Replicator(served)
+            await client.create()
+            client.replicate("5:2")
+            client.replicate("5:3")
+            await client.answer(BaseCommand.CLOSE_PRODUCER)
+            client.request_producer(REPLICATOR, request_id=2, epoch=1)
+            error = (await client.answer(BaseCommand.ERROR)).error
+            assert "entries after position 3:0 up to position 5:1 are missing" in error.message
+            assert "replicationStartAt=earliest" in error.message
+            bench.clock.advance(10_000)
+            client.answers.clear()
+            await client.create(request_id=3, epoch=2)
+            for position in ("3:0", "3:1", "5:2"):
+                client.replicate(position)
+            assert await client.positions(3) == [(3, 0, False), (3, 1, True), (5, 2, True)]
+            assert [message.payload for message in topic.messages()] == [b"3:0", b"3:1", b"5:2"]
 
     asyncio.run(main())
 

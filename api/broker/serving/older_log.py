@@ -1,0 +1,173 @@
+"""A log that is older than the database: restored from a copy, or without its end after a loss of power.
+
+The log is right. The ids of mirrors and the positions of source clusters become those of the log, so that a source can
+give the lost entries again. Kafka does, because a mirror asks from its position on. A replicator goes on after its last
+receipt, so an operator has to let its source begin again: until it does, nothing of it is stored, because a later
+position would make the missing entries count as stored.
+
+| the log has of a source cluster | its position here | missing |
+|---|---|---|
+| entries | that of the last one | up to the stored position |
+| none, and nothing was trimmed | none | up to the stored position |
+| none after the horizon of the compacted ledger, the only cluster | that of the horizon | up to the stored position |
+| none, and more was trimmed | the stored one | not known: a warning |
+
+Must not know: groups of entries, connections.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from storage.entries.sequence_ids import last_complete_number
+from storage.errors import InvalidRecord
+from storage.metadata.producer_sequences import ProducerSequences
+from storage.metadata.store import MetadataStore
+from storage.model import SourcePosition, SourceProgress, merged_progress
+from storage.reading.snapshot_reader import SnapshotReader
+from storage.topic import Topic
+
+LOG = logging.getLogger(__name__)
+MIRROR_PREFIX = "kafka:"
+"""Names of the producers of mirrors begin with it. After a restore they begin where the log ends, as replicators do."""
+ACCEPT_GAPS = "replication.accept-gaps"
+"""The policy with which a replicator goes on without the missing entries."""
+_AGAIN = (
+    "remove this cluster from the replication clusters of the source's namespace or topic and add it again, with "
+    "replicationStartAt=earliest in the source's broker.conf: entries that are stored here are not stored again"
+)
+
+
+def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequences, end: int) -> ProducerSequences:
+    """Return the ids and positions of a log that ends at `end`, before the entries of the stored ones, and store them.
+    Blocks. Raises CompactorError."""
+    reader = topic.snapshot_reader()
+    in_log: dict[str, SourceProgress] = {}
+    highest = None if stored.highest is None else _without_mirrors(stored.highest)
+    if stored.sources or highest != stored.highest:
+        for scan in topic.producer_sequences(reader.first_offset):
+            in_log = merged_progress(scan.sources, in_log)
+            for name, sequence in scan.highest.items():
+                if highest is not None and name.startswith(MIRROR_PREFIX):
+                    highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
+    LOG.warning(
+        "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset %d: "
+        "acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take the "
+        "missing entries from their source",
+        topic.name,
+        end,
+        stored.end_offset,
+    )
+    sources, missing = dict(stored.sources or {}), dict(stored.missing)
+    is_single = len(sources.keys() | in_log.keys()) == 1
+    for cluster, known in (stored.sources or {}).items():
+        if cluster not in in_log and reader.first_offset:
+            at_horizon = _at_horizon(reader, known) if is_single else None
+            if at_horizon is None:
+                LOG.warning(
+                    "%s: the log has no entry of the source cluster %s, so entries up to position %s may be missing. "
+                    "Compare the topic with its source",
+                    topic.name,
+                    cluster,
+                    known.position,
+                )
+                continue
+            in_log[cluster] = at_horizon
+        progress = in_log.get(cluster)
+        if progress is None:
+            del sources[cluster]
+        else:
+            sources[cluster] = progress
+        if progress is None or progress.position < known.position:
+            missing[cluster] = max(known.position, missing.get(cluster, known.position))
+            LOG.warning("%s: %s. To fill the gap, %s", topic.name, _gap(cluster, progress, missing[cluster]), _AGAIN)
+    if highest != stored.highest:
+        partition = topic.name
+        metadata.mirrors.forget_progress(partition.partitioned_topic or partition, partition.partition)
+    accepted = replace(
+        stored,
+        end_offset=end,
+        highest=highest,
+        sources=None if stored.sources is None else {**sources, **in_log},
+        missing=missing,
+    )
+    metadata.producer_sequences.replace(topic.record.id, accepted)
+    return accepted
+
+
+def _at_horizon(reader: SnapshotReader, known: SourceProgress) -> SourceProgress | None:
+    """Return the progress at the horizon of the compacted ledger, if all messages before the log are in it; else
+    None."""
+    compacted = reader.snapshot.compacted
+    if compacted is None or compacted.source_horizon is None or compacted.horizon.offset + 1 < reader.first_offset:
+        return None
+    return SourceProgress(min(compacted.source_horizon, known.position), known.publish_time)
+
+
+def _without_mirrors(highest: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in highest.items() if not name.startswith(MIRROR_PREFIX)}
+
+
+def _gap(cluster: str, progress: SourceProgress | None, last: SourcePosition) -> str:
+    after = "" if progress is None else f" after position {progress.position}"
+    return (
+        f"of the source cluster {cluster}, entries{after} up to position {last} are missing, and the source has "
+        "receipts for them"
+    )
+
+
+class MissingEntries:
+    """The source clusters of which a topic's log lacks entries, each with the position of the last one. For the holder
+    of the lock of deduplication."""
+
+    def __init__(self, topic: Topic, missing: Mapping[str, SourcePosition]) -> None:
+        self._topic = topic
+        self._last = dict(missing)
+        self.ended: set[str] = set()
+        """The clusters that have begun again, and are not removed from SQL yet."""
+
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+    def check(self, cluster: str, position: SourcePosition, progress: SourceProgress | None) -> None:
+        """Raise InvalidRecord for an entry after a gap. The first one before it, or at its begin, ends the gap: the
+        source sends all after that, in order. `progress`: of the cluster; None: the log has no entry of it."""
+        last = self._last.get(cluster)
+        if last is None:
+            return
+        if progress is None:
+            is_before = position <= last and not position.entry_id
+        else:
+            stored = progress.position
+            is_before = position <= stored or position == stored._replace(entry_id=stored.entry_id + 1)
+        if not is_before:
+            raise InvalidRecord(
+                f"{self._topic.name}: {_gap(cluster, progress, last)}; it continues at position {position}",
+                f"{_AGAIN}. Or set the policy {ACCEPT_GAPS} of the topic, to go on without the missing entries; until "
+                "then no entry of that cluster is taken, and none is dropped",
+                is_public=True,
+            )
+        self.end([cluster])
+
+    def end(self, clusters: Iterable[str]) -> None:
+        """Note that gaps have ended."""
+        for cluster in clusters:
+            self._last.pop(cluster, None)
+            self.ended.add(cluster)
+
+    def accept(self) -> list[str]:
+        """End all gaps, and return their clusters: the entries stay missing."""
+        for cluster, last in self._last.items():
+            LOG.warning(
+                "%s: the policy %s is set, so the source cluster %s goes on without the entries up to position %s that "
+                "are missing here",
+                self._topic.name,
+                ACCEPT_GAPS,
+                cluster,
+                last,
+            )
+        clusters = list(self._last)
+        self.end(clusters)
+        return clusters
