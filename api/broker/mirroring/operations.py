@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from api.broker import names, partitions
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
-from storage.errors import Conflict, NotFound, Unavailable
+from storage.errors import Conflict, NotFound, SegmentNotLocal, Unavailable
 from storage.metadata.mirrors import MirrorPartition, MirrorRecord
 from storage.metadata.policy_store import topic_scope
 
@@ -33,9 +34,9 @@ class ShownMirror(NamedTuple):
 def add(environment: Environment, source: MirrorSource, topic: TopicName) -> ShownMirror:
     """Add a mirror of a topic in Kafka, which must answer now. A service begins it within seconds.
 
-    The topic here is partitioned as the source; it is created, and deduplicates: its sequence ids are the position. An
-    existing one has messages of this source alone, or none. Raise InvalidInput, MissingNamespace, Conflict,
-    Unavailable, Misconfigured.
+    The topic here is partitioned as the source; it is created, and deduplicates: its sequence ids are the position.
+    Each partition of an existing one has messages of this source, or none; of another topic nothing is changed. Raise
+    InvalidInput, MissingNamespace, Conflict, Unavailable, Misconfigured.
     """
     names.check_no_system_topic(topic)
     names.namespace(environment, names.namespace_of(topic))
@@ -45,13 +46,16 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Sho
     present = environment.metadata.partitions.find(topic)
     if present is None:
         partitions.create(environment, topic, count, {})
-    elif present.partitions > count:
-        raise Conflict(
-            f"{topic} has {present.partitions} partitions, and {source.topic} in Kafka has {count}",
-            "name another topic, or one that does not exist: it is created",
-        )
-    elif present.partitions < count:
-        partitions.grow(environment, topic, count)
+    else:
+        if present.partitions > count:
+            raise Conflict(
+                f"{topic} has {present.partitions} partitions, and {source.topic} in Kafka has {count}",
+                "name another topic, or one that does not exist: it is created",
+            )
+        for partition in names.topics(environment, topic):
+            _check_position(environment, partition, described.cluster_id, source.topic)
+        if present.partitions < count:
+            partitions.grow(environment, topic, count)
     scopes = [topic_scope(record) for record in names.topics(environment, topic)]
     environment.metadata.policies.change(scopes, {DEDUPLICATION: True})
     record = MirrorRecord(topic, source.url, source.options.to_json(), described.cluster_id, described.uid)
@@ -66,6 +70,25 @@ def _check_new(environment: Environment, topic: TopicName) -> None:
     except NotFound:
         return
     raise Conflict(f"{topic} is a mirror of {mirror.source} already", "remove that mirror, or name another topic")
+
+
+def _check_position(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> None:
+    """Raise Conflict if a partition has messages, and none is of the source. Messages that another machine has are not
+    seen: the mirror stops there."""
+    from api.broker.mirroring.position import has_position, producer_names
+    from storage.topic import Topic
+
+    of_source = producer_names(cluster_id, source_topic, record.name.partition)
+    stored = environment.metadata.producer_sequences.of_topic(record.id)
+    if stored is not None and not (stored.highest or {}).keys().isdisjoint(of_source):
+        return
+    with suppress(SegmentNotLocal):
+        if not has_position(Topic(environment, record), of_source):
+            raise Conflict(
+                f"{record.name} has messages, and none says that it came from {source_topic} of the Kafka cluster "
+                f"{cluster_id}",
+                "name another topic, or one that does not exist: it is created",
+            )
 
 
 async def _described(source: MirrorSource) -> SourceTopic:

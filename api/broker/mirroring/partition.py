@@ -7,14 +7,18 @@ A fetch begins with the batch that has its first offset, so earlier records are 
 transactions are left out by the list that the broker sends. An offset without a record (a transaction's end, a cleaned
 record) is passed over. So the log here has each record once, and its position is that of its last record.
 
+Kafka gives an offset again after it has lost records, under a leader of a later epoch. The epochs of the last records
+are stored before these records are appended, when there is a new one; so a later session, in any service, asks Kafka
+with the epoch of the last record here.
+
 Raises MirrorStopped for what only a user can decide; the errors of target.py. Must not know: connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +33,13 @@ from storage.kafka.record_batch import DAMAGED_REMEDY, RecordBatch, read_batches
 from storage.kafka.record_entries import RecordEntry, to_entries
 from storage.kafka.records import decode_batches
 from storage.kafka.transactions import CommittedBatches
-from storage.metadata.mirrors import MirrorProgress
+from storage.metadata.mirrors import LeaderEpoch, MirrorProgress
 
 _BATCH_BYTES = 128 << 20
 """The most bytes of a batch, uncompressed: it is in memory as a whole."""
 _UNKNOWN_EPOCH = -1
+_MOST_EPOCHS = 32
+"""The epochs that are stored: more than the answers of which the records may be on their way have."""
 
 
 _WAY_PAST = (
@@ -53,15 +59,11 @@ class MirrorStopped(Conflict):
 
 @dataclass
 class MirrorTotals:
-    """Counts of a topic since its service began: mirrored records, bytes of their entries, and failed tries.
-
-    `positions`: for the next session, where the last one ended in the source, by its id and partition.
-    """
+    """Counts of a topic since its service began: mirrored records, bytes of their entries, and failed tries."""
 
     records: int = 0
     bytes: int = 0
     errors: int = 0
-    positions: dict[tuple[str, int], FetchPosition] = field(default_factory=dict)
 
 
 class PartitionMirror:
@@ -72,22 +74,25 @@ class PartitionMirror:
         label: str,
         producer: str,
         target: PartitionTarget,
-        start: FetchPosition,
+        start: int,
+        epochs: Sequence[LeaderEpoch],
+        store_epochs: Callable[[Sequence[LeaderEpoch]], Awaitable[None]],
         max_entry_bytes: int,
         empty_values: EmptyValues,
         service_loop: asyncio.AbstractEventLoop,
         clock: Clock,
         totals: MirrorTotals,
     ) -> None:
+        """`start`: the first offset. `epochs`: the stored ones; `store_epochs` stores others."""
         self.label = label
         self.target = target
-        self.next_offset = start.offset
+        self.next_offset = start
         """The offset after the last batch that is appended here."""
-        self.position = start
+        self._epochs = [item for item in epochs if item.first_offset < start]
+        self._store_epochs = store_epochs
+        self.position = FetchPosition(start, self._epochs[-1].epoch if self._epochs else _UNKNOWN_EPOCH)
         """The position after the last batch that was fetched."""
-        self.appended = start
-        """The position after the last batch that is appended here."""
-        self.read_before = start.offset
+        self.read_before = start
         """The offset before which all was read, and is durable, in earlier sessions: records and others."""
         self._has_epochs = True
         self._max_entry_bytes = max_entry_bytes
@@ -144,6 +149,7 @@ class PartitionMirror:
         """Append the records of batches that `read` returned, and wait until they are durable."""
         if not batches:
             return
+        await self._note_epochs(batches)
         committed = CommittedBatches(fetched.aborted)
         waiting: asyncio.Future[None] | None = None
         try:
@@ -167,7 +173,17 @@ class PartitionMirror:
             if waiting is not None:
                 await self._ended(waiting)
         self.next_offset = batches[-1].last_offset + 1
-        self.appended = FetchPosition(self.next_offset, batches[-1].leader_epoch)
+
+    async def _note_epochs(self, batches: Sequence[RecordBatch]) -> None:
+        """Store the epochs of batches if there is a new one."""
+        epochs = list(self._epochs)
+        for batch in batches:
+            epoch = batch.leader_epoch
+            if epoch != _UNKNOWN_EPOCH and (not epochs or epochs[-1].epoch != epoch):
+                epochs.append(LeaderEpoch(batch.first_offset, epoch))
+        if len(epochs) > len(self._epochs):
+            await self._store_epochs(epochs[-_MOST_EPOCHS:])
+            self._epochs = epochs[-_MOST_EPOCHS:]
 
     def progress(self) -> MirrorProgress | None:
         """Return the progress, with the rate since the last call; None: the source has not answered yet."""

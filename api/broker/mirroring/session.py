@@ -26,16 +26,17 @@ from api.broker.broker import Broker
 from api.broker.mirroring import protocol
 from api.broker.mirroring.cluster import KafkaCluster, SourceTopic
 from api.broker.mirroring.partition import MirrorStopped, MirrorTotals, PartitionMirror
-from api.broker.mirroring.protocol import FetchedPartition, FetchPosition
+from api.broker.mirroring.position import PositionLost, producer_name
+from api.broker.mirroring.protocol import FetchedPartition
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
-from api.broker.mirroring.target import PartitionTarget, PositionLost, producer_name
+from api.broker.mirroring.target import PartitionTarget
 from api.broker.refusals import MissingTopic, NoLogOwner, TopicNotServed, WriterElsewhere
 from api.broker.serving.topic_registry import TopicRegistry
 from api.broker.threads import WaitsFor
 from api.formats.inputs import EmptyValues
 from storage.errors import CompactorError, Conflict, Misconfigured, TopicNotFound, Unavailable
 from storage.kafka.record_batch import RecordBatch
-from storage.metadata.mirrors import MirrorPartition, MirrorRecord
+from storage.metadata.mirrors import LeaderEpoch, MirrorPartition, MirrorRecord
 from storage.model import TopicName
 
 LOG = logging.getLogger(__name__)
@@ -147,8 +148,7 @@ class MirrorSession:
 
     async def _close(self) -> None:
         self.ended, self.partitions = self.partitions, {}
-        for number, partition in self.ended.items():
-            self._totals.positions[self._mirror.source_topic_id, number] = partition.appended
+        for partition in self.ended.values():
             try:
                 await self._context.in_service(partition.target.close())
             except Exception:
@@ -185,17 +185,17 @@ class MirrorSession:
 
     async def _take_all(self, topic: SourceTopic) -> bool:
         """Take the partitions that this service may write; return whether they are all."""
-        starts = {number: item.start_offset for number, item in (await self._rows()).items()}
+        rows = await self._rows()
         self._without_leader = [number for number, leader in topic.leaders.items() if leader < 0]
         is_complete = not self._without_leader
         for number in topic.leaders:
             if number in self._without_leader:
                 continue
             try:
-                self.partitions[number] = await self._taken(topic, number, starts.get(number))
+                self.partitions[number] = await self._taken(topic, number, rows.get(number))
             except _OWNED_ELSEWHERE:
                 is_complete = False
-        rows = await self._rows() if self.partitions else {}  # a log that has lost entries has changed them
+        rows = await self._rows() if self.partitions else {}  # logs that have lost entries have changed them
         for number, partition in self.partitions.items():
             row = rows.get(number)
             if row is not None and row.progress is not None:
@@ -206,7 +206,8 @@ class MirrorSession:
         mirrors = self._context.broker.environment.metadata.mirrors
         return {item.number: item for item in await self._context.in_database(mirrors.partitions, self._mirror.topic)}
 
-    async def _taken(self, topic: SourceTopic, number: int, start: int | None) -> PartitionMirror:
+    async def _taken(self, topic: SourceTopic, number: int, row: MirrorPartition | None) -> PartitionMirror:
+        start = None if row is None else row.start_offset
         name = self._mirror.topic.of_partition(number)
         context = self._context
         identity = topic.cluster_id, self._topic_name
@@ -230,13 +231,18 @@ class MirrorSession:
         except BaseException:  # it may be open, even if this task was cancelled before it knew
             await to_its_end(context.in_service(target.close()))
             raise
-        known = self._totals.positions.get((self._mirror.source_topic_id, number))
-        epoch = -1 if known is None or known.offset < offset else known.epoch
+
+        async def store_epochs(epochs: Sequence[LeaderEpoch]) -> None:
+            mirrors = context.broker.environment.metadata.mirrors
+            await context.in_database(mirrors.note_epochs, self._mirror, number, epochs)
+
         return PartitionMirror(
             f"{self._topic_name}-{number}",
             producer_name(*identity, number),
             target,
-            FetchPosition(offset, epoch),
+            offset,
+            () if row is None else row.epochs,
+            store_epochs,
             max_entry_bytes,
             EmptyValues(self._options.empty_values),
             context.service_loop,

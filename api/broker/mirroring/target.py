@@ -1,9 +1,7 @@
 """The producer of a mirrored partition, in the topic that this service serves: the same queue, log and deduplication as
 a producer of Pulsar's protocol, without a connection.
 
-The producer's name names cluster, topic and partition of the source, and the sequence id of a message is its offset in
-Kafka. So what deduplication knows of that name is the position: of the log's last entry, or stored in SQL before raw
-messages were removed. A partition that was imported (`compactor import`) goes on where the import ended.
+Its sequence ids are the position in Kafka (position.py).
 
 It is strict: after an entry that failed, none is appended (`ProducerOptions.is_strict`), because a later offset would
 make the failed one count as stored.
@@ -19,29 +17,18 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from api.broker.mirroring.position import PositionLost, position_in_log, producer_names
 from api.broker.refusals import TopicNotServed
-from api.broker.serving.deduplication import MIRROR_PREFIX
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.topic import PersistentTopic
 from api.broker.serving.topic_registry import TopicRegistry
 from api.broker.threads import Pools, WaitsFor
-from storage.entries.sequence_ids import last_complete_number
-from storage.errors import CompactorError, Conflict, InvalidRecord
+from storage.errors import CompactorError, InvalidRecord
 from storage.kafka.record_entries import RecordEntry
 from storage.model import MessageId, TopicName
-from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
-
-
-def producer_name(cluster_id: str, topic: str, partition: int) -> str:
-    """Return the name of the producer of a mirrored partition."""
-    return f"{MIRROR_PREFIX}{cluster_id}:{topic}-{partition}"
-
-
-class PositionLost(Conflict):
-    """The topic here does not say up to which offset it has its partition of the source."""
 
 
 @dataclass
@@ -78,8 +65,8 @@ class PartitionTarget:
         self._registry = registry
         self._pools = pools
         self._name = topic
-        self._producer_name = producer_name(cluster_id, source_topic, topic.partition)
-        self._import_name = f"{MIRROR_PREFIX}{source_topic}-{topic.partition}"
+        self._producer_names = producer_names(cluster_id, source_topic, topic.partition)
+        self._producer_name = self._producer_names[0]
         self._topic: PersistentTopic | None = None
         self._producer: Producer | None = None
         self._waiting: deque[AppendedEntries] = deque()
@@ -113,7 +100,7 @@ class PartitionTarget:
             last: int | None = topic.last_sequence_id(self._producer_name)
             if last is not None and last < 0:
                 last = await self._pools[WaitsFor.SEQUENCES].run_without_deadline(
-                    self._position_in_log, topic.storage, start
+                    position_in_log, topic.storage, self._producer_names, start
                 )
                 if last is not None:  # so that the next start need not search the log
                     await topic.note_sequence_id(self._producer_name, last)
@@ -122,30 +109,6 @@ class PartitionTarget:
             raise
         self._topic, self._producer = topic, producer
         return last
-
-    def _position_in_log(self, storage: Topic, start: int | None) -> int | None:
-        """Return the last offset that the raw log has; None: the topic has had no message, or the log is whole and has
-        none of the mirror that began at `start`. For threads.
-
-        Raises PositionLost.
-        """
-        reader = storage.snapshot_reader()
-        if not reader.end:
-            return None
-        highest: dict[str, int] = {}
-        for scanned in storage.producer_sequences(reader.first_offset):
-            for name, sequence in scanned.highest.items():
-                highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
-        for name in (self._producer_name, self._import_name):
-            if name in highest:
-                return highest[name]
-        if start is not None and not reader.first_offset:
-            return None
-        raise PositionLost(
-            f"{self._name} has messages, and none says up to which offset it has its partition in Kafka: they came "
-            "another way, or were trimmed while deduplication.enabled was off",
-            "remove the mirror, and add it with another topic",
-        )
 
     def submit(self, entries: Sequence[RecordEntry], appended: AppendedEntries) -> None:
         """Append entries in order. `appended`: of as many; its future ends when they are durable. Raises nothing."""

@@ -163,11 +163,10 @@ def test_a_paused_mirror_does_not_run(program: Program, kafka: FakeKafka) -> Non
 @pytest.mark.slow
 def test_a_topic_that_says_nothing_about_the_source_stops_it(program: Program, kafka: FakeKafka) -> None:
     """Messages of others alone: the mirror must not begin at the earliest record."""
-    program("topics", "create", "users", "--partitions", "2").done()
+    add(program, kafka)
     Path("other.jsonl").write_text('{"key": "a", "value": "1"}\n')
     program("import", "users-partition-0", "other.jsonl").done()
     kafka.topic.append(0, Batch(records(0, 2)))
-    add(program, kafka)
     assert "users-partition-0 has messages, and none says up to which offset" in run(program, 4)
 
 
