@@ -28,6 +28,7 @@ BENCHMARKS = {
     "checks": "the leader's regular check of 100,000 topics of which 100 are due, in CPU seconds",
     "service": "how soon the service answers, and stats and status with 10,000 topics and 100,000 ledgers",
     "gateway": "produce and read with Pulsar's Java client, beside a real Apache Pulsar standalone",
+    "doors": "Pulsar's geo-replication and a mirror of Kafka into this service, beside their brokers",
     "peers": "this job beside the compaction of real Apache Kafka and Apache Pulsar brokers",
 }
 

@@ -83,6 +83,8 @@ class FakeKafka:
         """The number of next connections that are closed at once."""
         self.waits: list[int] = []
         """The longest time of each fetch, in milliseconds."""
+        self.batches_of_fetch: int | None = None
+        """The most batches of a partition in an answer."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -195,7 +197,8 @@ class FakeKafka:
         tags = {}
         if not code and epoch >= 0 and log.end_of_epoch(epoch) < offset:
             tags[0] = struct.pack(">iqb", epoch, log.end_of_epoch(epoch), 0)
-        data = b"" if code or tags else b"".join(content for _, last, content in log.batches if last >= offset)
+        batches = [] if code or tags else [content for _, last, content in log.batches if last >= offset]
+        data = b"".join(batches[: self.batches_of_fetch])
         aborted = [(producer, first, _EMPTY) for producer, first in log.aborted]
         return (number, code, log.end, log.end, log.start, aborted, -1, data, tags)
 

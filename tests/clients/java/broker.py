@@ -36,9 +36,14 @@ def pulsar_broker(
         broker.stop()
 
 
-def replicate_to(admin: httpx.Client, cluster: str, url: str, broker_service_url: str, namespace: str) -> None:
-    """Let the broker replicate a namespace of the tenant `public`, which it creates, to another cluster."""
-    clusters = [CLUSTER, cluster]
+def replicate_to(
+    admin: httpx.Client, cluster: str, url: str, broker_service_url: str, namespace: str, source: str = CLUSTER
+) -> None:
+    """Let the broker replicate a namespace of the tenant `public`, which it creates, to another cluster.
+
+    `source`: the broker's own cluster.
+    """
+    clusters = [source, cluster]
     for method, path, body in (
         ("PUT", f"clusters/{cluster}", {"serviceUrl": url, "brokerServiceUrl": broker_service_url}),
         ("POST", "tenants/public", {"adminRoles": [], "allowedClusters": clusters}),

@@ -54,6 +54,11 @@ def _received(url: str, topic: str) -> list[tuple[Any, ...]]:
         client.close()
 
 
+def _is_caught_up(source: httpx.Client, topic: str) -> bool:
+    stats = source.get(f"/admin/v2/persistent/{NAMESPACE}/{topic}/stats").json()["replication"]["compactor"]
+    return bool(stats["connected"] and not stats["replicationBacklog"])
+
+
 @pytest.mark.parametrize(
     ("max_kills", "seconds"),
     [(10, 60), pytest.param(100, 1_800, marks=pytest.mark.soak)],
@@ -94,12 +99,8 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: i
             for producer in senders[topic]:
                 producer.flush()
 
-        def is_caught_up(topic: str) -> bool:
-            stats = source.get(f"/admin/v2/persistent/{NAMESPACE}/{topic}/stats").json()["replication"]["compactor"]
-            return bool(stats["connected"] and not stats["replicationBacklog"])
-
         for topic in TOPICS:
-            wait_for(lambda topic=topic: is_caught_up(topic), seconds=CAUGHT_UP_WITHIN_SECONDS)
+            wait_for(lambda topic=topic: _is_caught_up(source, topic), seconds=CAUGHT_UP_WITHIN_SECONDS)
             expected = _received(broker.url, topic)
             assert len(expected) == sent
             assert _received(lives.service.broker_service_url, topic) == expected, f"{topic} after {kills} kills"
@@ -107,3 +108,42 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: i
         assert kills >= 3, "the machine is too slow for what this test is to prove"
         stored_topics = lives.rest.get(f"/admin/v2/persistent/{NAMESPACE}").json()
         assert sorted(stored_topics) == sorted(f"persistent://{NAMESPACE}/{topic}" for topic in TOPICS)
+
+
+@pytest.mark.soak
+def test_two_clusters_replicate_into_the_partitions_of_one_topic(tmp_path: Path) -> None:
+    """Each partition has the messages of both, those of each once and in its order, through kills of the service."""
+    topics, clusters = ("parted-partition-0", "parted-partition-1"), ("east", "west")
+    sent: list[bytes] = []
+    with ExitStack() as stack:
+        lives = Lives(tmp_path, stack)
+        assert lives.rest.put(f"/admin/v2/namespaces/{NAMESPACE}").is_success
+        sources: dict[str, httpx.Client] = {}
+        senders: dict[tuple[str, str], list[pulsar.Producer]] = {}
+        for cluster in clusters:
+            (tmp_path / cluster).mkdir()
+            broker = stack.enter_context(pulsar_broker(tmp_path / cluster, clusterName=cluster))
+            source = sources[cluster] = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60))
+            replicate_to(source, "compactor", lives.service.url, lives.service.broker_service_url, "repl", cluster)
+            assert source.put(f"/admin/v2/persistent/{NAMESPACE}/parted/partitions", json=len(topics)).is_success
+            for topic in topics:
+                senders[cluster, topic] = stack.enter_context(_senders(broker.url, topic))
+        for _ in range(4):
+            stored = lives.entries(f"{NAMESPACE}/{topics[0]}")
+            for _ in range(MESSAGES):
+                for (cluster, _), producers in senders.items():
+                    producers[1].send_async(f"{cluster} {len(sent)}".encode(), lambda *_: None)
+                sent.append(b"%d" % len(sent))
+            wait_for(lambda stored=stored: lives.entries(f"{NAMESPACE}/{topics[0]}") > stored, seconds=120)
+            lives.kill()
+            lives.start()
+        for (cluster, topic), producers in senders.items():
+            producers[1].flush()
+            wait_for(
+                lambda cluster=cluster, topic=topic: _is_caught_up(sources[cluster], topic),
+                seconds=CAUGHT_UP_WITHIN_SECONDS,
+            )
+        for topic in topics:
+            received = [row[0].split() for row in _received(lives.service.broker_service_url, topic)]
+            for cluster in clusters:
+                assert [number for name, number in received if name == cluster.encode()] == sent
