@@ -1,9 +1,10 @@
 """The messages of many batches at once: an array operation for each field, where batch.py has a loop over messages.
 
-A message states its sizes, so its end is the position of the next. The k-th messages of all batches are located in one
-step; then the fields of all messages are read side by side. The layout is the one that producers write: properties and
-a key, each shorter than 128 bytes, then the payload's size and other numbers. Batches with another layout, damaged
-ones, and ones with far more messages than the rest are left to batch.py. A property test holds the two equal.
+A message begins with the size of its metadata, whose high bytes are zero, and a tag, so one search through the bytes
+locates all messages; where payloads look like that, too, the stated sizes decide. Then the fields of all messages are
+read side by side, and each message must end where the next begins. The layout is the one that producers write:
+properties and a key, each shorter than 128 bytes, then the payload's size and other numbers. Batches with another
+layout and damaged ones are left to batch.py. A property test holds the two equal.
 
 Raises nothing, for any bytes. Must not know: entries, offsets.
 """
@@ -19,13 +20,16 @@ import pyarrow as pa
 
 from storage.slices import I64, Flags, Spans, slices
 
-LEAST_BATCHES = 12
-"""With fewer batches a step costs more than a loop over their messages."""
-_BLOCK = 1 << 16
-"""Messages that are read side by side: their arrays stay in a core's cache."""
+LEAST_MESSAGES = 200
+"""With fewer messages the array operations cost more than a loop over them."""
+_BLOCK_MESSAGES = 1 << 16
+_BLOCK_BYTES = 2 << 20
+"""Messages, and their bytes, that are read side by side: they and their arrays stay in a core's cache."""
 _PROPERTY, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
 _EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
 _FIELD_KEY, _FIELD_VALUE = 0x0A, 0x12
+_LEAST_METADATA = 2
+"""Bytes of the smallest metadata of a message: its payload's size."""
 _SHORT = 0x80
 """Lengths below this have one byte."""
 _WORD = 8
@@ -33,6 +37,8 @@ _U32 = 0xFFFFFFFF
 _PADDING = bytes(1 << 10)
 """After the last batch, so that a short field of any message can be read without a check."""
 _MOST_PAYLOAD = 1 << 31
+_SEARCHED_BYTES = 1 << 18
+"""Bytes that are searched together: the masks stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +79,25 @@ class DecodedBatches(NamedTuple):
 
 def decode_batches(batches: Sequence[Batch]) -> Iterator[DecodedBatches]:
     """Yield all batches, some neighbours at a time, at least once; the caller decodes those of another layout."""
-    if len(batches) < LEAST_BATCHES:
-        yield DecodedBatches(len(batches), None, np.zeros(len(batches), bool))
-        return
-    located = _Located(batches)
-    for neighbours in _neighbours(located.counts):
-        block = _Block(located, batches, neighbours)
-        yield DecodedBatches(neighbours.stop, block.columns() if block.regular.any() else None, block.regular)
+    end = 0
+    for neighbours in _neighbours(batches):
+        end += len(neighbours)
+        if sum(batch.count for batch in neighbours) < LEAST_MESSAGES:
+            yield DecodedBatches(end, None, np.zeros(len(neighbours), bool))
+        else:
+            block = _Block(neighbours)
+            yield DecodedBatches(end, block.columns() if block.regular.any() else None, block.regular)
 
 
-def _neighbours(counts: I64) -> Iterator[slice]:
-    """Yield the numbers of all batches, in order, together up to `_BLOCK` messages. `counts`: the messages of each."""
-    first = messages = 0
-    for number, count in enumerate(counts.tolist()):
-        if messages and messages + count > _BLOCK:
-            yield slice(first, number)
-            first, messages = number, 0
-        messages += count
-    yield slice(first, len(counts))
+def _neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+    """Yield all batches, in order, together up to `_BLOCK_MESSAGES` messages and `_BLOCK_BYTES` bytes."""
+    first = messages = size = 0
+    for number, batch in enumerate(batches):
+        messages, size = messages + batch.count, size + len(batch.data)
+        if number > first and (messages > _BLOCK_MESSAGES or size > _BLOCK_BYTES):
+            yield batches[first:number]
+            first, messages, size = number, batch.count, len(batch.data)
+    yield batches[first:]
 
 
 class _Located:
@@ -107,48 +114,47 @@ class _Located:
         self.words: I64 = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
         self.counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
         self.ends = np.cumsum(np.fromiter((len(batch.data) for batch in batches), np.int64, len(batches)))
-        self.starts = self._located(np.append(0, self.ends[:-1]), self.ends, self.counts)
+        self.starts = self._located(np.append(0, self.ends[:-1]))
 
-    def _located(self, firsts: I64, ends: I64, counts: I64) -> I64:
-        """Return the position of each message; -1 where too few batches have as many messages."""
-        starts = np.full(int(counts.sum()), -1)
-        rows = np.cumsum(counts) - counts
-        left = np.flatnonzero(~self._locate_equal_sizes(starts, firsts, ends, counts))
-        order = left[np.argsort(-counts[left], kind="stable")]
-        rows, positions, ends, counts = rows[order], firsts[order], ends[order], counts[order]
-        lengths = np.arange(1, int(counts.max(initial=0)) + 1)
-        having = np.searchsorted(-counts, -lengths, "right")
-        for number, batches in enumerate(having.tolist()):
-            if batches < LEAST_BATCHES:
-                break
-            if batches < len(rows):
-                rows, positions, ends = rows[:batches], positions[:batches], ends[:batches]
-            starts[rows + number] = positions
-            positions = np.minimum(self._after(positions), ends)
+    def _located(self, firsts: I64) -> I64:
+        """Return the position of each message; -1 where it is not known. `firsts`: the begin of each batch."""
+        candidates = self._candidates()
+        begins, stops = np.searchsorted(candidates, firsts), np.searchsorted(candidates, self.ends)
+        rows = np.cumsum(self.counts) - self.counts
+        begin_there = np.append(candidates, -1)[begins] == firsts
+        is_exact = begin_there & (stops - begins == self.counts)
+        numbers = np.arange(int(self.counts.sum())) + np.repeat(begins - rows, self.counts)
+        starts = np.append(candidates, -1)[np.minimum(numbers, len(candidates))]
+        starts[np.repeat(~is_exact, self.counts)] = -1
+        for batch in np.flatnonzero(begin_there & (stops - begins > self.counts)).tolist():
+            chain = self._followed(candidates[begins[batch] : stops[batch]], int(self.counts[batch]))
+            starts[rows[batch] : rows[batch] + len(chain)] = chain
         return starts
 
-    def _locate_equal_sizes(self, starts: I64, firsts: I64, ends: I64, counts: I64) -> Flags:
-        """Set the positions of those batches whose messages all have the size of the first; return which they are.
+    def _candidates(self) -> I64:
+        """Return the positions, ascending, where bytes look like the begin of a message."""
+        data = np.frombuffer(self.data, np.uint8)
+        pieces = []
+        for first in range(0, self.end, _SEARCHED_BYTES):
+            is_zero = data[first : min(first + _SEARCHED_BYTES, self.end) + 1] == 0
+            pieces.append(np.flatnonzero(is_zero[:-1] & is_zero[1:]) + first)
+        at = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        tags = data[at + 4]
+        at = at[(tags == _KEY) | (tags == _PROPERTY) | (tags == _PAYLOAD_SIZE)]
+        at = at[(data[at + 3] >= _LEAST_METADATA) | (data[at + 2] > 0)]
+        # Of two neighbours the second has the size of the first as the high byte of its own.
+        return at[np.diff(at, prepend=-2) > 1]
 
-        Shape (batches,). One step for all messages takes a tenth of the time of one for each message of a batch.
-        """
-        sizes = np.minimum(self._after(firsts), ends) - firsts
-        equal: Flags = sizes * counts == ends - firsts
-        if not equal.any():
-            return equal
-        counts, sizes = counts[equal], sizes[equal]
-        rows = np.flatnonzero(np.repeat(equal, self.counts))
-        begins = np.cumsum(counts) - counts
-        numbers = np.arange(len(rows)) - np.repeat(begins, counts)
-        size = np.repeat(sizes, counts)
-        positions = np.repeat(firsts[equal], counts) + numbers * size
-        starts[rows] = positions
-        fits = np.empty(len(rows), bool)
-        for first in range(0, len(rows), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            fits[block] = self._after(positions[block]) == positions[block] + size[block]
-        equal[equal] = np.logical_and.reduceat(fits, begins)
-        return equal
+    def _followed(self, candidates: I64, count: int) -> I64:
+        """Return the positions of the first messages, up to `count`, of which each ends where the next begins."""
+        after = self._after(candidates)
+        successors = np.searchsorted(candidates, after)
+        is_known = np.append(candidates, -1)[successors] == after
+        following = np.where(is_known & (after > candidates), successors, -1).tolist()
+        chain = [0]
+        while len(chain) < count and (number := following[chain[-1]]) > 0:
+            chain.append(number)
+        return candidates[chain]
 
     def _after(self, starts: I64) -> I64:
         """Return the ends of the messages at `starts`; of another layout, any position."""
@@ -167,20 +173,19 @@ class _Located:
 
 
 class _Block:
-    """The messages of some neighbouring batches, side by side. `regular`: the batches whose layout is the expected one.
+    """The messages of some batches, side by side. `regular`: the batches whose layout is the expected one.
 
     Arrays have a value for each message, shape (n,).
     """
 
-    def __init__(self, located: _Located, batches: Sequence[Batch], neighbours: slice) -> None:
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        located = _Located(batches)
         self._words, self._data, self._end = located.words, located.data, located.end
-        counts, ends = located.counts[neighbours], located.ends[neighbours]
+        counts, ends, starts = located.counts, located.ends, located.starts
         self._counts = counts
-        first_row = int(located.counts[: neighbours.start].sum())
-        starts = located.starts[first_row : first_row + int(counts.sum())]
         self._known = starts >= 0
-        self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches[neighbours]]), counts)
-        self._event_times = np.repeat(_values([batch.event_time for batch in batches[neighbours]]), counts)
+        self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches]), counts)
+        self._event_times = np.repeat(_values([batch.event_time for batch in batches]), counts)
         self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         self._parse(np.maximum(starts, 0))
         last = np.cumsum(counts) - 1

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from storage.entries import bulk_batch
 from storage.entries.batch import Messages, split_batch
-from storage.entries.bulk_batch import LEAST_BATCHES, Batch, decode_batches
+from storage.entries.bulk_batch import LEAST_MESSAGES, Batch, decode_batches
 from storage.entries.compression import Undecodable, compress, decompress
 from storage.entries.decode import StoredEntry, unpack, unpack_some
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import EntryHeader, inspect
-from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import SCHEMA, CompressionType, RowType, logical_sizes
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -222,9 +224,10 @@ def stored_entries(data: Iterable[bytes]) -> list[StoredEntry]:
 
 
 def assert_decoded_as_alone(data: Sequence[bytes]) -> None:
-    """Compare the rows of many entries, which are decoded together, with those of each entry, decoded alone."""
-    entries = stored_entries([*data] * LEAST_BATCHES)
-    together = unpack(entries, 1)
+    """Compare the rows of entries, which are decoded together, with those of each entry, decoded alone."""
+    entries = stored_entries(data)
+    with mock.patch.object(bulk_batch, "LEAST_MESSAGES", 0):
+        together = unpack(entries, 1)
     together.validate(full=True)
     assert together == pa.concat_tables(unpack([entry], 1) for entry in entries)
 
@@ -344,42 +347,71 @@ def test_what_only_looks_like_the_common_layout_is_decoded_together_as_alone(nam
     assert_decoded_as_alone([*batches, usual])
 
 
-def test_batches_of_equal_messages_are_decoded_whatever_their_length() -> None:
-    """Also one whose sizes only add up to those of equal ones, if there are as many others of its length."""
-    equal = [batch_payload([single(b"value", partition_key=b"k")] * size) for size in range(1, 41)]
-    adds_up = batch_payload([single(b"v" * size, partition_key=b"k") for size in (5, 4, 6, 5)])
-    batches = [Batch(data, size, 0, 0) for size, data in enumerate(equal, 1)]
-    (block,) = decode_batches([*batches, Batch(adds_up, 4, 0, 0)])
-    assert block.decoded.tolist() == [True] * 40 + [False]
-    (block,) = decode_batches([*batches, *[Batch(adds_up, 4, 0, 0)] * LEAST_BATCHES])
-    assert block.decoded.all()
-    columns = block.columns
-    assert columns is not None
-    sizes = [len(payload.as_py()) for payload in columns.payloads]
-    assert sizes == [5] * sum(range(41)) + [5, 4, 6, 5] * LEAST_BATCHES
+LONG_PROPERTY = SingleMessageMetadata(properties=[{"key": "k" * 60, "value": "v" * 60}]).properties[0]
+"""Three of them make metadata of more than 255 bytes."""
+
+
+def decoded_payloads(*batches: Sequence[tuple[SingleMessageMetadata, bytes]]) -> list[list[bytes] | None]:
+    """The payloads of each batch as they are decoded together; None: they are not. A batch is added to have enough."""
+    filler = [single(b"v", partition_key=b"k")] * LEAST_MESSAGES
+    sent = [Batch(batch_payload(batch), len(batch), 0, 0) for batch in [*batches, filler]]
+    (block,) = decode_batches(sent)
+    assert block.columns is not None
+    payloads = iter(block.columns.payloads.to_pylist())
+    return [
+        [next(payloads) for _ in batch] if decoded else None
+        for batch, decoded in zip(batches, block.decoded, strict=False)
+    ]
+
+
+def test_messages_are_located_whatever_their_sizes() -> None:
+    """Also where a payload looks like the begin of a message, and where the size of the metadata has two bytes."""
+    batches = [
+        [single(b"v" * size, partition_key=b"k") for size in (5, 4, 6, 0, 5)],
+        [single(bytes(size), partition_key=b"k") for size in (8, 1, 9)],
+        [single(b"\0\0\0\7\x12" * 3, partition_key=b"k"), single(b"\0\0\0\0\x18\0", partition_key=b"k" * 10)],
+        [single(b"\0" * n, partition_key=b"k" * 10, properties=[LONG_PROPERTY] * 3) for n in (1, 3)],
+        [single(b"\0", partition_key=b"k" * size) for size in (4, 10, 18, 24, 8, 12)],
+        [single(b"alone")],
+    ]
+    assert decoded_payloads(*batches) == [[payload for _, payload in batch] for batch in batches]
+
+
+def test_a_batch_that_does_not_begin_or_end_with_a_message_is_left_out() -> None:
+    usual = [single(b"v", partition_key=b"k")] * LEAST_MESSAGES
+    data = batch_payload(usual)
+    batches = [
+        Batch(b"x" + data, len(usual), 0, 0),
+        Batch(data + b"x", len(usual), 0, 0),
+        Batch(data, len(usual) + 1, 0, 0),
+        Batch(data, len(usual) - 1, 0, 0),
+        Batch(data, len(usual), 0, 0),
+    ]
+    (block,) = decode_batches(batches)
+    assert block.decoded.tolist() == [False, False, False, False, True]
 
 
 def test_batches_of_many_blocks_and_what_stands_between_them_stay_in_order() -> None:
     usual = entry(metadata(num_messages_in_batch=9000), batch_payload([single(b"v", partition_key=b"k")] * 9000))
     alone = entry(metadata(partition_key=b"k"), b"alone")
     unusual = entry(metadata(num_messages_in_batch=2), batch_payload([UNUSUAL["a property with a third field"]] * 2))
-    data = [alone, *[usual, alone] * LEAST_BATCHES, unusual, usual, alone, alone]
+    data = [alone, *[usual, alone] * 12, unusual, usual, alone, alone]
     entries = stored_entries(data)
     tables = list(unpack_some(entries, 1))
     assert len(tables) > 1
     assert pa.concat_tables(tables) == pa.concat_tables(unpack([stored], 1) for stored in entries)
 
 
-def test_only_the_longest_batches_and_other_layouts_are_left_out() -> None:
-    """A batch that is left out takes no other with it, whatever the sizes."""
+def test_only_other_layouts_are_left_out() -> None:
+    """A batch that is left out takes no other with it."""
     sizes = range(1, 41)
     usual = [batch_payload([single(b"v" * (1 + n % 2), partition_key=b"k") for n in range(size)]) for size in sizes]
     not_utf8 = batch_payload([(b"\x0a\x06\x0a\x01\xff\x12\x01v\x18\x00", b"")])
     batches = [Batch(data, size, 0, 0) for data, size in zip([*usual, not_utf8], [*sizes, 1], strict=True)]
     (block,) = decode_batches(batches)
-    assert block.decoded.tolist() == [size <= 41 - LEAST_BATCHES for size in sizes] + [False]
+    assert block.decoded.tolist() == [True] * 40 + [False]
     columns = block.columns
     assert columns is not None
-    assert len(columns.keys) == sum(range(42 - LEAST_BATCHES))
+    assert len(columns.keys) == sum(range(41))
     entries = [entry(metadata(num_messages_in_batch=batch.count), bytes(batch.data)) for batch in batches]
     assert_decoded_as_alone(entries)
