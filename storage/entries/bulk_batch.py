@@ -124,7 +124,7 @@ class _Located:
         begin_there = np.append(candidates, -1)[begins] == firsts
         is_exact = begin_there & (stops - begins == self.counts)
         numbers = np.arange(int(self.counts.sum())) + np.repeat(begins - rows, self.counts)
-        starts = np.append(candidates, -1)[np.minimum(numbers, len(candidates))]
+        starts: I64 = np.append(candidates, -1)[np.minimum(numbers, len(candidates))]
         starts[np.repeat(~is_exact, self.counts)] = -1
         for batch in np.flatnonzero(begin_there & (stops - begins > self.counts)).tolist():
             chain = self._followed(candidates[begins[batch] : stops[batch]], int(self.counts[batch]))
@@ -134,11 +134,11 @@ class _Located:
     def _candidates(self) -> I64:
         """Return the positions, ascending, where bytes look like the begin of a message."""
         data = np.frombuffer(self.data, np.uint8)
-        pieces = []
+        pieces = [np.empty(0, np.int64)]
         for first in range(0, self.end, _SEARCHED_BYTES):
             is_zero = data[first : min(first + _SEARCHED_BYTES, self.end) + 1] == 0
             pieces.append(np.flatnonzero(is_zero[:-1] & is_zero[1:]) + first)
-        at = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        at: I64 = np.concatenate(pieces)
         tags = data[at + 4]
         at = at[(tags == _KEY) | (tags == _PROPERTY) | (tags == _PAYLOAD_SIZE)]
         at = at[(data[at + 3] >= _LEAST_METADATA) | (data[at + 2] > 0)]
