@@ -13,7 +13,7 @@ Raises InvalidRecord, which names file and row. Must not know: files, formats.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,11 @@ class Rows:
 
     def refuse(self, index: int, reason: str, remedy: str = REMEDY) -> InvalidRecord:
         """Return the error about a row."""
-        return InvalidRecord(f"{source_name(self.file)}, {self.noun} {self.first + index}: {reason}", remedy)
+        return InvalidRecord(f"{source_name(self.file)}, {self.noun} {self.number(index)}: {reason}", remedy)
+
+    def number(self, index: int) -> int:
+        """Return the number of a row in its file."""
+        return self.first + index
 
     def check(self, is_wrong: pa.Array, reason: str, remedy: str = REMEDY) -> None:
         """Raise InvalidRecord for the first row of which the mask is true."""
@@ -60,6 +64,17 @@ class Rows:
                     text = str(column[index].as_py())[:60]
                     raise self.refuse(index, f"{name} is {text!r}, which is not {form}") from error
             raise
+
+
+@dataclass(frozen=True)
+class SomeRows(Rows):
+    """The place of rows that do not follow each other. `indices`: how far each is behind the first one."""
+
+    indices: Sequence[int]
+
+    def number(self, index: int) -> int:
+        """Return the number of a row in its file."""
+        return self.first + self.indices[index]
 
 
 def field_list(names: list[str]) -> str:

@@ -33,6 +33,7 @@ class InputFormat(StrEnum):
     CSV = "csv"
     KCAT = "kcat"
     KEY_VALUE = "key-value"
+    DEBEZIUM = "debezium"
     KAFKA_SEGMENTS = "kafka-segments"
     PULSAR_OFFLOAD = "pulsar-offload"
 
@@ -77,6 +78,7 @@ _APPLICABLE: Mapping[InputFormat, frozenset[str]] = {
     InputFormat.CSV: _FIELDS | _ENCODINGS | {"--empty-values", "--separator"},
     InputFormat.KCAT: frozenset({"--empty-values"}),
     InputFormat.KEY_VALUE: frozenset({"--empty-values", "--separator"}),
+    InputFormat.DEBEZIUM: frozenset({"--key-field", "--timestamp-field"}),
     InputFormat.KAFKA_SEGMENTS: frozenset({"--empty-values"}),
     InputFormat.PULSAR_OFFLOAD: frozenset(),
 }
@@ -87,6 +89,7 @@ _READERS: Mapping[InputFormat, tuple[str, str]] = {
     InputFormat.CSV: ("csv_rows", "read_csv_rows"),
     InputFormat.KCAT: ("kcat_lines", "read_kcat_lines"),
     InputFormat.KEY_VALUE: ("key_value_lines", "read_key_value_lines"),
+    InputFormat.DEBEZIUM: ("debezium_events", "read_debezium_events"),
 }
 """The reader of each format: its module here, and its function."""
 _FIELD_READERS: Mapping[InputFormat, tuple[str, str]] = {
@@ -119,6 +122,10 @@ def check_options(input_format: InputFormat, options: InputOptions) -> None:
     for name in (name for name, is_chosen in chosen.items() if is_chosen):
         if name not in _APPLICABLE[input_format]:
             raise InvalidInput(f"{name} does not apply to the format {input_format}", "leave it out")
+    if input_format is InputFormat.DEBEZIUM and not chosen["--key-field"]:
+        raise InvalidInput(
+            "events of Debezium do not say which column of a row is its key", "name the column with --key-field"
+        )
     for name in ("--value-field", "--timestamp-field"):
         if chosen[name] and not chosen["--key-field"]:
             raise InvalidInput(f"{name} needs --key-field", "name the field or column of the key, too")

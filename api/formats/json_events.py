@@ -41,10 +41,10 @@ def read_json_events(file: str, options: InputOptions) -> Iterator[pa.Table]:
     for first, lines in read_line_blocks(file):
         rows = Rows(file, "line", first)
         check_text(rows, lines)
-        keys = _keys(rows, key, lines, options)
+        key_bytes = keys(rows, key, lines, options)
         values = pa.array(lines, pa.binary()) if value is None else _values(rows, value, lines, options)
-        event_times = None if time is None else _event_times(rows, time, lines)
-        yield messages(rows, keys, values, event_times, options.refuses_empty_values, key.name)
+        times_of_events = None if time is None else event_times(rows, time, lines)
+        yield messages(rows, key_bytes, values, times_of_events, options.refuses_empty_values, key.name)
 
 
 class JsonField:
@@ -148,7 +148,8 @@ def _check_present(rows: Rows, field: JsonField, lines: Sequence[bytes], documen
         )
 
 
-def _keys(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+def keys(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+    """Return the keys that a field of objects has. Raises InvalidRecord for a row without one, or with another kind."""
     documents = field.read(rows, lines)
     _check_present(rows, field, lines, documents, "--key-field")
     is_nested = pc.or_(pc.starts_with(documents, b"{"), pc.starts_with(documents, b"["))
@@ -166,7 +167,8 @@ def _values(rows: Rows, field: JsonField, lines: Sequence[bytes], options: Input
     return decoded(rows, json_texts(rows, field.name, documents), options.value_encoding, field.name)
 
 
-def _event_times(rows: Rows, field: JsonField, lines: Sequence[bytes]) -> pa.Array:
+def event_times(rows: Rows, field: JsonField, lines: Sequence[bytes]) -> pa.Array:
+    """Return the event times that a field of objects has; null: the object does not have it. Raises InvalidRecord."""
     documents = field.read(rows, lines)
     empty = pc.equal(pc.binary_length(documents), 0)
     texts = pc.if_else(empty, pa.scalar(None, pa.binary()), json_texts(rows, field.name, documents))

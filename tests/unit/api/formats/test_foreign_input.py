@@ -384,3 +384,68 @@ def test_empty_values_of_messages_are_refused_if_that_is_chosen(tmp_path: Path) 
     refused(file, "line 1: the value is empty", empty_values=EmptyValues.REFUSE)
     pq.write_table(pa.table({"key": ["a"], "value": [""]}), tmp_path / "in.parquet")
     refused(tmp_path / "in.parquet", "row 1: the value is empty", empty_values=EmptyValues.REFUSE)
+
+
+# Events of Debezium
+
+
+def event(op: str | None, before: Any = None, after: Any = None, **more: Any) -> dict[str, Any]:
+    return {"before": before, "after": after, **({} if op is None else {"op": op}), **more}
+
+
+ADA, GRACE = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Grace"}
+CHANGES = [
+    event("r", after=ADA, ts_ms=1),
+    event("c", after=GRACE, ts_ms=2),
+    event("u", before=ADA, after={**ADA, "name": "ä"}, ts_ms=3),
+    event("d", before=GRACE, ts_ms=4),
+]
+
+
+def debezium(file: Path, **options: Any) -> list[dict[str, Any]]:
+    return read(file, InputFormat.DEBEZIUM, **{"key_field": "id", **options})
+
+
+@pytest.mark.parametrize("with_schema", [False, True])
+def test_changes_of_debezium(tmp_path: Path, with_schema: bool) -> None:
+    """With schemas or without, and with the tombstones that follow deletions."""
+    wrapped = [{"schema": {"type": "struct"}, "payload": change} if with_schema else change for change in CHANGES]
+    tombstone = '{"schema": null, "payload": null}' if with_schema else "null"
+    lines = [json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in wrapped]
+    file = write(tmp_path, "\n".join((*lines, tombstone, lines[1], "")))
+    rows = debezium(file, timestamp_field="ts_ms")
+    assert [(row["key"], row["payload"], row["event_time"]) for row in rows] == [
+        (b"1", b'{"id":1,"name":"Ada"}', 1),
+        (b"2", b'{"id":2,"name":"Grace"}', 2),
+        (b"1", '{"id":1,"name":"ä"}'.encode(), 3),
+        (b"2", None, 4),
+        (b"2", b'{"id":2,"name":"Grace"}', 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (event("t"), "has the op 't', which changes no row"),
+        (event(None, after=ADA), "the event has no op"),
+        (event("d"), "the op is 'd', and before is no row"),
+        (event("u", before=ADA), "the op is 'u', and after is no row"),
+        (event("c", after="{}"), "the op is 'c', and after is no row"),
+        (event("c", after={"name": "x"}), "it has no field id; it has name"),
+        (event("c", after={"id": None}), "id is null"),
+        ([1], "no event of Debezium"),
+        ({"id": 1}, "the event has no op"),
+    ],
+)
+def test_what_is_no_change_of_a_row(tmp_path: Path, line: Any, reason: str) -> None:
+    """The error names the line, also after tombstones."""
+    file = write(tmp_path, f"{json.dumps(CHANGES[0])}\nnull\n{json.dumps(line)}\n")
+    refused(file, "line 3: ", reason, input_format=InputFormat.DEBEZIUM, key_field="id")
+
+
+def test_options_of_debezium(tmp_path: Path) -> None:
+    file = write(tmp_path, "null\n")
+    assert debezium(file) == []
+    refused(file, "name the column with --key-field", input_format=InputFormat.DEBEZIUM)
+    refused(file, "--value-field", input_format=InputFormat.DEBEZIUM, key_field="id", value_field="x")
+    refused(write(tmp_path, "{"), "line 1: not JSON", input_format=InputFormat.DEBEZIUM, key_field="id")

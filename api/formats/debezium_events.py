@@ -1,0 +1,107 @@
+"""Change events of Debezium, lines of JSON, as the input of an import: `--input-format debezium --key-field id`.
+
+A line is an event, or an object whose member `payload` is one, beside its `schema`. The key is a column of the row, in
+`after`, or in `before` of a deletion. The value is the row after the change, byte by byte; a deletion deletes the key.
+A line `null`, or one whose `payload` is null, is the tombstone that Debezium writes after a deletion: it names no row,
+and the deletion before it has deleted the key already, so it is left out.
+
+An event that changes no row (a truncation, a message), or does not say which, is an error. Memory: a block of lines.
+
+Raises InvalidInput, InvalidRecord. Must not know: other formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from api.formats.field_values import Rows, SomeRows, messages
+from api.formats.input_stream import read_line_blocks
+from api.formats.inputs import InputOptions
+from api.formats.json_events import ONE_A_LINE, JsonField, check_text, event_times, keys
+
+_Decoded = TypeVar("_Decoded")
+_ABSENT = msgspec.Raw(b"")
+_NULL = b"null"
+_STORES, _DELETES = ("c", "r", "u"), "d"
+_REMEDY = "leave it out, as jq does with select(.op) or select(.payload.op); nothing of it was kept"
+
+
+class DebeziumLine(msgspec.Struct, kw_only=True):
+    """A line. `payload`: has the event beside its schema; otherwise the line is the event."""
+
+    op: msgspec.Raw = _ABSENT
+    payload: msgspec.Raw = _ABSENT
+
+
+class DebeziumEvent(msgspec.Struct, kw_only=True):
+    """A change of a row. `op`: c (create), r (read for a snapshot), u (update), d (delete), or no change of a row."""
+
+    op: str | None = None
+    before: msgspec.Raw = _ABSENT
+    after: msgspec.Raw = _ABSENT
+
+
+_LINES = msgspec.json.Decoder(DebeziumLine)
+_EVENTS = msgspec.json.Decoder(DebeziumEvent)
+
+
+def read_debezium_events(file: str, options: InputOptions) -> Iterator[pa.Table]:
+    """Yield the changes of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    assert options.key_field is not None
+    key = JsonField(options.key_field)
+    time = None if options.timestamp_field is None else JsonField(options.timestamp_field)
+    for first, lines in read_line_blocks(file):
+        rows = Rows(file, "line", first)
+        check_text(rows, lines)
+        events = {index: event for index, line in enumerate(lines) if (event := _event(rows, index, line)) is not None}
+        changes = [_change(rows, index, event) for index, event in events.items()]
+        placed = SomeRows(file, "line", first, list(events))
+        key_bytes = keys(placed, key, [row for row, _ in changes], options)
+        values = pa.array([value for _, value in changes], pa.binary())
+        times = None if time is None else event_times(placed, time, list(events.values()))
+        yield messages(placed, key_bytes, values, times, options.refuses_empty_values, key.name)
+
+
+def _event(rows: Rows, index: int, line: bytes) -> bytes | None:
+    """Return the event of a line; None: the line is a tombstone."""
+    if line.strip() == _NULL:
+        return None
+    decoded = _decode(_LINES, rows, index, line)
+    payload = bytes(decoded.payload)
+    if bytes(decoded.op) or not payload:
+        return line
+    return None if payload == _NULL else payload
+
+
+def _change(rows: Rows, index: int, event: bytes) -> tuple[bytes, bytes | None]:
+    """Return the row that has the key, and the value; None: the change deletes the key."""
+    decoded = _decode(_EVENTS, rows, index, event)
+    if decoded.op == _DELETES:
+        row, name, value = bytes(decoded.before), "before", None
+    elif decoded.op in _STORES:
+        row = value = bytes(decoded.after)
+        name = "after"
+    else:
+        what = "has no op" if decoded.op is None else f"has the op {decoded.op!r}, which changes no row"
+        raise rows.refuse(index, f"the event {what}", _REMEDY)
+    if not row.startswith(b"{"):
+        raise rows.refuse(
+            index,
+            f"the op is {decoded.op!r}, and {name} is no row",
+            "let the connector write whole rows, or correct the line; nothing of it was kept",
+        )
+    return row, value
+
+
+def _decode(decoder: msgspec.json.Decoder[_Decoded], rows: Rows, index: int, text: bytes) -> _Decoded:
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise rows.refuse(index, f"no event of Debezium ({error})", f"{ONE_A_LINE}; nothing of it was kept") from error
+    except msgspec.MsgspecError as error:
+        reason = f"not JSON ({error})" if text.strip() else "the line is empty"
+        raise rows.refuse(index, reason, f"{ONE_A_LINE}; nothing of it was kept") from error
