@@ -40,6 +40,7 @@ from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
+from storage.reading.newest_scan import NewestScan, plan_newest
 from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
 from storage.reading.raw_reader import RawReader
 from storage.reading.scan import ScanPiece, ScanRange, compacted_ledger_of_scan, plan_scan
@@ -305,6 +306,15 @@ class Topic:
                 known_ledger_id=known_ledger_id,
             )
         )
+
+    def scan_newest(self) -> NewestScan:
+        """Return the pieces of the newest value of each key, in one snapshot; see `plan_newest`."""
+        store, hasher, now = self._environment.store, self._hasher, self._environment.clock.now_ms()
+        return self.read_snapshot(lambda reader: plan_newest(store, reader, hasher, now))
+
+    def tables(self, piece: ScanPiece, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the messages of a piece of a scan; see `ScanPiece.tables`."""
+        return piece.tables(self._environment.store, self._unsealed, columns)
 
     def compacted_ledger_of_scan(self, first_offset: int, *, resumes: bool, known_ledger_id: int | None) -> int | None:
         """Return the id of the compacted ledger from which `scan` reads; None: it reads raw alone."""

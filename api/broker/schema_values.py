@@ -44,9 +44,14 @@ def decode(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
 
     `key`: the message's key, which a KEY_VALUE schema of SEPARATED encoding decodes; None: it has none.
     """
+    value = value_of(schema, payload, key)
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def value_of(schema: SchemaRecord, payload: bytes, key: bytes | None) -> Any:
+    """Return the value of a payload as a value of JSON. Raise NotDecoded. `key`: as for `decode`."""
     try:
-        value = _value(type_name(schema.type), schema.data, schema.properties, payload, key)
-        return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+        return _value(type_name(schema.type), schema.data, schema.properties, payload, key)
     except (MalformedValue, MalformedDefinition, TooComplex, struct.error, ValueError, OverflowError) as error:
         raise NotDecoded(str(error)[:500]) from error
     except RecursionError as error:

@@ -71,7 +71,7 @@ def whole_messages(
 
 def output_table(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:
     """Return messages as a table of `output_schema`. Raises InvalidInput for a text that is not UTF-8."""
-    created = {"message_id": _message_ids(batch, partition), "value": batch.column("payload")}
+    created = {"message_id": message_ids(batch, partition), "value": batch.column("payload")}
     columns = []
     for field in schema:
         column = created[field.name] if field.name in created else batch.column(field.name)
@@ -85,7 +85,24 @@ def output_table(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa
     return pa.table(columns, schema=schema)
 
 
-def _message_ids(batch: pa.RecordBatch, partition: int) -> pa.Array:
+def only_messages(batches: Iterator[pa.RecordBatch], name: str, remedy: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches of rows of the topic `name`.
+
+    Raises InvalidInput for an entry that is no message, which would lose its key. `remedy`: with `{next}` for the next
+    offset.
+    """
+    for batch in batches:
+        row = pc.index(batch.column("slot"), int(RowType.WHOLE_ENTRY)).as_py()
+        if row >= 0:
+            offset = batch.column("offset")[row].as_py()
+            raise InvalidInput(
+                f"offset {offset} of {name} is no message but an entry that is encrypted or cannot be decoded",
+                remedy.format(next=offset + 1),
+            )
+        yield batch
+
+
+def message_ids(batch: pa.RecordBatch, partition: int) -> pa.Array:
     """Return the texts of `storage.model.MessageId` of rows."""
     ledger, entry, index = (batch.column(name).cast(pa.string()) for name in ("ledger_id", "entry_id", "batch_index"))
     text = pc.binary_join_element_wise(ledger, entry, str(partition), ":")

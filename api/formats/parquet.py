@@ -8,14 +8,9 @@ be lost.
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,12 +18,11 @@ import pyarrow.parquet as pq
 from api.formats.field_values import Rows, check_empty_values, field_list, is_bytes
 from api.formats.inputs import EmptyValues, InputOptions
 from api.formats.message_tables import BATCH_BYTES, output_schema, output_table, whole_messages
+from api.formats.output_file import whole_file
 from api.formats.text_encoding import TextEncoding
-from storage.errors import InvalidInput, InvalidRecord, StorageFull
+from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
 
-STDOUT = "-"
-"""The name of standard output."""
 _BATCH_ROWS = 65_536
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
 _SOURCES["properties"] = "properties"
@@ -154,49 +148,11 @@ def write_parquet(
     """
     schema = output_schema(key_encoding, value_encoding)
     count = 0
-    try:
-        with _whole_or_not(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for batch in whole_messages(batches, partition) if limit != 0 else ():
-                taken = batch if limit is None else batch.slice(0, limit - count)
-                writer.write_table(output_table(taken, schema, partition))
-                count += len(taken)
-                if count == limit:
-                    break
-    except BrokenPipeError:
-        raise  # the reader of standard output has closed it, which is no error
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else _line(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StorageFull(
-                f"the file {file} cannot be written ({reason})", "free some space, then try again"
-            ) from error
-        raise InvalidInput(
-            f"the file {file} cannot be written ({reason})", "name a file in a folder of yours"
-        ) from error
+    with whole_file(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for batch in whole_messages(batches, partition) if limit != 0 else ():
+            taken = batch if limit is None else batch.slice(0, limit - count)
+            writer.write_table(output_table(taken, schema, partition))
+            count += len(taken)
+            if count == limit:
+                break
     return count
-
-
-@contextmanager
-def _whole_or_not(file: str) -> Iterator[str | IO[bytes]]:
-    """Yield the target to write to: a temporary file, which replaces `file` after a successful body.
-
-    Until then `file` keeps its content. A pipe, a device and standard output (`-`) are written directly; an incomplete
-    output has no footer, so it is no Parquet file.
-    """
-    if file == STDOUT:
-        yield sys.stdout.buffer
-        return
-    target = os.path.realpath(file)
-    if os.path.exists(target) and not os.path.isfile(target):
-        yield file
-        return
-    if os.path.exists(target) and not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
-    partial = f"{target}.{uuid.uuid4().hex}.partial"
-    try:
-        yield partial
-        os.replace(partial, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
-        raise

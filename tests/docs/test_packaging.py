@@ -136,6 +136,7 @@ def test_the_files_that_contributing_names_exist() -> None:
     [
         ("SQL only in storage/metadata", {"storage.metadata.**"}),
         ("boto3 only in storage/objects", {"storage.objects.**"}),
+        ("DuckDB only in api/cli/local/query_engine.py", {"api.cli.local.query_engine"}),
         (
             "pyspark only in compactor/engines/spark.py and the Spark data source",
             {"compactor.engines.spark", "api.spark.data_source"},

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 FormatName = Literal["parquet", "jsonl", "csv"]
 """Names of output formats; `api.formats.export_writers.ExportFormat` has them (a test compares)."""
+_AFTER_ENTRY = (
+    "export what is after it into a folder of its own, with --since {next}; Pulsar clients and REST read the entry"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _export(
     """Write a file and its manifest. None: nothing was appended since."""
     from api.formats.export_folder import ExportManifest, ExportPosition
     from api.formats.export_writers import ExportFormat, open_writer
-    from api.formats.message_tables import output_schema
+    from api.formats.message_tables import only_messages, output_schema
     from api.formats.position_text import parse_start
     from storage.entries.chunk_assembler import ChunkAssembler
     from storage.model import EARLIEST
@@ -162,7 +165,7 @@ def _export(
     schema = output_schema(choices.key_encoding, choices.value_encoding)
     chunks, counts = ChunkAssembler(), _Counts()
     try:
-        rows = _only_messages(reader.stream_rows(), source)
+        rows = only_messages(reader.stream_rows(), str(source.name), _AFTER_ENTRY)
         tables = counts.counted(_tables(rows, source.name.partition, schema, chunks, start.delivered))
         first = next(tables, None)
         if first is None and since is not None:
@@ -221,24 +224,6 @@ class _Counts:
             self.deletions += pc.sum(is_deletion).as_py() or 0
             self.last_publish_time = table.column("publish_time")[-1].as_py()
             yield table
-
-
-def _only_messages(batches: Iterator[pa.RecordBatch], source: OpenTopic) -> Iterator[pa.RecordBatch]:
-    """Yield batches of rows. Raises InvalidInput for an entry that is no message, which would lose its key."""
-    import pyarrow.compute as pc
-
-    from storage.ledger.rows import RowType
-
-    for batch in batches:
-        row = pc.index(batch.column("slot"), int(RowType.WHOLE_ENTRY)).as_py()
-        if row >= 0:
-            offset = batch.column("offset")[row].as_py()
-            raise InvalidInput(
-                f"offset {offset} of {source.name} is no message but an entry that is encrypted or cannot be decoded",
-                f"export what is after it into a folder of its own, with --since {offset + 1}; Pulsar clients and REST "
-                "read the entry",
-            )
-        yield batch
 
 
 def _tables(

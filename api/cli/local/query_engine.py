@@ -1,0 +1,277 @@
+"""SQL over a topic, by DuckDB in this process.
+
+The table is a view, under the name `topic` and under the topic's own name. It has the newest value of each key: the
+rows of the compacted ledger whose key no message of the tail has, and the last message of each key in the tail. Which
+ones these are is decided first, in a temporary table of the tail's keys; in event-time order the key indexes
+decide it. All reads are of one snapshot.
+
+    compacted ledger ─► dataset ─┐ without the keys of the table
+    tail ─► keys ─► a table ─────┼─► view: topic
+    tail ─► dataset ─────────────┘ only the offsets of the table, one bit each, and messages without a key
+
+DuckDB reads columns and rows as far as the query needs them, keeps at most `memory_bytes`, and spills to a folder of
+its own in the system's folder for temporary files. It reads and writes nothing else, unless the caller allows it.
+
+Errors: InvalidInput for the SQL; the errors of reading; Unavailable for too little memory; Misconfigured without
+DuckDB.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from api.broker.schema_columns import JSON, Column, SchemaColumns
+from api.cli.local.topic_dataset import MESSAGE_COLUMNS, OffsetSet, TopicDataset, TopicPieces
+from api.formats.result_writers import ResultRows, json_field
+from storage.errors import InvalidInput, Misconfigured, Unavailable
+from storage.reading.newest_offsets import NewestOffset
+from storage.reading.newest_scan import NewestScan
+from storage.reading.scan import ScanRange
+from storage.topic import Topic
+
+TABLE = "topic"
+"""The name of the table, whatever the topic is called."""
+_COMPACTED, _MESSAGES, _TAIL = '"/compacted"', '"/messages"', '"/tail"'
+_NEWEST, _SEARCHED = '"/newest"', '"/searched"'
+"""Names, in quotes, that no topic has."""
+_BATCH_ROWS = 65_536
+_KEYS = 10_000
+"""The keys that are searched in the indexes at once."""
+_NO_OFFSET = -1
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """The bounds of a query. `reads_files`: SQL may read and write files and addresses."""
+
+    memory_bytes: int
+    reads_files: bool = False
+
+
+def _load_duckdb() -> ModuleType:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise Misconfigured(
+            f"queries need DuckDB, which cannot be loaded ({error})",
+            "pip install duckdb, or install the extra [query] of ledger-compactor",
+        ) from error
+    return duckdb
+
+
+@contextmanager
+def open_query(
+    topics: Sequence[Topic], name: str, columns: SchemaColumns, limits: QueryLimits, *, raw: bool
+) -> Iterator[TopicQuery]:
+    """Open a topic, or the partitions of one, for SQL; it is closed at the end of the context.
+
+    `name`: of the table, beside `topic`. `raw`: all raw messages, deletions among them, instead of the newest values.
+    Raises as the module says.
+    """
+    duckdb = _load_duckdb()
+    with tempfile.TemporaryDirectory(prefix="compactor-query-") as folder:
+        config = {
+            "memory_limit": f"{max(1, limits.memory_bytes >> 10)}KiB",
+            "temp_directory": folder,
+            "python_enable_replacements": "false",
+        }
+        with closing(duckdb.connect(":memory:", config=config)) as connection, ThreadPoolExecutor(1) as thread:
+            query = TopicQuery(duckdb, connection, thread, name, limits)
+            connection.execute("SET TimeZone = 'UTC'")
+            query.make_table(topics, columns, raw=raw)
+            if not limits.reads_files:
+                connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
+            yield query
+
+
+class TopicQuery:
+    """An open topic."""
+
+    def __init__(
+        self, duckdb: ModuleType, connection: Any, thread: ThreadPoolExecutor, name: str, limits: QueryLimits
+    ) -> None:
+        self._duckdb, self._connection, self._thread, self._limits = duckdb, connection, thread, limits
+        self._names = list(dict.fromkeys((TABLE, name))) if name.lower() != TABLE else [TABLE]
+        self._datasets: list[TopicDataset] = []
+
+    def rows(self, sql: str) -> ResultRows:
+        """Execute SQL; return the rows of its last statement. Raises as the module says, also from the iterator."""
+        with self._own_errors():
+            relation = self._wait(lambda: self._connection.sql(sql))
+            if relation is None:
+                return ResultRows(pa.schema([]), iter(()))
+            reader = self._wait(lambda: relation.to_arrow_reader(_BATCH_ROWS))
+            fields = zip(reader.schema, relation.types, strict=True)
+            return ResultRows(pa.schema([_marked(*each) for each in fields]), self._batches(reader))
+
+    def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        with self._own_errors():
+            while (batch := self._wait(lambda: next(reader, None))) is not None:
+                yield batch
+
+    def _wait(self, call: Callable[[], Value]) -> Value:
+        """Return what a call returns that may take long; it runs in a thread, so that a signal ends it.
+
+        DuckDB runs no handler of Python while it executes.
+        """
+        future = self._thread.submit(call)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            self._connection.interrupt()
+            raise
+
+    def make_table(self, topics: Sequence[Topic], columns: SchemaColumns, *, raw: bool) -> None:
+        """Make the view of the topics."""
+        with self._own_errors():
+            if raw:
+                pieces = [TopicPieces(topic, topic.scan(ScanRange()), True) for topic in topics]
+                self._register(_MESSAGES, pieces, columns)
+                self._create_views([f"SELECT {_shown(columns)} FROM {_MESSAGES}"])
+                return
+            scans = [(topic, topic.scan_newest()) for topic in topics]
+            parts = [TopicPieces(topic, scan.compacted, False) for topic, scan in scans if scan.compacted]
+            tails = [TopicPieces(topic, scan.tail, True) for topic, scan in scans if scan.tail]
+            self._register(_COMPACTED, parts, columns)
+            self._register(_MESSAGES, tails, columns)
+            create = (
+                f'CREATE TEMP TABLE {_NEWEST} AS SELECT partition, key_bytes, max("offset") AS "offset" '
+                f"FROM {_MESSAGES} WHERE key_bytes IS NOT NULL GROUP BY partition, key_bytes"
+            )
+            self._wait(lambda: self._connection.execute(create))
+            self._order_by_event(scans)
+            self._register(_TAIL, [replace(tail, newest=self._newest_of(tail.topic)) for tail in tails], columns)
+            is_newest = f'EXISTS (FROM {_NEWEST} n WHERE n.partition = m.partition AND n."offset" = m."offset")'
+            has_later = f"EXISTS (FROM {_NEWEST} n WHERE n.partition = m.partition AND n.key_bytes = m.key_bytes)"
+            is_by_event = any(scan.newest_of is not None for _, scan in scans)
+            condition = f"({is_newest} OR NOT {has_later})" if is_by_event else f"NOT {has_later}"
+            visible = _shown(columns)
+            self._create_views(
+                (
+                    f"SELECT {visible} FROM {_COMPACTED} m WHERE NOT is_deletion AND {condition}",
+                    f"SELECT {visible} FROM {_TAIL} WHERE NOT is_deletion",
+                )
+            )
+
+    def _newest_of(self, topic: Topic) -> OffsetSet:
+        """Return the offsets of the newest messages of a topic's keys."""
+        own = f'FROM {_NEWEST} WHERE partition = {topic.name.partition} AND "offset" <> {_NO_OFFSET}'
+        ((first, last),) = self._connection.sql(f'SELECT min("offset"), max("offset") {own}').fetchall()
+        if first is None:
+            return OffsetSet(0, 0)
+        offsets = OffsetSet(first, last + 1)
+        for batch in self._connection.sql(f'SELECT "offset" {own}').to_arrow_reader(_BATCH_ROWS):
+            offsets.add(batch.column(0).to_numpy())
+        return offsets
+
+    def _order_by_event(self, scans: Sequence[tuple[Topic, NewestScan]]) -> None:
+        """Replace the offsets of `newest` in topics in event-time order, where the last message is not the newest."""
+        for topic, scan in scans:
+            if scan.newest_of is None:
+                continue
+            own = f"FROM {_NEWEST} WHERE partition = {topic.name.partition}"
+            keys = self._connection.sql(f"SELECT key_bytes {own}").to_arrow_table()
+            self._connection.execute(f"DELETE {own}")
+            for batch in keys.to_batches(_KEYS):
+                offsets = scan.newest_of(batch.column(0).to_pylist())
+                places = [_offset_of(newest) for newest in offsets.values()]
+                table = pa.table({"key_bytes": pa.array(list(offsets), pa.binary()), "offset": places})
+                self._connection.register(_bare(_SEARCHED), table)
+                self._connection.execute(
+                    f'INSERT INTO {_NEWEST} SELECT {topic.name.partition}, key_bytes, "offset" FROM {_SEARCHED}'
+                )
+                self._connection.unregister(_bare(_SEARCHED))
+
+    def _register(self, name: str, sources: Sequence[TopicPieces], columns: SchemaColumns) -> None:
+        dataset = TopicDataset(sources, columns)
+        self._datasets.append(dataset)
+        self._connection.register(_bare(name), dataset)
+
+    def _create_views(self, selects: Iterable[str]) -> None:
+        body = " UNION ALL ".join(selects)
+        for name in self._names:
+            self._connection.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {body}")
+
+    @contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """Raise the cause of an error of DuckDB, or one that says what is wrong with the SQL."""
+        try:
+            yield
+        except (self._duckdb.Error, pa.ArrowException) as error:
+            for dataset in self._datasets:
+                if dataset.error is not None:
+                    raise dataset.error from error
+            if isinstance(error, self._duckdb.OutOfMemoryException):
+                raise Unavailable(
+                    f"the query needs more than {self._limits.memory_bytes:,} bytes of memory, or more room in "
+                    f"{tempfile.gettempdir()} ({_line(error)})",
+                    "raise --memory-limit, or name another folder with TMPDIR",
+                ) from error
+            names = " and ".join(map(_quoted, self._names))
+            raise InvalidInput(
+                f"the SQL failed: {_line(error)}",
+                f"correct it; the table is {names}, with the columns {', '.join(MESSAGE_COLUMNS)}",
+            ) from error
+
+
+def _offset_of(newest: NewestOffset | None) -> int:
+    return _NO_OFFSET if newest is None or newest.is_tombstone else newest.offset
+
+
+def _shown(columns: SchemaColumns) -> str:
+    """Return the columns of the view."""
+    special = {"key": _expression("key", columns.key), "value": _expression("value", columns.value)}
+    return ", ".join(special.get(name, f'"{name}"') for name in MESSAGE_COLUMNS)
+
+
+def _expression(name: str, column: Column) -> str:
+    text = f"nullif({name}, '')"  # of a message that deletes its key, which is no JSON
+    if column.structure is None:
+        return name
+    if column.structure == JSON:
+        return f"CAST({text} AS JSON) AS {name}"
+    structure = json.dumps(column.structure).replace("'", "''")
+    return f"from_json({text}, '{structure}') AS {name}"
+
+
+def _marked(field: pa.Field, kind: Any) -> pa.Field:
+    """Return a field of a result with JSON marked, also inside of it. `kind`: its type in DuckDB."""
+    if str(kind) == "JSON":
+        return json_field(field)
+    match kind.id:
+        case "struct":
+            members = [_marked(inner, of) for inner, (_, of) in zip(field.type.fields, kind.children, strict=True)]
+            return field.with_type(pa.struct(members))
+        case "map":
+            item = _marked(field.type.item_field, kind.children[1][1])
+            return field.with_type(pa.map_(field.type.key_field, item))
+        case "list":
+            return field.with_type(pa.list_(_marked(field.type.value_field, kind.children[0][1])))
+    return field
+
+
+def _bare(name: str) -> str:
+    """Return a name of this module without its quotes."""
+    return name.strip('"')
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _line(error: Exception) -> str:
+    """Return the first paragraph of an error of DuckDB, which says what is wrong, as one line."""
+    text = str(error).partition("\n\n")[0]
+    return re.sub(r"\s+", " ", text).strip()
