@@ -33,13 +33,28 @@ def by_duckdb(orders: list[dict[str, Any]]) -> list[list[list[Any]]]:
     return _run("duckdb", [], orders, {})
 
 
+def run_script(engine: str, script: str, folder: Path) -> Any:
+    """Execute a program in an engine's environment and in a folder; return the document of its last line."""
+    ran = subprocess.run(
+        [str(python_of(engine)), "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "JAVA_HOME": str(find_java_home(os.environ).path)},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
 def by_spark(uris: list[str]) -> list[list[list[list[Any]]]]:
     """The rows of each table, read in vectors and row by row; see engines/spark_reads.py."""
-    return _run("spark", [str(_runtime())], uris, {"JAVA_HOME": str(find_java_home(os.environ).path)})
+    return _run("spark", [str(iceberg_runtime())], uris, {"JAVA_HOME": str(find_java_home(os.environ).path)})
 
 
 def _run(engine: str, arguments: list[str], orders: Any, environment: Mapping[str, str]) -> Any:
-    command = [str(_python(engine)), str(ENGINES / f"{engine}_reads.py"), *arguments]
+    command = [str(python_of(engine)), str(ENGINES / f"{engine}_reads.py"), *arguments]
     ran = subprocess.run(
         command,
         input=json.dumps(orders),
@@ -52,7 +67,7 @@ def _run(engine: str, arguments: list[str], orders: Any, environment: Mapping[st
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def _python(engine: str) -> Path:
+def python_of(engine: str) -> Path:
     """The Python of an engine's environment, which is made if it does not exist. Others wait for the one that makes
     it."""
     lock = ENGINES / f"{engine}.lock"
@@ -69,7 +84,7 @@ def _python(engine: str) -> Path:
     return python
 
 
-def _runtime() -> Path:
+def iceberg_runtime() -> Path:
     """Iceberg's jar for Spark."""
     name = f"{RUNTIME}-{RUNTIME_VERSION}.jar"
     path = CACHE / name
