@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
+from queue import SimpleQueue
 from unittest import mock
 
 from api.broker.refusals import PoolBusy
@@ -103,7 +104,9 @@ class Bench:
         for number in range(topics):
             topic = Topic(environment, metadata.tenancy.ensure_topic(TopicName.parse(f"t-{number}")))
             self._held.append(self._logs.hold(topic))
-            self._logs.append(topic, [self._entry])  # opens the segment
+            answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
+            self._held[-1].appending([self._entry], [""], answered.put).finish()  # opens the segment
+            answered.get()
 
     def close(self) -> None:
         """Close the logs."""

@@ -7,16 +7,18 @@ asked of a service while a compaction runs can be seen without a race.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 import httpx
 
 from api.app import make_app
 from api.broker.broker import Broker
+from api.broker.serving.logs import TopicLogs
 from api.cli.local.opening import open_topic
 from api.http.context import HttpContext
 from api.http.owner_proxy import OwnerProxy
@@ -26,10 +28,22 @@ from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.run_policies import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
+from storage.log.group_commit import AppendOutcome
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
 from tests.asgi import TestClient
+
+
+def append_to(logs: TopicLogs, topic: Topic, entries: Sequence[bytes]) -> list[AppendOutcome]:
+    """Append entries, and wait for their answers. The log is released before this returns."""
+    answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
+    held = logs.hold(topic)
+    try:
+        held.appending(entries, [""] * len(entries), answered.put).finish()
+        return answered.get(timeout=30)
+    finally:
+        held.release()
 
 
 class WatchedStore:

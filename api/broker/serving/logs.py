@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -110,27 +109,15 @@ class TopicLogs:
         with self._lock:
             return [item.topic for item in self._open.values()]
 
-    def append(self, topic: Topic, entries: Sequence[bytes]) -> list[AppendOutcome]:
-        """Append entries in order. Return an AppendResult or an error for each, when all are acknowledged or have
-        failed.
-
-        After an entry that failed and may be sent again (`is_retryable`), no later one is appended.
-
-        Raises LeaseHeld, Unavailable and the errors of opening a log; then nothing was appended.
-        """
-        answered: queue.SimpleQueue[list[AppendOutcome]] = queue.SimpleQueue()
-        open_log = self._use(topic)
-        try:
-            Appending(self, open_log, entries, [""] * len(entries), answered.put).finish()
-            return answered.get()
-        finally:
-            self._release(open_log)
-
     def submit(self, topic: Topic, entries: Sequence[bytes | CompactorError], on_answered: OnAnswered) -> None:
-        """Append entries as `append` does, without waiting for the disk if others wait: `on_answered` gets the answers.
+        """Append entries in order, without waiting for the disk if others wait.
 
-        The answer of an item that is an error is that error. `on_answered` is called once, by any thread, and must be
-        quick. Raises what `append` raises, and Unavailable if too many bytes wait; then it is not called.
+        `on_answered` gets an AppendResult or an error for each entry, when all are acknowledged or have failed. It is
+        called once, by any thread, and must be quick. The answer of an item that is an error is that error. After an
+        entry that failed and may be sent again (`is_retryable`), no later one is appended.
+
+        Raises LeaseHeld, the errors of opening a log, and Unavailable if too many bytes wait; then nothing was
+        appended, and `on_answered` is not called.
         """
         size = sum(len(entry) for entry in entries if isinstance(entry, bytes))
         self._take_pending(topic, size)
@@ -175,7 +162,7 @@ class TopicLogs:
     def hold(self, topic: Topic) -> HeldLog:
         """Return the topic's log, which stays open until `HeldLog.release`; until then this service owns the topic.
 
-        Raises what `append` raises.
+        Raises LeaseHeld and the errors of opening a log.
         """
         return HeldLog(self, self._use(topic))
 

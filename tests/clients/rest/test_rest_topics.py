@@ -18,7 +18,7 @@ from storage.metadata.stores import PartitionStore
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.entries import single
-from tests.serving import Served
+from tests.serving import Served, append_to
 from tests.workbench import content
 
 _NUMBERS = itertools.count()
@@ -95,7 +95,7 @@ def test_a_partition_that_is_opened_again_during_a_forced_delete_is_closed(
     delete = PartitionStore.delete
 
     def open_again(store: PartitionStore, name: TopicName, force: bool) -> object:
-        logs.append(topic, [single(b"k", b"1")])
+        append_to(logs, topic, [single(b"k", b"1")])
         return delete(store, name, force)
 
     monkeypatch.setattr(PartitionStore, "delete", open_again)

@@ -21,6 +21,7 @@ from storage.log.group_commit import AppendOutcome, Done
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from tests.held_kernel import HeldKernel
+from tests.serving import append_to
 from tests.workbench import Workbench
 
 
@@ -61,7 +62,7 @@ def test_growth_is_noted_once_for_each_step(bench: Workbench, monkeypatch: pytes
     logs = TopicLogs(bench.clock, max_open=2, idle_ms=5_000, on_grown=grown.append)
     topic = bench.topic("t")
     for _ in range(7):
-        logs.append(topic, [entry])
+        append_to(logs, topic, [entry])
     logs.drain_and_close()
     assert grown == [topic.record.id] * 2
 
@@ -71,7 +72,7 @@ def test_many_threads_share_one_log(bench: Workbench, producers: TopicLogs) -> N
     answers: list[object] = []
 
     def append() -> None:
-        answers.extend(producers.append(topic, [entry(), entry()]))
+        answers.extend(append_to(producers, topic, [entry(), entry()]))
 
     threads = [threading.Thread(target=append) for _ in range(8)]
     for thread in threads:
@@ -106,24 +107,24 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
     monkeypatch.setattr(ActiveSegmentFile, "write", failing_once)
     monkeypatch.setattr(TopicLog, "submit", one_after_the_other)
     too_large = encode_message(b"k", bytes(6 << 20), producer="p", sequence_id=0, publish_time=1)
-    answers = producers.append(topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    answers = append_to(producers, topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])
     kinds = [type(answer) for answer in answers]
     assert kinds == [AppendResult, Unavailable, Unavailable, Unavailable, Unavailable]
     assert "a message before it in the request failed: cannot write to" in str(answers[4])
-    again = producers.append(topic, [entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    again = append_to(producers, topic, [entry(b"2"), too_large, entry(b"3"), entry(b"4")])
     assert [type(answer) for answer in again] == [AppendResult, InvalidRecord, AppendResult, AppendResult]
     assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
 
 
 def test_what_nobody_uses_is_given_back(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
     assert bench.metadata.leases.current(topic.record.id) is not None
     assert producers.close_idle() == 0
     bench.clock.advance(5_000)
     assert producers.close_idle() == 1
     assert bench.metadata.leases.current(topic.record.id) is None
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
     assert len(list(topic.messages())) == 2
     bench.clock.advance(-3_600_000)
     assert producers.close_idle() == 1, "the clock was set back"
@@ -131,7 +132,7 @@ def test_what_nobody_uses_is_given_back(bench: Workbench, producers: TopicLogs) 
 
 def test_the_oldest_makes_room(bench: Workbench, producers: TopicLogs) -> None:
     for name in ("a", "b", "a", "c"):
-        producers.append(bench.topic(name), [entry()])
+        append_to(producers, bench.topic(name), [entry()])
         bench.clock.advance(1)
     assert {str(topic.name.topic) for topic in producers.topics} == {"a", "c"}
 
@@ -140,7 +141,7 @@ def test_one_that_does_not_end_as_it_should_holds_up_nobody(
     bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
-        producers.append(bench.topic(name), [entry()])
+        append_to(producers, bench.topic(name), [entry()])
     ended = TopicLog.__exit__
 
     def fail(log: TopicLog, *_: object) -> None:
@@ -149,7 +150,7 @@ def test_one_that_does_not_end_as_it_should_holds_up_nobody(
 
     with monkeypatch.context() as patched:
         patched.setattr(TopicLog, "__exit__", fail)
-        assert isinstance(producers.append(bench.topic("c"), [entry()])[0], AppendResult)
+        assert isinstance(append_to(producers, bench.topic("c"), [entry()])[0], AppendResult)
     assert "did not end as it should" in caplog.text
 
 
@@ -157,40 +158,40 @@ def test_a_lease_that_another_has(bench: Workbench, producers: TopicLogs) -> Non
     topic = bench.topic()
     lease = bench.metadata.leases.acquire(topic.record.id, "import:1:ab", 60_000)
     with pytest.raises(LeaseHeld, match="import:1:ab"):
-        producers.append(topic, [entry()])
+        append_to(producers, topic, [entry()])
     assert producers.topics == []
     bench.metadata.leases.release(lease)
-    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
+    assert isinstance(append_to(producers, topic, [entry()])[0], AppendResult)
 
 
 def test_one_that_lost_its_lease_is_opened_anew(
     bench: Workbench, producers: TopicLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = bench.topic()
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise Fenced("lost", "open it again")
 
     with monkeypatch.context() as patched:
         patched.setattr(TopicLog, "submit", fail)
-        assert isinstance(producers.append(topic, [entry()])[0], Fenced)
+        assert isinstance(append_to(producers, topic, [entry()])[0], Fenced)
     assert producers.topics == []
-    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
+    assert isinstance(append_to(producers, topic, [entry()])[0], AppendResult)
 
 
 def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: TopicLogs) -> None:
     old = bench.topic()
-    producers.append(old, [entry(), entry()])
+    append_to(producers, old, [entry(), entry()])
     bench.metadata.tenancy.delete_topic(old.record.id)
     new = bench.topic()
-    assert isinstance(producers.append(new, [entry()])[0], AppendResult)
+    assert isinstance(append_to(producers, new, [entry()])[0], AppendResult)
     assert [message.offset for message in new.messages()] == [0]
 
 
 def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: TopicLogs) -> None:
     topic = bench.topic()
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
     assert producers.is_open(topic.record)
     producers.close_topics(topic.record)
     assert not producers.is_open(topic.record)
@@ -201,11 +202,11 @@ def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
     producers = TopicLogs(bench.clock, max_open=2, idle_ms=5_000)
     producers.start()
     topic = bench.topic()
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
     producers.drain_and_close()
     assert bench.metadata.leases.current(topic.record.id) is None
     with pytest.raises(Unavailable):
-        producers.append(topic, [entry()])
+        append_to(producers, topic, [entry()])
     assert len(list(topic.messages())) == 1
 
 
@@ -218,7 +219,7 @@ def test_what_is_submitted_is_answered_when_it_is_flushed_and_errors_are_their_o
     assert [type(answer) for answer in answered.get(timeout=30)] == [AppendResult, InvalidRecord, AppendResult]
     producers.submit(topic, [], answered.put)
     assert answered.get(timeout=30) == []
-    assert producers.append(topic, []) == []
+    assert append_to(producers, topic, []) == []
     assert [message.payload for message in topic.messages()] == [b"1", b"2"]
     assert producers.appended_entries == 2
 
@@ -228,7 +229,7 @@ def test_a_log_that_is_dropped_is_closed_after_its_last_answer(
 ) -> None:
     """Not by the thread that answers: a close waits for the disk."""
     topic, answered = bench.topic(), SimpleQueue[list[AppendOutcome]]()
-    producers.append(topic, [entry()])
+    append_to(producers, topic, [entry()])
     flushing, go_on, real = threading.Event(), threading.Event(), os.fdatasync
 
     def held(descriptor: int) -> None:
