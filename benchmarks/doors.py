@@ -61,7 +61,8 @@ _DISTINCT_BATCHES, _REPLICATED = 512, 200
 _PRODUCING = 100
 """Requests to Kafka that are under way at once."""
 _LIMIT_SECONDS = 900.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.5
+"""Each question costs the service several milliseconds."""
 CODECS = {"uncompressed": NONE, "lz4": LZ4}
 
 

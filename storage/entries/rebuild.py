@@ -28,11 +28,10 @@ import pyarrow.compute as pc
 from storage.entries.compression import recompress
 from storage.entries.encode import encode_entry
 from storage.entries.entry import U32
+from storage.entries.plain_messages import STUB, plain_messages
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
 
-_STUB = U32.pack(4) + b"\x18\x00\x20\x01"
-"""A slot whose message was dropped: a payload of no bytes, and the flag `compacted_out`."""
 _UINT64 = (1 << 64) - 1
 _MOST_RESTS = 64
 """The most different values of the column `metadata` in a table that is converted column by column."""
@@ -137,142 +136,27 @@ def _plain_batches(
     before = np.empty_like(index)
     before[1:] = index[:-1]
     before[starts] = -1
-    messages = _messages(table, index - before - 1)
-    at = np.frombuffer(messages.buffers()[1], np.int64)[: len(table) + 1].tolist()
-    data = messages.buffers()[2].to_pybytes() if len(table) else b""
-    first = table.take(starts)
+    times = table.column("event_time")
+    at, data = plain_messages(
+        table.column("key").chunk(0),
+        table.column("payload").chunk(0),
+        None if times.null_count == len(times) else pc.fill_null(times, 0).to_numpy(),
+        table.column("sequence_id").to_numpy(),
+        index - before - 1,
+    )
+    first = table.select(_SHARED_COLUMNS).take(starts)
     shared = [first.column(name).to_pylist() for name in _SHARED_COLUMNS]
-    live = index.tolist()
-    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+    edges = zip(starts.tolist(), ends.tolist(), at[starts].tolist(), at[ends].tolist(), strict=True)
+    for number, (start, end, first_byte, end_byte) in enumerate(edges):
         row = {name: column[number] for name, column in zip(_SHARED_COLUMNS, shared, strict=True)}
         size = row["batch_size"]
-        dropped = size - live[end - 1] - 1
-        payload = data[at[start] : at[end]] + _STUB * dropped
+        dropped = size - int(index[end - 1]) - 1
+        payload = data[first_byte:end_byte].tobytes() + STUB * dropped
         metadata = _batch_metadata(row)
-        slots = (1 << size) - 1 if end - start == size else sum(1 << slot for slot in live[start:end])
-        offset = row["offset"] - live[start]
+        slots = (1 << size) - 1 if end - start == size else sum(1 << slot for slot in index[start:end].tolist())
+        offset = row["offset"] - int(index[start])
         encoded = _compressed(metadata, payload, row["codec"])
         yield DeliverableEntry(row["ledger_id"], row["entry_id"], offset, size, encoded, slots, True)
-
-
-def _messages(table: pa.Table, gaps: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """Return the bytes of each row in its batch: stubs for the slots before it that have no row, then the message."""
-    keys, payloads = table.column("key").chunk(0), table.column("payload").chunk(0)
-    key_bytes = _lengths(keys)
-    payload_bytes = _lengths(payloads)
-    back = _Pieces(len(table))  # the bytes after the key: the rest of the metadata
-    back.add_byte(0x18)
-    back.add_varints(payload_bytes)
-    times = table.column("event_time")
-    if times.null_count < len(times):
-        numbers = pc.fill_null(times, 0).to_numpy()
-        back.add_byte(0x28, numbers != 0)
-        back.add_varints(numbers, numbers != 0)
-    back.add_byte(0x40)
-    back.add_varints(table.column("sequence_id").to_numpy())
-    if payloads.null_count:
-        nulls = pc.is_null(payloads).to_numpy(zero_copy_only=False)
-        back.add_byte(0x48, nulls)
-        back.add_byte(0x01, nulls)
-    front = _Pieces(len(table))  # the bytes before it
-    has_key = pc.is_valid(keys).to_numpy(zero_copy_only=False)
-    sizes = back.lengths + np.where(has_key, 1 + _varint_lengths(key_bytes) + key_bytes, 0)
-    front.add_stubs(gaps)
-    for shift in (24, 16, 8, 0):
-        front.add_byte(sizes >> shift & 0xFF)
-    front.add_byte(0x12, has_key)
-    front.add_varints(key_bytes, has_key)
-    parts = [front.array(), _large(keys), back.array(), _large(payloads)]
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()), null_handling="replace")
-
-
-class _Pieces:
-    """Short byte strings, one for each of `rows` rows, built a field at a time."""
-
-    def __init__(self, rows: int) -> None:
-        self._fields: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]] = []
-        self.lengths = np.zeros(rows, np.int64)
-
-    def add_byte(self, value: int | npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add a byte to the rows of the mask `where`."""
-        matrix = np.empty((len(self.lengths), 1), np.uint8)
-        matrix[:, 0] = value
-        lengths = np.ones(len(matrix), np.int64) if where is None else where.astype(np.int64)
-        self._add(lengths, matrix)
-
-    def add_varints(self, numbers: npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add numbers in protobuf's encoding to the rows of the mask `where`."""
-        rest = numbers.astype(np.uint64)
-        lengths = _varint_lengths(rest)
-        matrix = np.empty((len(rest), int(lengths.max(initial=1))), np.uint8)
-        for place in range(matrix.shape[1]):
-            matrix[:, place] = (rest & np.uint64(0x7F)) | np.where(lengths > place + 1, np.uint64(0x80), np.uint64(0))
-            rest >>= np.uint64(7)
-        self._add(lengths if where is None else np.where(where, lengths, 0), matrix)
-
-    def add_stubs(self, counts: npt.NDArray[np.int64]) -> None:
-        """Add a number of slots without a message to each row."""
-        self._add(counts * len(_STUB), None)
-
-    def _add(self, lengths: npt.NDArray[np.int64], matrix: npt.NDArray[np.uint8] | None) -> None:
-        self._fields.append((lengths, matrix))
-        self.lengths = self.lengths + lengths
-
-    def array(self) -> pa.LargeBinaryArray:
-        """Return the strings."""
-        offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        data = self._of_one_length()
-        if data is None:
-            data = self._of_different_lengths(offsets)
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self.lengths), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
-        )
-
-    def _of_one_length(self) -> npt.NDArray[np.uint8] | None:
-        """Return the bytes of strings whose fields have one length each; else None."""
-        columns = []
-        for lengths, matrix in self._fields:
-            length = int(lengths[0]) if len(lengths) else 0
-            if not (lengths == length).all() or (matrix is None and length):
-                return None
-            if matrix is not None and length:
-                columns.append(matrix[:, :length])
-        return np.concatenate(columns, axis=1).reshape(-1) if columns else None
-
-    def _of_different_lengths(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the bytes of strings that begin at `offsets`."""
-        data = np.empty(int(offsets[-1]), np.uint8)
-        at = offsets[:-1].copy()
-        for lengths, matrix in self._fields:
-            if matrix is None:
-                stubs = np.frombuffer(_STUB * (int(lengths.max(initial=0)) // len(_STUB)), np.uint8)
-                for row in np.flatnonzero(lengths).tolist():
-                    data[at[row] : at[row] + lengths[row]] = stubs[: lengths[row]]
-            else:
-                for place in range(matrix.shape[1]):
-                    filled = lengths > place
-                    data[at[filled] + place] = matrix[filled, place]
-            at += lengths
-        return data
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    return np.asarray(pc.fill_null(pc.binary_length(column), 0).to_numpy(), dtype=np.int64)
-
-
-def _large(column: pa.Array) -> pa.Array:
-    return column.cast(pa.large_binary())
-
-
-def _varint_lengths(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    rest = numbers.astype(np.uint64)
-    lengths = np.ones(len(rest), np.int64)
-    for bits in range(7, 64, 7):
-        longer = rest >= np.uint64(1 << bits)
-        if not longer.any():
-            break
-        lengths += longer
-    return lengths
 
 
 def _rebuilt(rows: list[dict[str, Any]]) -> DeliverableEntry:
@@ -353,7 +237,7 @@ def _batch(rows: list[dict[str, Any]]) -> bytes:
     for row in rows:
         index = row["batch_index"]
         if index > slot:
-            pieces.append(_STUB * (index - slot))
+            pieces.append(STUB * (index - slot))
         slot = index + 1
         payload = row["payload"]
         if row["metadata"] != rest:  # most messages of a batch have the same
@@ -364,7 +248,7 @@ def _batch(rows: list[dict[str, Any]]) -> bytes:
         pieces.append(described)
         if payload:
             pieces.append(payload)
-    pieces.append(_STUB * (first["batch_size"] - slot))
+    pieces.append(STUB * (first["batch_size"] - slot))
     return _compressed(metadata, b"".join(pieces), first["codec"])
 
 

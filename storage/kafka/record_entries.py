@@ -1,4 +1,4 @@
-"""Records of Kafka as entries of the log: batches of Pulsar's encoding, of whole columns at once (rebuild.py).
+"""Records of Kafka as entries of the log: batches of Pulsar's encoding.
 
     record        offset       timestamp                   key, value, headers
     message       sequence id  event time                  key, payload, properties
@@ -6,8 +6,8 @@
 
 Invariant: the sequence ids of an entry are those of its messages, and the highest one is stated, so the last entry of a
 log says up to which offset the log has the source. An empty value has the form of a deletion (P5): the caller decides
-whether it may become one. A record with headers, or with a key that is not UTF-8, costs its block of records the fast
-way: they are encoded one by one.
+whether it may become one. Records become messages by whole columns (plain_messages.py). One with headers, or with a key
+that is not UTF-8, costs its block of records that: they are encoded one by one (rebuild.py).
 
 Raises nothing. Must not know: partitions, appends.
 """
@@ -21,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.entries.encode import encode_entry
+from storage.entries.plain_messages import plain_messages
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.entries.rebuild import EntryBuilder
 from storage.ledger import rows
@@ -68,7 +70,9 @@ def _entries(records: pa.Table, producer: str, now_ms: int, entry_bytes: int) ->
     for first in range(0, len(ends), _ENTRIES_AT_ONCE):
         start = 0 if not first else int(ends[first - 1])
         some = ends[first : first + _ENTRIES_AT_ONCE]
-        yield from _encode(records.slice(start, int(some[-1]) - start).combine_chunks(), some - start, producer, now_ms)
+        part = records.slice(start, int(some[-1]) - start).combine_chunks()
+        encode = _encode_plain if _is_plain(part) else _encode
+        yield from encode(part, some - start, producer, now_ms)
 
 
 def _sizes(records: pa.Table) -> I64:
@@ -85,6 +89,40 @@ def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
         start = max(start + 1, min(fitting, start + ENTRY_MESSAGES))
         ends.append(start)
     return np.array(ends, np.int64)
+
+
+def _is_plain(records: pa.Table) -> bool:
+    """Return whether no record has headers, or a key that is not UTF-8."""
+    if records.column("properties").null_count < len(records):
+        return False
+    try:
+        records.column("key").cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _encode_plain(records: pa.Table, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    starts = np.append(0, ends[:-1])
+    offsets = records.column("offset").to_numpy()
+    timestamps, keys = records.column("timestamp"), records.column("key")
+    times = pc.fill_null(timestamps, now_ms).to_numpy()
+    latest = np.minimum(np.maximum.reduceat(times, starts), now_ms)
+    event_times = None if timestamps.null_count == len(records) else pc.fill_null(timestamps, 0).to_numpy()
+    at, data = plain_messages(keys.chunk(0), records.column("value").chunk(0), event_times, offsets)
+    numbers = starts, ends, at[starts], at[ends], offsets[starts], offsets[ends - 1], latest
+    columns = [*(column.tolist() for column in numbers), keys.take(pa.array(starts)).to_pylist()]
+    for start, end, first_byte, end_byte, first, last, time, key in zip(*columns, strict=True):
+        metadata = MessageMetadata(
+            producer_name=producer,
+            sequence_id=first,
+            publish_time=time,
+            highest_sequence_id=last,
+            num_messages_in_batch=end - start,
+            uncompressed_size=end_byte - first_byte,
+            partition_key=key,
+        )
+        yield RecordEntry(encode_entry(metadata, data[first_byte:end_byte]), first, last, end - start)
 
 
 def _encode(records: pa.Table, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:

@@ -30,6 +30,17 @@ RECORDS = st.lists(
 )
 
 
+TIMES = st.one_of(st.none(), st.integers(1, NOW + 5_000))
+TEXTS = st.one_of(st.none(), st.text(max_size=200).map(str.encode))
+PLAIN = st.lists(st.tuples(st.integers(1, 200), TIMES, TEXTS, VALUES, st.none()), min_size=1, max_size=40)
+"""Records without headers and with keys of UTF-8: they are encoded by columns."""
+EVEN = st.builds(
+    lambda count, key, value, time: [(1, time, key, value, None)] * count,
+    st.integers(1, 200), st.one_of(st.none(), st.just(b"k" * 130)), VALUES, TIMES,
+)  # fmt: skip
+"""Records of one size."""
+
+
 def table(rows: list[tuple[Any, ...]]) -> pa.Table:
     """Records of (gap to the offset before, timestamp, key, value, properties)."""
     offset, columns = 0, []
@@ -50,8 +61,8 @@ def decoded(entries: list[RecordEntry]) -> pa.Table:
     return unpack(stored, 1)
 
 
-@settings(max_examples=30)
-@given(RECORDS)
+@settings(max_examples=90)
+@given(st.one_of(RECORDS, PLAIN, EVEN))
 def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
     records = table(rows)
     entries = list(to_entries(records, PRODUCER, NOW))
