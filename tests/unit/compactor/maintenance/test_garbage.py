@@ -61,6 +61,10 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """Two generations: the older one is replaced, some of its parts are kept by the newer one."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
     bench.compact(topic)

@@ -35,6 +35,10 @@ KEYS = [b"key-%02d" % number for number in range(20)]
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """Twenty keys in a compacted ledger of several parts, then two messages behind the horizon."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
     bench.compact(topic)

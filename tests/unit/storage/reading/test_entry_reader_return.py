@@ -16,6 +16,10 @@ KEYS = [b"key-%02d" % number for number in range(20)]
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """A compacted ledger of several parts, a raw ledger after its horizon, and a segment of two tables."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS), (KEYS[3], b"2"), (KEYS[4], None))])
     bench.compact(topic)

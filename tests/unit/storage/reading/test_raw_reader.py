@@ -26,6 +26,10 @@ from tests.workbench import Workbench, content, raw
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """A ledger (0–2), a sealed segment (3–5), a rolled one (6–7), a ledger (8), an open segment (9–11)."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"))])
     produce(topic, [single(b"d", b"3", NOW + 3), batch((b"e", b"4"), (b"f", b"5"), publish_time=NOW + 4)])

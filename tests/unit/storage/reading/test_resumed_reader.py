@@ -36,6 +36,10 @@ def resumed(topic: Topic, start: StartPosition) -> list[int]:
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """a@0 b@1 c@2 -a@3 d@4, of which a compaction has dropped the delete of a; then e@5."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"), (b"a", None), (b"d", b"4"))])
     bench.compact(topic)

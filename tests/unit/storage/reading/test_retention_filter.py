@@ -62,6 +62,10 @@ def test_both_policies_hide_by_time_and_start() -> None:
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """Compacted: offsets 0 to 19, the later the younger but for the last, a key each; 5, 18 are deleted since."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     now = bench.clock.now_ms()
     messages = [{"key": b"k%02d" % n, "payload": b"%d" % n, "publish_time": now - 100 + n} for n in range(19)]

@@ -74,6 +74,10 @@ def horizon(topic: Topic) -> SourcePosition:
 @pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """Twenty keys in two ledgers of the source, some of them replaced; the last entry deletes one."""
+    return bench.built(_topic)
+
+
+def _topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     first = [((7, number), message(b"k%02d" % number, b"first" * 9, number)) for number in range(20)]
     second = [((9, number), message(b"k%02d" % (2 * number), b"second", 100 + number)) for number in range(10)]
