@@ -1,8 +1,9 @@
-"""A driver with a process of its own: `python -m tests.cluster.driver FOLDER [--stall] TOPIC…`.
+"""A driver with a process of its own: `python -m tests.cluster.driver FOLDER [--stall-from PHASE] TOPIC…`.
 
 Compacts the topics one after the other in one session, with the settings of its environment, and prints what it did
-as JSON. `--stall`: the first attempt at the first task of each phase does its work, leaves a note in FOLDER and goes no
-further. What is defined here travels to the executors whole: they have no tests.
+as JSON. `--stall-from`: from that phase on (each run has two, counted from 1), the first attempt at the first task of
+each phase does its work, leaves a note in FOLDER and goes no further. What is defined here travels to the executors
+whole: they have no tests.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ class Observed:
 class ObservedEngine(SparkEngine):
     """Counts phases: one, two, one, two …"""
 
-    def __init__(self, session: Any, folder: Path, stalls: bool) -> None:
+    def __init__(self, session: Any, folder: Path, stall_from: int | None) -> None:
         super().__init__(session)
-        self.folder, self.stalls, self.phase = folder, stalls, 0
+        self.folder, self.stall_from, self.phase = folder, stall_from, 0
 
     def run(
         self,
@@ -107,13 +108,14 @@ class ObservedEngine(SparkEngine):
         weights: Sequence[float] | None = None,
     ) -> list[Any | TaskFailure]:
         self.phase += 1
-        return super().run(count, Observed(task, self.folder, self.phase, self.stalls), on_done, weights)
+        stalls = self.stall_from is not None and self.phase >= self.stall_from
+        return super().run(count, Observed(task, self.folder, self.phase, stalls), on_done, weights)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--stall-from", type=int)
     parser.add_argument("topics", nargs="+", type=TopicName.parse)
     arguments = parser.parse_args()
     settings = Settings.load()
@@ -121,7 +123,7 @@ def main() -> None:
         store = Counting(StoreLocation(settings.store_url, settings.s3_endpoint))
         session = open_session(SparkSettings(arguments.folder / "spark.log", settings.spark_master))
         try:
-            engine = ObservedEngine(session, arguments.folder, arguments.stall)
+            engine = ObservedEngine(session, arguments.folder, arguments.stall_from)
             bench = Workbench(environment.metadata, store, environment.clock, environment.log, engine, SIZING)
             outcomes = [bench.compact(open_topic(environment, name)) for name in arguments.topics]
         finally:

@@ -200,38 +200,34 @@ def deployment(
     bench.store.close()
 
 
-def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(deployment: Deployment) -> None:
+def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(
+    deployment: Deployment, spark_cluster: SparkCluster
+) -> None:
+    """In the second run SIGKILL ends the executor of a task and the worker that started it, in each phase; the other
+    worker does the rest."""
     topics = [deployment.fill("first", seed=1), deployment.bench.topic("second")]
     deployment.append(topics[1], random.Random(2), 2000)
-    with deployment.driver("first", "second") as process:
-        report = report_of(process)
+    killed_in = (3, 4)
+    with deployment.driver("--stall-from", "3", "first", "second") as process:
         driver = process.pid
-    assert all(map(equals_the_reference, topics))
-    assert report["ledgers"] == [topic.snapshot().compacted.ledger_id for topic in topics]  # type: ignore[union-attr]
-
-    ran = deployment.notes("ran-*")
-    assert {note["phase"] for note in ran} == {1, 2, 3, 4}
-    assert len({note["executor"] for note in ran}) == 2, "both workers take part"
-    assert driver not in {note["pid"] for note in ran}
-    assert all("compactor-package-" in note["package"] for note in ran), "the package came with the session"
-    assert {names.parse(name).kind for name, _ in report["reads"]} == {names.ObjectKind.MANIFEST}
-
-
-def test_workers_that_are_killed_in_a_task(deployment: Deployment, spark_cluster: SparkCluster) -> None:
-    """SIGKILL to the executor and the worker that started it, in each phase; the other worker does the rest."""
-    topic = deployment.fill("t")
-    with deployment.driver("--stall", "t") as process:
-        for phase in (1, 2):
+        for phase in killed_in:
             executor = parent(parent(deployment.stalled(process, phase)))
             spark_worker = parent(executor)
             os.kill(executor, 9)
             spark_cluster.kill_worker(spark_worker)
             spark_cluster.fill_up()
-        report_of(process)
-    assert equals_the_reference(topic)
-    for phase in (1, 2):
+        report = report_of(process)
+    assert all(map(equals_the_reference, topics))
+    assert report["ledgers"] == [topic.snapshot().compacted.ledger_id for topic in topics]  # type: ignore[union-attr]
+
+    ran = deployment.notes("ran-*")
+    assert {note["phase"] for note in ran} == {1, 2, 3, 4}
+    assert driver not in {note["pid"] for note in ran}
+    assert all("compactor-package-" in note["package"] for note in ran), "the package came with the session"
+    assert {names.parse(name).kind for name, _ in report["reads"]} == {names.ObjectKind.MANIFEST}
+    for phase in killed_in:
         again = {note["executor"] for note in deployment.notes(f"ran-{phase}-0-*")}
-        assert len(again) == 2, "the task was done a second time, elsewhere"
+        assert len(again) == 2, "the task was done a second time, elsewhere: both workers take part"
 
 
 @pytest.mark.soak
@@ -246,7 +242,7 @@ def test_speculation_gives_the_same_result(deployment: Deployment) -> None:
         }
     )
     topic = deployment.fill("t")
-    with deployment.driver("--stall", "t") as process:
+    with deployment.driver("--stall-from", "1", "t") as process:
         losers = {phase: deployment.stalled(process, phase) for phase in (1, 2)}
         report_of(process)
     assert equals_the_reference(topic)
@@ -305,6 +301,7 @@ def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None
 
 def test_the_command_line_on_a_cluster(deployment: Deployment) -> None:
     topic = deployment.fill("t")
+    deployment.on_one_core()
     result = compact_topic(deployment.environment_with_file, "t")
     assert result.returncode == 0, result.stderr
     assert equals_the_reference(topic)

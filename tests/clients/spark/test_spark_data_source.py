@@ -33,6 +33,7 @@ def load(spark_engine: Engine, tmp_path: Path) -> Iterator[Load]:
     session = SparkSession.getActiveSession()
     assert session is not None
     register(session)
+    session.conf.set("spark.sql.shuffle.partitions", "2")  # of the 200 by default each is a task of its own
     options = places(tmp_path)
 
     def loading(topic: str, *, stream: bool = False, **more: str) -> Any:
