@@ -33,6 +33,8 @@ from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.topic import Topic
 from tests.asgi import TestClient
+from tests.servers.sealer_forks import forking_sealers
+from tests.servers.service_forks import service_forks
 
 
 def append_to(logs: TopicLogs, topic: Topic, entries: Sequence[bytes]) -> list[AppendOutcome]:
@@ -98,7 +100,7 @@ class Served:
 def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterator[Served]:
     """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
     settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
-    with running_service(settings) as context:
+    with forking_sealers(lambda: service_forks().run), running_service(settings) as context:
         broker = context.broker
         broker.control.drain(0)
         watched = cast(ObjectStore, WatchedStore(broker.environment.store))

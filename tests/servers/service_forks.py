@@ -11,6 +11,8 @@ by the services and commands that are not forked (`compactor_service.py`, tests/
 from __future__ import annotations
 
 import atexit
+import fcntl
+import gc
 import json
 import os
 import signal
@@ -18,12 +20,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import cache
 from types import TracebackType
 from typing import IO, Any, Self
 
 _MOST_BYTES = 1 << 20
+_MOST_DESCRIPTORS = 32
 
 
 class ForkedProcess:
@@ -31,8 +34,8 @@ class ForkedProcess:
 
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers
-        self._lines = answers.makefile()
-        self.pid = int(self._lines.readline())
+        with answers.makefile("rb", buffering=0) as lines:  # the exit code may be there already
+            self.pid = int(lines.readline())
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -50,7 +53,6 @@ class ForkedProcess:
             except (TimeoutError, BlockingIOError) as error:
                 raise subprocess.TimeoutExpired("compactor", timeout or 0) from error
             self.returncode = int(line)
-            self._lines.close()
             self._answers.close()
         return self.returncode
 
@@ -90,11 +92,33 @@ class ForkedCommand(ForkedProcess):
         self.wait()
 
 
-class ServiceForks:
+class Orders:
+    """The way to the forking process. A forked service has a copy of it, for its own children."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+
+    def run(self, command: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
+        """Execute the code of a command `python … -c CODE …` in a fork, with these descriptors under their numbers."""
+        code = command.index("-c") + 1
+        order = {"code": command[code], "arguments": [*command[code + 1 :]], "numbers": [0, 1, 2, *descriptors]}
+        return ForkedProcess(self._order(order, os.environ, 0, 1, 2, *descriptors))
+
+    def _order(self, order: Mapping[str, Any], environment: Mapping[str, str], *descriptors: int) -> socket.socket:
+        whole = {**order, "environment": dict(environment), "folder": os.getcwd()}
+        answers, theirs = socket.socketpair()
+        with theirs:
+            fields = [theirs.fileno(), *descriptors]
+            socket.send_fds(self._orders, [json.dumps(whole).encode() + b"\n"], fields)
+        return answers
+
+
+class ServiceForks(Orders):
     """The forking process, seen from the tests."""
 
     def __init__(self) -> None:
-        self._orders, theirs = socket.socketpair()
+        orders, theirs = socket.socketpair()
+        super().__init__(orders)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.servers.service_forks", str(theirs.fileno())],
@@ -106,7 +130,7 @@ class ServiceForks:
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> ForkedProcess:
         """Start `compactor` with these arguments and no input; what it says goes to `log`."""
         with open(os.devnull) as nothing:
-            return ForkedProcess(self._order(arguments, environment, nothing, log, log))
+            return ForkedProcess(self._start(arguments, environment, nothing, log, log))
 
     def open(self, *arguments: str) -> ForkedCommand:
         """Start `compactor` with these arguments and pipes, in the environment and the folder of this process."""
@@ -114,18 +138,15 @@ class ServiceForks:
         stdin, stdout, stderr = (os.fdopen(end, mode) for end, mode in zip(_ours(pipes), "wrr", strict=True))
         with ExitStack() as theirs:
             ends = [theirs.enter_context(os.fdopen(end, mode)) for end, mode in zip(_theirs(pipes), "rww", strict=True)]
-            return ForkedCommand(self._order(arguments, os.environ, *ends), stdin, stdout, stderr)
+            return ForkedCommand(self._start(arguments, os.environ, *ends), stdin, stdout, stderr)
 
-    def _order(self, arguments: Sequence[str], environment: Mapping[str, str], *streams: IO[str]) -> socket.socket:
-        order = {"arguments": [*arguments], "environment": dict(environment), "folder": os.getcwd()}
-        answers, theirs = socket.socketpair()
-        with theirs:
-            descriptors = [theirs.fileno(), *(stream.fileno() for stream in streams)]
-            socket.send_fds(self._orders, [json.dumps(order).encode() + b"\n"], descriptors)
-        return answers
+    def _start(self, arguments: Sequence[str], environment: Mapping[str, str], *streams: IO[str]) -> socket.socket:
+        descriptors = [stream.fileno() for stream in streams]
+        return self._order({"arguments": [*arguments]}, environment, *descriptors, self._orders.fileno())
 
     def close(self) -> None:
         """End the forking process; the services are ended by then."""
+        self._orders.shutdown(socket.SHUT_RDWR)
         self._orders.close()
         self._process.wait()
 
@@ -148,10 +169,11 @@ def service_forks() -> ServiceForks:
     return forks
 
 
-def _serve_orders(orders: socket.socket) -> None:
-    """Fork a keeper for each order, until there are no more. Return in a service."""
+def _serve_orders(orders: socket.socket) -> Orders | None:
+    """Fork a keeper for each order, until there are no more. Return in a service, what it may order; and in a process
+    that executes code, nothing."""
     while True:
-        text, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 4)
+        text, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, _MOST_DESCRIPTORS)
         while text and not text.endswith(b"\n"):
             text += orders.recv(_MOST_BYTES)
         if not text:
@@ -163,15 +185,15 @@ def _serve_orders(orders: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _keep(order: Mapping[str, Any], answers: int, *streams: int) -> None:
+def _keep(order: Mapping[str, Any], answers: int, *descriptors: int) -> Orders | None:
     """Fork the process, and tell its pid and its exit code. Return in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(answers)
-        return _become_compactor(order, streams)
-    for stream in streams:
-        os.close(stream)
+        return _become(order, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
     with suppress(OSError):  # the tests are over
         os.write(answers, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)
@@ -179,11 +201,16 @@ def _keep(order: Mapping[str, Any], answers: int, *streams: int) -> None:
     os._exit(0)
 
 
-def _become_compactor(order: Mapping[str, Any], streams: Sequence[int]) -> None:
-    for target, stream in enumerate(streams):
-        os.dup2(stream, target)
-    for stream in streams:
-        os.close(stream)
+def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> Orders | None:
+    numbers = order.get("numbers", [0, 1, 2])
+    # Above all numbers, so that no descriptor of the order is in the way of another one.
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    orders = None if "code" in order else Orders(socket.socket(fileno=os.dup(high.pop())))
+    for number, descriptor in zip(numbers, high, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     # The objects of the forking process know what its own streams can do.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -192,27 +219,34 @@ def _become_compactor(order: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    sys.argv = ["compactor", *order["arguments"]]
+    sys.argv = ["-c" if "code" in order else "compactor", *order["arguments"]]
+    if "code" in order:
+        gc.freeze()
+        exec(order["code"], {"__name__": "__main__"})
+        sys.exit()
+    return orders
 
 
 def main() -> None:
     """Serve orders; in a service, run its command."""
-    import gc
-
     import alembic.command  # noqa: F401
     import uvicorn.protocols.http.h11_impl  # noqa: F401
 
     import api.app
+    import api.background.sealer_process
     import api.pulsar.server
     import api.server
     import api.service  # noqa: F401
     from api.cli import main as program
+    from tests.servers.sealer_forks import forking_sealers
 
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    _serve_orders(socket.socket(fileno=int(sys.argv[1])))
+    orders = _serve_orders(socket.socket(fileno=int(sys.argv[1])))
+    assert orders is not None
     sys.modules["__main__"] = program  # where processes that the service spawns begin
-    program.main()
+    with forking_sealers(lambda: orders.run) if sys.argv[1] == "serve" else nullcontext():
+        program.main()
 
 
 if __name__ == "__main__":
