@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from api.http.tokens import create_token
 from tests.servers.chromium import OPTIONS, chromium
 from tests.servers.compactor_service import RunningService, compactor_service
 
+_HERE = Path(__file__).parent
 SECRET = bytes(range(32))
 TOPIC = "/dashboard/topics/public/default/users"
 WAIT_MS = 120_000
@@ -37,14 +38,32 @@ class Watched:
         return self.page
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """For these tests alone: Playwright runs an event loop in this thread, in which no other test could run its own."""
-    expect.set_options(timeout=WAIT_MS)
-    with sync_playwright() as playwright:
+_STARTED = ExitStack()
+"""The end of the browser that is shared, and of Playwright."""
+_BROWSERS: list[Browser] = []
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """Return the browser that the tests of this folder share while they follow each other."""
+    if not _BROWSERS:
+        expect.set_options(timeout=WAIT_MS)
+        playwright = _STARTED.enter_context(sync_playwright())
         launched = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
-        yield launched
-        launched.close()
+        _STARTED.callback(launched.close)
+        _BROWSERS.append(launched)
+    return _BROWSERS[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the browser before other tests: Playwright runs an event loop in this thread, where none could run its own.
+
+    This hook is that of the tests of this folder.
+    """
+    if nextitem is None or nextitem.path.parent != _HERE:
+        _BROWSERS.clear()
+        _STARTED.close()
 
 
 @contextmanager
@@ -71,7 +90,7 @@ def check_accessible(page: Page, name: str) -> None:
     """Assert that axe finds nothing serious in a page, and that the page does not scroll sideways."""
     serious = [
         f"{name}: {item['id']}: {[node['html'] for node in item['nodes']][:3]}"
-        for item in Axe().run(page).response["violations"]
+        for item in Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
         if item["impact"] in ("serious", "critical")
     ]
     assert not serious
