@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -40,12 +41,7 @@ sys.meta_path.insert(0, Hidden)
 def runtime_environment(folder: Path) -> dict[str, str]:
     """Make the environment in a new folder; return its variables, without settings of Compactor."""
     folder.mkdir()
-    lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
-    installed = {_normal(name) for name in re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", lock, re.MULTILINE)}
-    installed.add(DISTRIBUTION)
-    modules = {name: [_normal(package) for package in packages] for name, packages in packages_distributions().items()}
-    hidden = {name: packages for name, packages in modules.items() if not installed.intersection(packages)}
-    (folder / "hidden.json").write_text(json.dumps(hidden))
+    (folder / "hidden.json").write_text(json.dumps(_hidden()))
     (folder / "installed").touch()
     (folder / "sitecustomize.py").write_text(_HOOK)
     scripts = Path(sys.executable).parent
@@ -56,6 +52,16 @@ def runtime_environment(folder: Path) -> dict[str, str]:
     others = [item for item in os.environ["PATH"].split(os.pathsep) if Path(item) != scripts]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMPACTOR_", "PYTHON"))}
     return {**kept, "PATH": os.pathsep.join([str(folder), *others]), "PYTHONPATH": str(folder)}
+
+
+@cache
+def _hidden() -> dict[str, list[str]]:
+    """Return the packages of each module that is hidden; to read what all packages have installed takes a second."""
+    lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
+    installed = {_normal(name) for name in re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", lock, re.MULTILINE)}
+    installed.add(DISTRIBUTION)
+    modules = {name: [_normal(package) for package in packages] for name, packages in packages_distributions().items()}
+    return {name: packages for name, packages in modules.items() if not installed.intersection(packages)}
 
 
 def _normal(package: str) -> str:

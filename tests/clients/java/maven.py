@@ -12,6 +12,7 @@ Goes wrong: `NotFetched`, with the file and the reason. A test that needs the fi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -103,7 +104,7 @@ def _mirror_of_central(settings: Path) -> str | None:
 def _at_hand(library: Library, client: httpx.Client, root: str, cache: Path) -> Path:
     """The file in the cache; fetched if it is not there, or is another one."""
     file = cache / f"{library.sha256[:16]}-{Path(library.path).name}"
-    if file.exists() and _hash(file.read_bytes()) == library.sha256:
+    if file.exists() and _hash_of(file) == library.sha256:
         return file
     content = _fetch(library, client, root)
     if _hash(content) != library.sha256:
@@ -132,6 +133,17 @@ def _fetch(library: Library, client: httpx.Client, root: str) -> bytes:
         f"{library.path} cannot be had from Maven's central repository ({message}); "
         "is it reachable from here? COMPACTOR_MAVEN_REPOSITORY names another address"
     )
+
+
+def _hash_of(file: Path) -> str:
+    state = file.stat()
+    return _read_and_hash(file, state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+@functools.cache
+def _read_and_hash(file: Path, *state: int) -> str:
+    """Return the hash of a file; of one in that state once: a broker's libraries are 130 MB, for each of its tools."""
+    return _hash(file.read_bytes())
 
 
 def _hash(content: bytes) -> str:
