@@ -35,6 +35,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.registry import open_store
 from storage.topic import Topic
+from tests.budgets import IN_SOAK
 from tests.entries import single
 from tests.servers.postgres import PostgresServer
 from tests.servers.service_forks import service_forks
@@ -42,7 +43,7 @@ from tests.workbench import compacted_only, ensure_topic, view
 
 SECONDS = float(os.environ.get("COMPACTOR_SOAK_SECONDS", "6"))
 MASTER = os.environ.get("COMPACTOR_SOAK_MASTER", "in-process")
-BY_THRESHOLD, BY_HAND = 50, 10
+BY_THRESHOLD, BY_HAND = (50, 10) if IN_SOAK else (20, 10)
 """Topics that are compacted by a threshold, and by triggers alone: there a lost trigger shows."""
 SETTLES_WITHIN_SECONDS = 120
 pytestmark = [pytest.mark.slow, pytest.mark.budgeted, pytest.mark.timeout(SECONDS + 3 * SETTLES_WITHIN_SECONDS)]

@@ -22,7 +22,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from storage.metadata.partitions import MAX_PARTITIONS
 from tests.serving import Served, serving
 
-EXAMPLES = int(os.environ.get("COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES", "2"))
 THERE = {"tenant": "public", "namespace": "default", "topic": "there", "subscription": "there", "cluster": "standalone"}
 MAY_FAIL = {503, 507}
 MOST_PARTITIONS = 50
@@ -103,4 +103,4 @@ def test_no_operation_answers_what_it_does_not_declare(mode: GenerationMode, sch
     answer = [problems_of(operation, mode) for operation in operations]
     wrong = [problem for _, problems in answer for problem in problems]
     assert not wrong, "\n".join(wrong)
-    assert sum(count for count, _ in answer) > 2 * len(operations)
+    assert sum(count for count, _ in answer) > 1.5 * len(operations)

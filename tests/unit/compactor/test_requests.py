@@ -139,7 +139,7 @@ def write_level(bench: Workbench, topic: Topic, attempt_id: str, newer: bool) ->
     return tuple(level)
 
 
-@pytest.mark.parametrize("bits", [0, 2])
+@pytest.mark.parametrize("bits", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_an_incremental_run_asks_for_what_is_dirty_and_a_few_objects_more(world: World, bits: int) -> None:
     """Each dirty ledger: its index once a hash range, and its rows (footer and one row group). All the rest is by hash
     range, by level or by task, whatever the number of parts."""

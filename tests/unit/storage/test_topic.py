@@ -193,6 +193,23 @@ DAMAGED = {
 """As docs/operations.md has it. A run may do without what it does not need; what it publishes is right all the same."""
 
 
+KEYS = [b"key-%02d" % number for number in range(20)]
+
+
+def _roomy(bench: Workbench) -> Workbench:
+    return bench.with_sizing(replace(TINY, part_bytes=4000))
+
+
+def _twice_compacted(bench: Workbench) -> Topic:
+    """A topic of `KEYS`; a part of the first run has lost a row in the second."""
+    topic = bench.topic("damage")
+    bench.append(topic, [content(*((key, b"v") for key in KEYS))])
+    _roomy(bench).compact(topic)
+    bench.append(topic, [content((KEYS[0], b"2"))])
+    _roomy(bench).compact(topic)
+    return topic
+
+
 def damage(bench: Workbench, name: str, kind: str) -> None:
     if kind == "lost":
         bench.store.delete(name)
@@ -206,13 +223,8 @@ def damage(bench: Workbench, name: str, kind: str) -> None:
 @pytest.mark.parametrize("what", DAMAGED)
 def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, what: str, kind: str) -> None:
     """R8: an error that names the object in compacted reads and in runs, or no harm; raw continues; clearing helps."""
-    topic = bench.topic("damage")
-    keys = [b"key-%02d" % number for number in range(20)]
-    bench.append(topic, [content(*((key, b"v") for key in keys))])
-    roomy = bench.with_sizing(replace(TINY, part_bytes=4000))
-    roomy.compact(topic)
-    bench.append(topic, [content((keys[0], b"2"))])
-    roomy.compact(topic)
+    topic, keys = bench.built(_twice_compacted), KEYS
+    roomy = _roomy(bench)
     compacted = topic.snapshot().compacted
     assert compacted is not None
     manifest = read_manifest(bench.store, compacted.manifest)
