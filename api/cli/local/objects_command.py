@@ -17,6 +17,8 @@ from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
 from api.components import open_for_reading
+from storage.ledger import names
+from storage.model import LedgerRecord
 
 
 def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
@@ -35,9 +37,15 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
             "last_offset": ledger.last_offset,
             "messages": ledger.messages,
             "bytes": ledger.rows.size,
+            "offset_base": ledger.first_offset if counts_from_zero(ledger) else 0,
         }
         for ledger in snapshot.ledgers
     ]
+    if relative := sum(map(counts_from_zero, snapshot.ledgers)):
+        say(
+            f"{counted(relative, 'object')} that Spark wrote: the columns offset and ledger_id count from 0 there; "
+            "add offset_base, which `--output json` has, to offset"
+        )
     start = snapshot.topic.start_offset
     if snapshot.ledgers and snapshot.ledgers[0].first_offset < start:
         say(f"A trim removed offsets below {start}: the first ledger still holds their rows")
@@ -49,6 +57,12 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
         return
     for document in documents:
         print_line(str(document["object"]))
+
+
+def counts_from_zero(ledger: LedgerRecord) -> bool:
+    """Return whether the rows of a ledger count from 0: a task has written it."""
+    parsed = names.parse(ledger.rows.name)
+    return parsed is not None and parsed.is_of_task
 
 
 def object_location(store_url: str, name: str) -> str:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.cli.local.objects_command import object_location
+from api.settings.settings import Settings
+from api.spark.topic_write import TopicWrite
+from storage.log.bulk_append import SOURCE_SCHEMA
+from storage.model import TopicName
 from tests.program import Program
 
 
@@ -51,6 +56,21 @@ def test_rows_that_a_trim_removed_and_messages_that_are_not_sealed_are_named(pro
     (folder / "more.jsonl").write_text('{"key": "c", "value": "v"}\n')
     program("produce", "users", "more.jsonl").done()
     assert "1 segment of persistent://public/default/users not sealed" in program("topics", "objects", "users").stderr
+
+
+def test_objects_that_tasks_wrote_have_a_base_of_their_offsets(program: Program, folder: Path, tmp_path: Path) -> None:
+    imported(program, folder, "users", "a", "b")
+    settings = Settings(data=str(tmp_path / "data"))
+    write = TopicWrite.begin(settings, TopicName.parse("users"))
+    messages = pa.Table.from_pylist([{"key": b"c"}, {"key": b"d"}], SOURCE_SCHEMA)
+    write.commit(settings, write.write_task([messages], 0))
+    listed = program("topics", "objects", "users").done()
+    assert keys(listed.lines) == [b"a", b"b", b"c", b"d"]
+    assert listed.stderr.startswith("1 object that Spark wrote: the columns offset and ledger_id count from 0 there")
+    documents = program("topics", "objects", "users", "--output", "json").done().json
+    assert [item["offset_base"] for item in documents] == [0, 2]
+    offsets = [pq.read_table(item["object"])["offset"].to_pylist() for item in documents]
+    assert offsets == [[0, 1], [0, 1]]
 
 
 def test_the_location_in_another_store_is_its_url() -> None:
