@@ -60,6 +60,8 @@ KAFKA_BATCH_BYTES, PULSAR_BATCH_MESSAGES = 16 << 10, 1_000
 _DISTINCT_BATCHES, _REPLICATED = 512, 200
 _PRODUCING = 100
 """Requests to Kafka that are under way at once."""
+_NO_LEADER_YET = (3, 5, 6)
+"""Kafka's errors for a topic that was created just now."""
 _LIMIT_SECONDS = 900.0
 _POLL_SECONDS = 0.5
 """Each question costs the service several milliseconds."""
@@ -139,17 +141,20 @@ async def _produce_to_kafka(address: str, topic: str, batches: Sequence[tuple[by
     await admin.close()
     host, _, port = address.partition(":")
     connection = await create_conn(host, int(port), request_timeout_ms=60_000)
-    sent = number = 0
+
+    async def error_of(data: bytes) -> int:
+        data = bytes(8) + data[8:]  # the broker gives the offsets
+        response = await connection.send(ProduceRequest(None, 1, 30_000, [(topic, [(0, data)])]))
+        return int(response.topics[0][1][0][1])
+
+    while (await error_of(batches[0][0])) in _NO_LEADER_YET:
+        await asyncio.sleep(_POLL_SECONDS)
+    sent, number = batches[0][1], 1
     while sent < messages:
-        requests = []
-        for _ in range(_PRODUCING):
-            data, size = batches[number % len(batches)]
-            data = bytes(8) + data[8:]  # the broker gives the offsets
-            requests.append(connection.send(ProduceRequest(None, 1, 30_000, [(topic, [(0, data)])])))
-            sent, number = sent + size, number + 1
-        for response in await asyncio.gather(*requests):
-            code = response.topics[0][1][0][1]
-            assert not code, f"Kafka refuses a batch with the error {code}"
+        chosen = [batches[at % len(batches)] for at in range(number, number + _PRODUCING)]
+        errors = set(await asyncio.gather(*(error_of(data) for data, _ in chosen))) - {0}
+        assert not errors, f"Kafka refuses batches with the errors {errors}"
+        sent, number = sent + sum(size for _, size in chosen), number + _PRODUCING
     connection.close()
     return sent
 

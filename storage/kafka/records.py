@@ -25,11 +25,13 @@ from storage.kafka.compression import MAX_BYTES, Undecompressable, decompress
 from storage.kafka.header_properties import LocatedHeaders, properties_of
 from storage.kafka.message_set import read_message_set
 from storage.kafka.record_batch import RecordBatch, damaged
-from storage.slices import I64, Spans, slices
-from storage.varints import PADDING, read_varint, read_varints, words_of
+from storage.slices import I64, Flags, Spans, slices
+from storage.varints import PADDING, WORD_BYTES, read_varint, read_varints, words_of
 
 _RUN, _LOOP = 16, 128
 """The least records of one size that are located together; the records after fewer that are located by a loop."""
+_TOGETHER, _LONGEST_RUN = 8, 256
+"""The least batches of which records are located together, and the most records of each in a round."""
 BLOCK_BYTES = 2 << 20
 """Uncompressed bytes of batches that are decoded together: their arrays stay in a core's cache."""
 SCHEMA = pa.schema(
@@ -92,7 +94,7 @@ def _decode_block(batches: Sequence[RecordBatch], contents: Sequence[bytes | mem
     words = words_of(data)
     counts = np.fromiter((batch.record_count for batch in batches), np.int64, len(batches))
     content_ends = np.cumsum(np.fromiter((len(content) for content in contents), np.int64, len(contents)))
-    located = _locate(data, content_ends, counts)
+    located = _locate(data, words, content_ends, counts)
     lengths, starts = read_varints(words, np.minimum(located, end))
     ends = starts + np.clip(lengths, -1, end)
     batch_of = np.repeat(np.arange(len(batches)), counts)
@@ -147,22 +149,68 @@ def _each(batches: Sequence[RecordBatch], name: str, batch_of: I64) -> I64:
     return np.fromiter((getattr(batch, name) for batch in batches), np.int64, len(batches))[batch_of]
 
 
-def _locate(data: bytes, content_ends: I64, counts: I64) -> I64:
+def _locate(data: bytes, words: I64, content_ends: I64, counts: I64) -> I64:
     """Return the position of each record; of damaged ones, any positions. Shape (records,).
 
     `content_ends`, `counts`: the end and the number of the records of each batch. Each position depends on the one
-    before it. Records of one size in a row are located together, others by a loop; steps for the k-th records of all
-    batches would need 500 batches to be cheaper.
+    before it. In each round the next records that have one size are located in many batches together: numbers in
+    records grow by a byte a few times in a batch. A batch with records of many sizes, and the last few, are located
+    alone.
     """
     located = np.zeros(int(counts.sum()), np.int64)
     octets = np.frombuffer(data, np.uint8)
-    at = first = 0
-    for limit, count in zip(content_ends.tolist(), counts.tolist(), strict=True):
-        with suppress(IndexError):  # damage leads out of the data
-            _locate_in_batch(located[first : first + count], data, octets, at)
-        at = limit
-        first += count
+    rest = _Unlocated(np.append(0, content_ends[:-1]), np.cumsum(counts) - counts, counts).where(counts > 0)
+    alone: list[_Unlocated] = []
+    while len(rest.rows) >= _TOGETHER:
+        runs, sizes = _locate_runs(located, words, rest, np.minimum(rest.counts, _LONGEST_RUN))
+        rest = rest.after(runs, sizes)
+        has_one_size = runs >= _RUN
+        alone.append(rest.where(~has_one_size & (rest.counts > 0)))
+        rest = rest.where(has_one_size & (rest.counts > 0))
+    for batches in (*alone, rest):
+        for at, row, count in zip(*(column.tolist() for column in batches), strict=True):
+            with suppress(IndexError):  # damage leads out of the data
+                _locate_in_batch(located[row : row + count], data, octets, at)
     return located
+
+
+class _Unlocated(NamedTuple):
+    """The records of batches that are not located: the position and the row of the first of each, and their number."""
+
+    positions: I64
+    rows: I64
+    counts: I64
+
+    def where(self, chosen: Flags) -> _Unlocated:
+        """Return some of the batches."""
+        return _Unlocated(self.positions[chosen], self.rows[chosen], self.counts[chosen])
+
+    def after(self, records: I64, sizes: I64) -> _Unlocated:
+        """Return the same after some records of each, which have one size."""
+        return _Unlocated(self.positions + records * sizes, self.rows + records, self.counts - records)
+
+
+def _locate_runs(located: I64, words: I64, rest: _Unlocated, limits: I64) -> tuple[I64, I64]:
+    """Locate the next records of each batch that have the size of the first, up to `limits`; return their number and
+    that size. A size of more than two bytes is that of none."""
+    end = len(words) - 1 + WORD_BYTES - len(PADDING)
+    positions = np.minimum(rest.positions, end)
+    word = words[positions] & 0xFFFF
+    low, high = word & 0xFF, word >> 8
+    is_short = low < 0x80
+    sizes = np.where(is_short, 1 + (low >> 1), ((high << 7) + low >> 1) - 62)
+    counts = np.where(is_short | (high < 0x80), np.minimum(limits, (end - positions) // sizes), 0)
+    numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.repeat(positions, counts) + numbers * np.repeat(sizes, counts)
+    masks = np.where(is_short, 0xFF, 0xFFFF)
+    differs = np.flatnonzero((words[places] ^ np.repeat(word, counts)) & np.repeat(masks, counts))
+    runs = counts.copy()
+    if len(differs):
+        batches, firsts = np.unique(np.repeat(np.arange(len(counts)), counts)[differs], return_index=True)
+        runs[batches] = numbers[differs[firsts]]
+    equal = numbers < np.repeat(runs, counts)
+    located[(np.repeat(rest.rows, counts) + numbers)[equal]] = places[equal]
+    return runs, sizes
 
 
 def _locate_in_batch(located: I64, data: bytes, octets: npt.NDArray[np.uint8], at: int) -> None:

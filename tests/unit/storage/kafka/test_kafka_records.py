@@ -125,3 +125,16 @@ def test_records_of_one_size_in_a_row_are_located_as_others_are() -> None:
         *((record.offset, record.value) for record in rows),
         (len(sizes), b"x"),
     ]
+
+
+def test_runs_of_one_size_in_many_batches_are_located_as_others_are() -> None:
+    """Batches of which each has other runs: some end in the same round, some are located alone."""
+    offset, drawn = 0, []
+    for number in range(24):
+        sizes = [5] * (number * 37 % 300) + [90] * (number * 11 % 130) + [9_000] * (number % 3) + [7] * (number % 20)
+        sizes += [k % 50 for k in range(40 if number % 4 == 0 else 1)]
+        rows = [Record(offset + k, value=bytes([k % 251]) * size) for k, size in enumerate(sizes)]
+        offset += len(rows)
+        drawn.append(Batch(rows))
+    data = b"".join(map(encode, drawn))
+    assert decoded(data) == as_decoded(row for batch in drawn for row in expected(batch))
