@@ -7,7 +7,7 @@ BIN = .venv/bin
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test check docs pictures format bench soak lock upgrade clean runtime-environment dev-environment
+.PHONY: help demo test check docs pictures format bench soak lock upgrade clean compile runtime-environment dev-environment
 
 help: ## list these targets
 	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
@@ -20,7 +20,7 @@ demo: runtime-environment ## install what is needed, import and compact git's hi
 # pytest comes last and nothing is printed after it: CI reads its closing line.
 # More processes than cores: tests wait, most of all those of CI for servers. A file goes to one process
 # (tests/distribution.py). ARGS="-n 0" for one process, with a debugger.
-test: check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
+test: compile check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
 	@case "$${CI:-}" in \
 		true) tier='not soak'; processes=4; slowest=--durations=40; \
 			$(BIN)/python -m tests.servers.versitygw && $(BIN)/python -m tests.servers.light_java || exit ;; \
@@ -75,6 +75,11 @@ clean: ## remove the environment and every cache; topics and ledgers in .compact
 
 runtime-environment: ## install what is needed to run it
 	@sh requirements/install.sh runtime
+
+# In a fresh clone, beside the checks, as .ci/run does: one process compiles what all processes of the tests import.
+compile: dev-environment
+	@test "$${CI:-}" = true || test -d tests/__pycache__ || { \
+		$(BIN)/python -m pytest --collect-only -qq </dev/null >/dev/null 2>&1 & }
 
 dev-environment:
 	@sh requirements/install.sh dev
