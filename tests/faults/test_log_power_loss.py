@@ -64,7 +64,12 @@ def _nonsense(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
 
 
 KINDS = (_nothing_more, _torn, _aids_as_new, _zeros, _nonsense)
-IN_SOAK = [pytest.param(keeps, marks=pytest.mark.soak) for keeps in (_torn, _aids_as_new, _nonsense)]
+FLUSHED_EACH = (_nothing_more, _zeros)
+"""The kinds that CI tries with a flush every append; it tries the others with a flush now and then."""
+
+
+def _kinds(in_ci: Callable[[Keeps], bool]) -> list[object]:
+    return [pytest.param(keeps, marks=() if in_ci(keeps) else pytest.mark.soak) for keeps in KINDS]
 
 
 def losses(
@@ -134,15 +139,14 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeps", [_nothing_more, _zeros, *IN_SOAK])
+@pytest.mark.parametrize("keeps", _kinds(lambda keeps: keeps in FLUSHED_EACH))
 def test_nothing_acknowledged_is_lost_when_every_append_is_flushed(tmp_path: Path, keeps: Keeps) -> None:
     assert losses(tmp_path, keeps) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeps", KINDS)
+@pytest.mark.parametrize("keeps", _kinds(lambda keeps: keeps not in FLUSHED_EACH))
 def test_no_more_than_since_the_last_flush_is_lost_otherwise(tmp_path: Path, keeps: Keeps) -> None:
-    """More entries wait for a flush here than above, where CI tries two kinds."""
     assert losses(tmp_path, keeps, flush_messages=4) == []
 
 
