@@ -2,7 +2,7 @@
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
 examples each time, a third of all, and topics hash their keys alike, so that a change is judged by what it changed;
-without, both continue exploring.
+without, it draws a half, others each time, and topics differ, too.
 """
 
 from __future__ import annotations
