@@ -48,6 +48,8 @@ _BATCH_ROWS = 65_536
 _KEYS = 10_000
 """The keys that are searched in the indexes at once."""
 _NO_OFFSET = -1
+_OUT_OF_MEMORY = "Out of Memory Error"
+"""The begin of an error of DuckDB; in a stream it has no class of its own."""
 Value = TypeVar("Value")
 
 
@@ -117,7 +119,7 @@ class TopicQuery:
             return ResultRows(pa.schema([_marked(*each) for each in fields]), self._batches(reader))
 
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        with self._own_errors():
+        with self._own_errors(pa.ArrowException, OSError):  # which a stream of Arrow makes of an error of DuckDB
             while (batch := self._wait(lambda: next(reader, None))) is not None:
                 yield batch
 
@@ -205,15 +207,15 @@ class TopicQuery:
             self._connection.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {body}")
 
     @contextmanager
-    def _own_errors(self) -> Iterator[None]:
-        """Raise the cause of an error of DuckDB, or one that says what is wrong with the SQL."""
+    def _own_errors(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Raise the cause of an error of DuckDB, or of other `kinds`; or one that says what is wrong with the SQL."""
         try:
             yield
-        except (self._duckdb.Error, pa.ArrowException) as error:
+        except (self._duckdb.Error, *kinds) as error:
             for dataset in self._datasets:
                 if dataset.error is not None:
                     raise dataset.error from error
-            if isinstance(error, self._duckdb.OutOfMemoryException):
+            if str(error).startswith(_OUT_OF_MEMORY):
                 raise Unavailable(
                     f"the query needs more than {self._limits.memory_bytes:,} bytes of memory, or more room in "
                     f"{tempfile.gettempdir()} ({_line(error)})",

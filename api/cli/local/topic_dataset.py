@@ -84,6 +84,17 @@ class TopicPieces:
     newest: OffsetSet | None = None
 
 
+class RowsScanner:
+    """A scan of a dataset. pyarrow's own reads ahead in threads, which would go on after the end of a query."""
+
+    def __init__(self, reader: pa.RecordBatchReader) -> None:
+        self._reader = reader
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the reader, which reads when it is asked, in the thread that asks."""
+        return self._reader
+
+
 class TopicDataset(ds.Dataset):
     """A dataset of messages. `error`: the one that ended a scan; None: none did."""
 
@@ -101,13 +112,15 @@ class TopicDataset(ds.Dataset):
         """The columns and their types."""
         return self._schema
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: object) -> Any:
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: object) -> RowsScanner:
         """Return an object whose `to_reader` reads the columns (None: all) of the rows for which the filter is true."""
         chosen = self._schema.names if columns is None else list(columns)
         read = list(dict.fromkeys((*chosen, *self._named_in(filter)))) or ["offset"]
-        schema = pa.schema([self._schema.field(name) for name in read])
-        reader = pa.RecordBatchReader.from_batches(schema, self._noting_errors(self._batches(schema)))
-        return ds.Scanner.from_batches(reader, columns=chosen, filter=filter)
+        batches = self._batches(self._schema_of(read), filter, chosen)
+        return RowsScanner(pa.RecordBatchReader.from_batches(self._schema_of(chosen), self._noting_errors(batches)))
+
+    def _schema_of(self, names: Sequence[str]) -> pa.Schema:
+        return pa.schema([self._schema.field(name) for name in names])
 
     def _named_in(self, condition: Any) -> list[str]:
         """Return the columns that a filter names: those without which Arrow refuses it."""
@@ -129,10 +142,14 @@ class TopicDataset(ds.Dataset):
             self.error = self.error or error
             raise
 
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, schema: pa.Schema, condition: Any, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for source in self._sources:
             for batch in _rows(source, schema.names):
-                yield self._converted(batch, schema, source.topic.name.partition)
+                converted = self._converted(batch, schema, source.topic.name.partition)
+                if condition is None:
+                    yield converted.select(chosen)
+                else:
+                    yield from pa.Table.from_batches([converted]).filter(condition).select(chosen).to_batches()
 
     def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
         columns = [self._column(batch, field, partition) for field in schema]
