@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
@@ -331,12 +331,14 @@ class RowsReader:
     def _statistics(self, number: int, column: str) -> Any:
         if column in self._absent:
             return None
-        group = self._metadata.row_group(number)
-        # Leaves of nested columns shift later columns, so look it up by name.
-        (statistics,) = (
-            group.column(i).statistics for i in range(group.num_columns) if group.column(i).path_in_schema == column
-        )
+        statistics = self._metadata.row_group(number).column(self._column_numbers[column]).statistics
         return statistics if statistics is not None and statistics.has_min_max else None
+
+    @cached_property
+    def _column_numbers(self) -> Mapping[str, int]:
+        """The number of each column in a row group, by its name: leaves of nested columns shift later columns."""
+        schema = self._metadata.schema
+        return {schema.column(number).path: number for number in range(len(schema))}
 
     def __iter__(self) -> Iterator[pa.Table]:
         self.announce_row_groups(range(len(self.groups)))
