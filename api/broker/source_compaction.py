@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from storage.model import TopicName
     from storage.reading.source_reader import SourceMessage, SourceReader
 
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = 4 << 20
 """Maximum bytes of a page of entries, unless its first entry is larger."""
 PAGE_ENTRIES = 10_000
 _FRAME = Struct(">qqI")
@@ -92,10 +92,12 @@ class _Request:
 
 @dataclass(frozen=True)
 class EntryPage:
-    """Entries of a compacted ledger: head and bytes of each. `generation`: of that ledger."""
+    """Entries of a compacted ledger: head and bytes of each. `generation`: of that ledger. `is_last`: no entry is left
+    up to the horizon; False: unknown."""
 
     generation: int
     frames: bytes
+    is_last: bool
 
 
 def compact_up_to(broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str) -> RequestState:
@@ -204,15 +206,18 @@ def entries(
     reader = Topic(broker.environment, record).source_reader(generation)
     covered = _covered_horizon(broker, record, reader, horizon, generation)
     if reader is None or covered is None:
-        return EntryPage(0, b"")
+        return EntryPage(0, b"", True)
+    is_last = True
     for entry in reader.entries(start, covered):
         size += _FRAME.size + len(entry.data)
         if pieces and size > max_bytes:
+            is_last = False
             break
         pieces += (_FRAME.pack(entry.ledger_id, entry.entry_id, len(entry.data)), entry.data)
         if len(pieces) >= 2 * max_entries:
+            is_last = False
             break
-    return EntryPage(reader.compacted.generation, b"".join(pieces))
+    return EntryPage(reader.compacted.generation, b"".join(pieces), is_last)
 
 
 def position_since(

@@ -29,6 +29,7 @@ from api.observability.error_text import (
     ADMIN_WORDING,
     CONFLICT,
     KIND_HEADER,
+    NOT_FOUND,
     OPERATOR_WORDING,
     WORDING_HEADER,
     one_line,
@@ -268,6 +269,8 @@ async def _known(request: Request, error: Exception) -> Response:
     headers = _allowed(request) if status == 405 else {}
     if isinstance(error, errors.Conflict) and status != BY_KIND[errors.Conflict]:
         headers[KIND_HEADER] = CONFLICT
+    if isinstance(error, errors.NotFound):
+        headers[KIND_HEADER] = NOT_FOUND
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
     return error_response(status, public_reason(error, wording_of(request)), headers)

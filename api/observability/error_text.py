@@ -128,9 +128,12 @@ WORDING_HEADER = "X-Compactor-Words"
 ADMIN = "compactor-admin"
 """The value of `WORDING_HEADER` for ADMIN_WORDING."""
 KIND_HEADER = "X-Compactor-Error"
-"""The header of an answer that names the kind of its error, where a broker's status is that of another kind."""
+"""The header of an answer that names the kind of its error, where the status does not tell it: a broker's status is
+that of another kind, or a proxy answers with the same one."""
 CONFLICT = "Conflict"
 """The value of `KIND_HEADER` for a conflict."""
+NOT_FOUND = "NotFound"
+"""The value of `KIND_HEADER` for a missing object."""
 
 
 def text_if_error(value: object) -> object:

@@ -3,7 +3,8 @@
 A broker that keeps a topic and replicates it here reads its compacted entries, which it delivers in place of its own
 (integrations/pulsar-compaction). A page of entries is binary: of each entry its ledger id (8 bytes, big-endian), its
 entry id (8), the length of its bytes (4), and its bytes, as a producer sends them. The header `X-Compactor-Generation`
-names the generation that was read. An empty page means that no entry is left up to the horizon.
+names the generation that was read. `X-Compactor-Last: true`, or an empty page, means that no entry is left after it up
+to the horizon.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from storage.reading.source_reader import SourceMessage
 router = Routes("compacted", known_query=True)
 
 GENERATION = "X-Compactor-Generation"
+LAST = "X-Compactor-Last"
 _ENTRIES = "application/octet-stream"
 Horizon = Annotated[
     str | None, Query(description="The caller's horizon, `ledger:entry`; entries end there. 409 if it is not known.")
@@ -90,6 +92,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
         "content": {_ENTRIES: {"schema": {"type": "string", "format": "binary"}}},
         "headers": {
             GENERATION: {"description": "The generation that was read.", "schema": {"type": "integer"}},
+            LAST: {"description": "true: no entry is left up to the horizon.", "schema": {"type": "string"}},
         },
     }
 }
@@ -123,7 +126,8 @@ def get_compacted_entries(
     page = source_compaction.entries(
         broker, topic, SourcePosition(ledger, entry), _position(horizon), generation, limit, max_bytes
     )
-    return Response(page.frames, media_type=_ENTRIES, headers={GENERATION: str(page.generation)})
+    headers = {GENERATION: str(page.generation)} | ({LAST: "true"} if page.is_last else {})
+    return Response(page.frames, media_type=_ENTRIES, headers=headers)
 
 
 @router.get(TOPIC_PATH + "/compacted/position", AuthAction.CONSUME, refuses=(405, 409), waits_for=WaitsFor.STORE)

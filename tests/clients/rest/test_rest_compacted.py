@@ -105,7 +105,10 @@ def test_pages(rest_topic: RestTopic) -> None:
     assert ids(rest_topic, "horizon=7:2") == [0, 1, 2]
     size = len(rest_topic.ask("GET", "/compacted/entries?limit=1").content)
     assert ids(rest_topic, f"bytes={3 * size}") == [0, 1, 2]
-    assert rest_topic.ask("GET", "/compacted/entries").headers["X-Compactor-Generation"] == "1"
+    for query, is_last in (("limit=20", True), ("ledger=8&entry=0", True), ("limit=3", False), ("bytes=1", False)):
+        headers = rest_topic.ask("GET", f"/compacted/entries?{query}").headers
+        assert headers["X-Compactor-Generation"] == "1"
+        assert headers.get("X-Compactor-Last") == ("true" if is_last else None)
     assert rest_topic.ask("GET", f"/compacted/position?publish-time={PUBLISHED + 4}").json() == {"position": "7:4"}
     assert rest_topic.ask("GET", f"/compacted/position?publish-time={PUBLISHED + 10}").json() == {"position": None}
 
