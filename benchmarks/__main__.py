@@ -27,6 +27,7 @@ BENCHMARKS = {
     "cursors": "acknowledgements a second, by how many share a transaction",
     "checks": "the leader's regular check of 100,000 topics of which 100 are due, in CPU seconds",
     "service": "how soon the service answers, and stats and status with 10,000 topics and 100,000 ledgers",
+    "plugin": "compaction and compacted reads of a real Pulsar broker, by itself and by the plug-in for brokers",
     "gateway": "produce and read with Pulsar's Java client, beside a real Apache Pulsar standalone",
     "doors": "Pulsar's geo-replication and a mirror of Kafka into this service, beside their brokers",
     "peers": "this job beside the compaction of real Apache Kafka and Apache Pulsar brokers",

@@ -78,6 +78,8 @@ class Pulsar(TopicsContender):
     """Settings of its configuration file in addition to `_SETTINGS`."""
     token: str = ""
     """The token of a superuser, if `settings` require one."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of its program in addition to those of `launch`."""
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
     _web_port: int = field(default=0, init=False)
@@ -126,6 +128,7 @@ class Pulsar(TopicsContender):
             *(f"{name}={value}" for name, value in arguments.items()),
             "--no-functions-worker",
             "--no-stream-storage",
+            *self.arguments,
             options=options,
         )
         self._broker = Broker(self.name, command, self.folder)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import http.server
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
 _PASSED = ("authorization", "content-type", "accept")
+_RETURNED = "x-compactor-"
+"""The headers of answers that are passed on begin with it."""
 
 
 class FaultyLink:
     """A proxy at `url`. Tests set the fields; `requests`: verb, path and query of each request, in order."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, certificate: tuple[Path, Path] | None = None) -> None:
+        """`certificate`: a file of it and of its key, with which the proxy speaks TLS."""
         self.target = target
         self.requests: list[str] = []
         self.failures = 0
@@ -24,6 +29,8 @@ class FaultyLink:
         """True: connections are closed without an answer."""
         self.is_cut = False
         """True: pages of entries lack their last byte."""
+        self.foreign: tuple[int, bytes] | None = None
+        """Status and body of all answers, as of a proxy whose service is away; None: the service answers."""
         self.authorization: str | None = None
         """The header of the last request."""
         self._client = httpx.Client(timeout=60)
@@ -42,7 +49,14 @@ class FaultyLink:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            # The thread of a connection shakes hands, when it reads first.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._server.server_port}"
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         """Pass a request on, or fail."""
@@ -53,7 +67,10 @@ class FaultyLink:
             return
         if self.failures:
             self.failures -= 1
-            self._send(handler, 503, b'{"reason":"on cue"}')
+            self._send(handler, 503, b'{"reason":"on cue"}', {})
+            return
+        if self.foreign:
+            self._send(handler, *self.foreign, {})
             return
         passed = {name: value for name, value in handler.headers.items() if name.lower() in _PASSED}
         try:
@@ -64,11 +81,16 @@ class FaultyLink:
         content = answer.content
         if self.is_cut and "/compacted/entries" in handler.path:
             content = content[:-1]
-        self._send(handler, answer.status_code, content)
+        returned = {name: value for name, value in answer.headers.items() if name.lower().startswith(_RETURNED)}
+        self._send(handler, answer.status_code, content, returned)
 
     @staticmethod
-    def _send(handler: http.server.BaseHTTPRequestHandler, status: int, content: bytes) -> None:
+    def _send(
+        handler: http.server.BaseHTTPRequestHandler, status: int, content: bytes, headers: Mapping[str, str]
+    ) -> None:
         handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
         handler.send_header("content-length", str(len(content)))
         handler.end_headers()
         handler.wfile.write(content)

@@ -23,12 +23,14 @@ _STARTS_WITHIN_SECONDS = 240
 
 @contextmanager
 def pulsar_broker(
-    folder: Path, *, version: str = VERSION, jar: Path | None = None, **settings: str
+    folder: Path, *, version: str = VERSION, jar: Path | None = None, arguments: tuple[str, ...] = (), **settings: str
 ) -> Iterator[Pulsar]:
-    """Start one with its data in `folder`, and end it. `jar`: of a plug-in."""
+    """Start one with its data in `folder`, and end it. `jar`: of a plug-in. `arguments`: of its program."""
     libraries = class_path(_HERE / LOCKS[version])
     artifacts = Artifacts(version, Path(java()), libraries if jar is None else f"{jar}:{libraries}", "")
-    broker = Pulsar(artifacts, folder / "broker", False, _STARTS_WITHIN_SECONDS, heap=_HEAP, settings=settings)
+    broker = Pulsar(
+        artifacts, folder / "broker", False, _STARTS_WITHIN_SECONDS, heap=_HEAP, settings=settings, arguments=arguments
+    )
     try:
         broker.start()
         yield broker

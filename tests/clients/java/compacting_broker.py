@@ -14,6 +14,7 @@ import pulsar
 
 from benchmarks.peers.broker import free_ports
 from benchmarks.peers.pulsar import Pulsar
+from tests.certificates import certificate
 from tests.clients.java.broker import pulsar_broker, replicate_to
 from tests.clients.java.plugin_jar import FACTORY
 from tests.clients.python.conftest import all_of, connected, position, wait_for
@@ -22,6 +23,17 @@ from tests.servers.faulty_link import FaultyLink
 
 NAMESPACE = "public/repl"
 PATTERN = "persistent://public/(repl|prices)/.*"
+SETTINGS = {
+    "compactionServiceFactoryClassName": FACTORY,
+    "compactorTopics": PATTERN,
+    "compactorRetryForMs": "3000",
+    "dispatcherReadFailureBackoffInitialTimeInMs": "500",  # 15 s by default
+    "defaultRetentionTimeInMinutes": "0",
+    "defaultRetentionSizeInMB": "0",
+    "replicationStartAt": "earliest",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "brokerServiceCompactionMonitorIntervalInSeconds": "1",
+}
 _NUMBERS = count()
 Row = tuple[str, bytes, tuple[int, int, int]]
 """Key, value and id of a message."""
@@ -104,6 +116,10 @@ class CompactingBroker:
         cursors = self.ask("GET", topic, "/internalStats").json()["cursors"]
         return dict(cursors.get("__compaction", {}))
 
+    def generation(self, topic: str) -> int | None:
+        """The generation that the cursor `__compaction` has in its properties; None: it has none."""
+        return self.cursor(topic).get("properties", {}).get("CompactorGeneration")
+
     def log(self) -> str:
         return (self.broker.folder / "broker.log").read_text(errors="replace")
 
@@ -131,8 +147,13 @@ class CompactingBroker:
 
 
 @contextmanager
-def compacting_broker(folder: Path, version: str, jar: Path, **settings: str) -> Iterator[CompactingBroker]:
-    """Start a service, and a broker of a version with the plug-in."""
+def compacting_broker(
+    folder: Path, version: str, jar: Path, *, is_secure: bool = False, is_direct: bool = False
+) -> Iterator[CompactingBroker]:
+    """Start a service, and a broker of a version with the plug-in.
+
+    `is_secure`: the link speaks TLS; `is_direct`: the broker asks the service past the link.
+    """
     with ExitStack() as stack:
         port, broker_service_port = free_ports(2)
         ports = ("--port", str(port), "--broker-service-port", str(broker_service_port))
@@ -140,23 +161,44 @@ def compacting_broker(folder: Path, version: str, jar: Path, **settings: str) ->
         life = ExitStack()
         stack.callback(lambda: life.close())
         service = life.enter_context(compactor_service(folder / "service", *ports))
-        link = stack.enter_context(FaultyLink(service.url).running())
+        files = certificate(folder) if is_secure else None
+        link = stack.enter_context(FaultyLink(service.url, files).running())
         assert httpx.put(f"{service.url}/admin/v2/namespaces/{NAMESPACE}").is_success
-        lines = {
-            "compactionServiceFactoryClassName": FACTORY,
-            "compactorServiceUrl": link.url,
-            "compactorTopics": PATTERN,
-            "compactorRetryForMs": "3000",
-            "dispatcherReadFailureBackoffInitialTimeInMs": "500",  # 15 s by default
-            "defaultRetentionTimeInMinutes": "0",
-            "defaultRetentionSizeInMB": "0",
-            "replicationStartAt": "earliest",
-            "brokerDeleteInactiveTopicsEnabled": "false",
-            "brokerServiceCompactionMonitorIntervalInSeconds": "1",
+        lines = SETTINGS | {
+            "compactorServiceUrl": service.url if is_direct else link.url,
+            "compactorTlsTrustCertsFilePath": str(files[0]) if files else "",
         }
-        broker = stack.enter_context(pulsar_broker(folder, version=version, jar=jar, **lines | settings))
+        broker = stack.enter_context(pulsar_broker(folder, version=version, jar=jar, **lines))
         admin = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60))
         replicate_to(admin, "compactor", service.url, service.broker_service_url, NAMESPACE.split("/")[1])
         started = CompactingBroker(folder, broker, link, admin, connected(broker.url), ports, service, life)
         stack.callback(lambda: started.client.close())
         yield started
+
+
+@contextmanager
+def two_compacting_brokers(folder: Path, version: str, jar: Path) -> Iterator[list[CompactingBroker]]:
+    """Start a service, and two brokers of one cluster with the plug-in, with a link each.
+
+    The broker that is asked first for a topic that none has loads it.
+    """
+    with ExitStack() as stack:
+        service = stack.enter_context(compactor_service(folder))
+        assert httpx.put(f"{service.url}/admin/v2/namespaces/{NAMESPACE}").is_success
+        metadata = folder / "zookeeper"
+        metadata.mkdir()  # where there is such a folder, a standalone broker starts ZooKeeper, which several can share
+        shared = (f"--zookeeper-dir={metadata}", f"--zookeeper-port={free_ports(1)[0]}")
+        brokers = []
+        for number, arguments in enumerate((shared, (*shared, "--only-broker"))):
+            link = stack.enter_context(FaultyLink(service.url).running())
+            home = folder / f"home-{number}"
+            home.mkdir()
+            lines = SETTINGS | {"compactorServiceUrl": link.url}
+            broker = stack.enter_context(pulsar_broker(home, version=version, jar=jar, arguments=arguments, **lines))
+            admin = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60, follow_redirects=True))
+            client = connected(broker.url)
+            stack.callback(client.close)
+            brokers.append(CompactingBroker(home, broker, link, admin, client, (), service))
+        url, broker_service_url = service.url, service.broker_service_url
+        replicate_to(brokers[0].admin, "compactor", url, broker_service_url, NAMESPACE.split("/")[1])
+        yield brokers

@@ -15,6 +15,7 @@ from tests.clients.java.maven import class_path
 _HERE = Path(__file__).resolve().parent
 PROJECT = _HERE.parents[2] / "integrations" / "pulsar-compaction"
 SOURCES = PROJECT / "src" / "main" / "java"
+TESTS = PROJECT / "src" / "test" / "java"
 FACTORY = "compactor.pulsar.CompactorServiceFactory"
 _COMPILER_SECONDS = 120
 
@@ -36,3 +37,10 @@ def plugin_jar(folder: Path, lock: str = "pulsar-broker.lock") -> Path:
         for file in sorted(classes.rglob("*.class")):
             archive.write(file, file.relative_to(classes))
     return jar
+
+
+def plugin_checks(folder: Path, jar: Path, lock: str = "pulsar-broker.lock") -> Path:
+    """Compile the plug-in's own checks and programs, and return the folder of their classes in `folder`."""
+    classes = folder / "checks"
+    compile_java(sorted(TESTS.rglob("*.java")), classes, f"{jar}:{class_path(_HERE / lock)}")
+    return classes

@@ -5,28 +5,36 @@ The numbers of traps are those of docs/decisions/0022-a-broker-keeps-the-horizon
 
 from __future__ import annotations
 
-import random
+import base64
+import re
+import secrets
+import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import httpx
+import jwt
 import pulsar
 import pytest
 from py4j.java_gateway import JavaGateway
 
+from benchmarks.plugin import OURS, PULSAR, measure
+from tests.certificates import certificate
 from tests.clients.java.broker import LOCKS, VERSION
 from tests.clients.java.compacting_broker import NAMESPACE, PATTERN, CompactingBroker, compacting_broker
 from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
 from tests.clients.java.maven import class_path
 from tests.clients.java.messaging import java_client
-from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_jar
+from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_checks, plugin_jar
 from tests.clients.python.conftest import all_of, wait_for
+from tests.servers.compactor_service import compactor_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).resolve().parent
+README = PROJECT / "README.md"
 EACH_VERSION = pytest.mark.parametrize("broker", list(LOCKS), indirect=True, scope="module")
 ONE_VERSION = pytest.mark.parametrize("broker", [VERSION], indirect=True, scope="module")
 """For behaviour that the versions share."""
@@ -41,18 +49,16 @@ def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checks(jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checks of the plug-in, compiled."""
-    classes = tmp_path_factory.mktemp("checks")
-    libraries = f"{jar}:{class_path(HERE / LOCKS[VERSION])}"
-    compile_java(sorted((PROJECT / "src" / "test" / "java").rglob("*.java")), classes, libraries)
-    return classes
+    return plugin_checks(tmp_path_factory.mktemp("checks"), jar)
 
 
 @pytest.fixture(scope="module")
 def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, jar: Path
 ) -> Iterator[CompactingBroker]:
-    """A broker of a version."""
-    with compacting_broker(tmp_path_factory.mktemp("broker"), request.param, jar) as started:
+    """A broker of a version. The newest one asks the service over TLS, and trusts a certificate of its own."""
+    folder = tmp_path_factory.mktemp("broker")
+    with compacting_broker(folder, request.param, jar, is_secure=request.param == VERSION) as started:
         yield started
 
 
@@ -114,8 +120,10 @@ def test_the_last_message_by_id_and_by_time(broker: CompactingBroker) -> None:
     broker.send(topic, ("a", b"2"), ("b", b"2"), ("c", b"2"), ("c", None), batch=4)
     broker.compact(topic)
     expected = broker.read(topic)
+    broker.link.requests.clear()
     broker.unload(topic)  # which rolls the ledger: the mark moves to the next one
     reader = broker.reader(topic)
+    wait_for(lambda: any(request.endswith("/compacted") for request in broker.link.requests))  # once it is loaded
     broker.link.requests.clear()
     broker.link.is_away = True
     try:
@@ -193,7 +201,7 @@ def indented(text: str, words: str) -> list[str]:
 
 @ONE_VERSION
 def test_the_commands_of_the_readme(broker: CompactingBroker, gateway: JavaGateway, tmp_path: Path) -> None:
-    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
     conf = (broker.broker.folder / "standalone.conf").read_text()
     lines = [line.split("=")[0] for line in indented(readme, "=") if " " not in line]
     assert lines
@@ -236,7 +244,7 @@ def test_the_cursor_is_there_before_the_first_compaction(broker: CompactingBroke
     """Trap 2: without it, raw entries may be trimmed before they are compacted."""
     topic = broker.topic()
     broker.send(topic, ("a", b"1"))
-    wait_for(lambda: broker.cursor(topic).get("properties") == {"CompactorGeneration": 0})
+    wait_for(lambda: broker.generation(topic) == 0)
     assert broker.cursor(topic)["markDeletePosition"].endswith(":-1")
 
 
@@ -288,7 +296,7 @@ def test_skipping_all_messages_of_the_cursor_hides_nothing(broker: CompactingBro
     broker.send(topic, ("k0", b"skipped"))
     assert broker.ask("POST", topic, "/subscription/__compaction/skip_all").is_success
     broker.send(topic, ("late", b"1"))
-    assert "CompactorGeneration" not in broker.cursor(topic)["properties"]
+    assert broker.generation(topic) is None
     broker.link.is_away = True
     try:
         broker.unload(topic)
@@ -300,7 +308,7 @@ def test_skipping_all_messages_of_the_cursor_hides_nothing(broker: CompactingBro
     received = drain(reader)
     assert received[:6] == newest(messages)
     assert received[-1] == ("late", b"1")
-    wait_for(lambda: broker.cursor(topic)["properties"].get("CompactorGeneration") == 1)
+    wait_for(lambda: broker.generation(topic) == 1)
     broker.compact(topic)
     expected = [message for message in newest(messages) if message[0] != "k0"]
     assert broker.values(topic) == [*expected, ("k0", b"skipped"), ("late", b"1")], "it was replicated"
@@ -342,7 +350,7 @@ def test_entries_that_never_arrived_are_not_hidden(broker: CompactingBroker) -> 
     broker.send(topic, ("a", b"1"))
     wait_for(lambda: broker.at_service("GET", topic, "/compacted").json().get("first"))
     broker.unload(topic)
-    wait_for(lambda: broker.cursor(topic).get("properties") == {"CompactorGeneration": 0})
+    wait_for(lambda: broker.generation(topic) == 0)
     assert broker.at_service("DELETE", topic, "?force=true").is_success
     broker.send(topic, ("b", b"1"))
     assert "compaction would hide the entries before" in broker.compact(topic, "ERROR")
@@ -377,6 +385,26 @@ def test_a_read_survives_failures(broker: CompactingBroker) -> None:
 
 
 @ONE_VERSION
+@pytest.mark.parametrize("answer", [(200, b""), (404, b"default backend")])
+def test_a_foreign_answer_is_no_empty_topic(broker: CompactingBroker, answer: tuple[int, bytes]) -> None:
+    """A proxy whose service is away may answer for it. Neither a view nor a page of entries is taken from there."""
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    assert broker.ask("POST", topic, "/subscription/__compaction/skip_all").is_success
+    for _ in range(2):  # the view is unknown; then the view is known, and the page is not
+        broker.link.foreign = answer
+        try:
+            broker.unload(topic)
+            reader = broker.reader(topic)
+            with pytest.raises(pulsar.Timeout):
+                reader.read_next(1_000)
+        finally:
+            broker.link.foreign = None
+        assert drain(reader) == newest(messages)
+
+
+@ONE_VERSION
 def test_an_error_of_the_service_is_the_brokers_status(broker: CompactingBroker) -> None:
     topic = broker.topic()
     broker.send(topic, ("a", b"1"))
@@ -407,39 +435,43 @@ def test_a_deleted_topic_is_deleted_in_the_service(broker: CompactingBroker) -> 
     topic = broker.topic()
     broker.send(topic, ("a", b"1"))
     broker.compact(topic)
+    assert broker.values(topic) == [("a", b"1")]
     assert broker.ask("DELETE", topic, "?force=true").is_success
     wait_for(lambda: broker.at_service("GET", topic, "/stats").status_code == 404)
     broker.send(topic, ("b", b"1"))
     broker.compact(topic)
+    assert broker.values(topic) == [("b", b"1")], "no page of the deleted topic is kept"
+
+
+@ONE_VERSION
+def test_a_topic_that_was_deleted_while_the_service_was_away_does_not_come_back(broker: CompactingBroker) -> None:
+    topic = broker.topic()
+    broker.send(topic, ("a", b"1"))
+    broker.compact(topic)
+    broker.link.is_away = True
+    try:
+        assert broker.ask("DELETE", topic, "?force=true").is_success
+        wait_for(lambda: f"[{topic}] was deleted here, and not in the service" in broker.log())
+        broker.send(topic, ("b", b"1"))
+    finally:
+        broker.link.is_away = False
+    assert broker.values(topic) == [("b", b"1")]
+    assert "of an earlier topic" in broker.compact(topic, "ERROR")
+    broker.unload(topic)
     assert broker.values(topic) == [("b", b"1")]
 
 
 @pytest.mark.soak
 @ONE_VERSION
 def test_a_million_messages(broker: CompactingBroker, checks: Path, jar: Path) -> None:
-    """Both compactors keep the same; prints the seconds of their compactions, and the milliseconds of reads in turn."""
-    messages, keys, rng = 1_000_000, 100_000, random.Random(1)
-    names = [f"key-{rng.randrange(keys):06d}" for _ in range(messages)]
-    topics = [broker.topic("public/default"), broker.topic()]
-    for topic in topics:
-        producer = broker.client.create_producer(
-            topic, batching_enabled=True, batching_max_messages=1_000, block_if_queue_full=True
-        )
-        for name in names:
-            producer.send_async(b"x" * 100, None, partition_key=name)
-        producer.flush()
-        producer.close()
-        begin = time.monotonic()
-        broker.compact(topic)
-        print(f"{topic} compacted in {time.monotonic() - begin:.1f} s")
-    libraries = f"{checks}:{jar}:{class_path(HERE / LOCKS[VERSION])}"
-    command = [java(), "-Xmx1g", "-cp", libraries, "compactor.pulsar.ReadCompacted", broker.broker.url, "5", *topics]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    reads = [line.split() for line in done.stdout.splitlines() if line.startswith("persistent://")]
-    print(*reads, sep="\n")
-    assert len(reads) == 10
-    kept = str(len(set(names)))
-    assert [read for read in reads if read[1:3] != [kept, kept]] == []
+    """Both compactors keep the same, and the broker's heap holds no keys of those of the service."""
+    classes = f"{checks}:{jar}:{class_path(HERE / LOCKS[VERSION])}"
+    measured = measure(broker, classes, messages=1_000_000, keys=100_000, rounds=3)
+    print(measured.markdown())
+    assert len(measured.messages) == 1, "all reads returned the same"
+    bytes_of_keys = 100_000 * len("key-000000000")
+    assert measured.compactions[PULSAR].heap.growth > bytes_of_keys
+    assert measured.compactions[OURS].heap.growth < bytes_of_keys
 
 
 # Ends of processes: the last tests of a broker
@@ -452,7 +484,7 @@ def test_the_service_is_killed(broker: CompactingBroker) -> None:
     broker.compact(topic)
     fresh = broker.topic()
     broker.send(fresh, ("a", b"1"))  # Pulsar creates no topic of a replicated namespace while a cluster is away
-    wait_for(lambda: broker.cursor(fresh).get("properties") == {"CompactorGeneration": 0})
+    wait_for(lambda: broker.generation(fresh) == 0)
     broker.stop_service()
     for name in (topic, fresh):
         broker.unload(name)
@@ -486,7 +518,7 @@ def test_the_broker_is_killed(broker: CompactingBroker) -> None:
     broker.replace_in_settings(PATTERN, f"{topic}|{own}")
     broker.restart()
     assert broker.values(topic) == [*newest(messages), ("late", b"1")]
-    wait_for(lambda: broker.cursor(topic)["properties"].get("CompactorGeneration") == 3)
+    wait_for(lambda: broker.generation(topic) == 3)
     broker.compact(topic)
     assert broker.values(topic) == [*newest(messages), ("late", b"1")]
     broker.send(own, ("a", b"2"))
@@ -509,7 +541,36 @@ def test_the_checks_of_the_plugin(version: str, jar: Path, checks: Path) -> None
     command = [java(), *OPTIONS, "-cp", ":".join([str(checks), str(jar), *libraries]), "compactor.pulsar.PluginChecks"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "10 checks passed"
+    assert done.stdout.splitlines()[-1] == "17 checks passed"
+
+
+def test_tls_and_tokens(jar: Path, checks: Path, tmp_path: Path) -> None:
+    """A service with a certificate of its own, and the permissions that README.md asks for."""
+    authority, key = certificate(tmp_path)
+    secret = secrets.token_bytes(32)
+    access = {
+        "COMPACTOR_TLS_CERTIFICATE": str(authority),
+        "COMPACTOR_TLS_KEY": str(key),
+        "COMPACTOR_AUTH_TOKEN_SECRET_KEY": "data:;base64," + base64.b64encode(secret).decode(),
+        "COMPACTOR_AUTH_SUPERUSER_ROLES": "root",
+    }
+    token = tmp_path / "token"
+    token.write_text(jwt.encode({"sub": "brokers"}, secret, "HS256"))
+    root = {"Authorization": "Bearer " + jwt.encode({"sub": "root"}, secret, "HS256")}
+    trusted = ssl.create_default_context(cafile=authority)
+    with (
+        compactor_service(tmp_path, **access) as service,
+        httpx.Client(base_url=service.url, headers=root, verify=trusted, timeout=60) as rest,
+    ):
+        namespace = "/admin/v2/namespaces/public/secure"
+        assert rest.put(namespace).is_success
+        actions = re.findall("`([a-z]+)`", re.findall("Its role needs ([^.]+)", README.read_text(encoding="utf-8"))[0])
+        assert rest.post(f"{namespace}/permissions/brokers", json=actions).is_success
+        arguments = [service.url, str(authority), str(token)]
+        class_path_of_checks = ":".join([str(checks), str(jar), class_path(HERE / LOCKS[VERSION])])
+        command = [java(), *OPTIONS, "-cp", class_path_of_checks, "compactor.pulsar.SecureChecks", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "passed\n", done.stdout + done.stderr
 
 
 @pytest.mark.soak

@@ -49,8 +49,12 @@ record CompactedView(long generation, Position horizon, LastMessage last, Positi
         return new CompactedView(generation, horizon, last, null);
     }
 
-    /** Returns the view of an answer of the service. */
+    /** Returns the view of an answer of the service. Throws if it has none: that is not "never compacted". */
     static CompactedView of(JsonNode answer) {
+        if (!answer.path("generation").isIntegralNumber()
+                || answer.path("generation").asLong() > 0 && position(answer.path("horizon")) == null) {
+            throw new IllegalArgumentException("the answer has no generation and horizon");
+        }
         JsonNode message = answer.path("last_message");
         LastMessage last = null;
         if (message.isObject()) {
@@ -95,6 +99,11 @@ record CompactedView(long generation, Position horizon, LastMessage last, Positi
                 LAST_ENTRY, last.entryId(),
                 LAST_INDEX, (long) last.batchIndex(),
                 LAST_TIME, last.publishTime());
+    }
+
+    /** Returns whether this view, which is newer than another one, covers less than that: the service lost runs. */
+    boolean coversLessThan(CompactedView other) {
+        return other != null && other.horizon != null && (horizon == null || horizon.compareTo(other.horizon) < 0);
     }
 
     /** Returns whether this view is of a later compaction than another one. */

@@ -8,10 +8,15 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
 import java.util.function.Function;
 import org.apache.bookkeeper.mledger.Position;
 import org.apache.pulsar.common.naming.TopicName;
@@ -27,18 +32,34 @@ import org.asynchttpclient.Response;
  * <p>A request that gets no answer, or one that asks for another try, is repeated with growing pauses until
  * {@code compactorRetryForMs} is over: a read that fails stops its consumer for 15 seconds. Every method returns a
  * future, and throws nothing. Failures are {@link ServiceException}s.
+ *
+ * <p>The callers are threads of the broker that must not wait. To send a request may take long (a host's address is
+ * looked up, a file with a token is read), so a thread of this class does it. The requests at a time are bounded, and
+ * those for pages by their memory: all topics of a broker may be loaded or read at the same moment.
  */
 final class CompactorClient implements AutoCloseable {
     private static final long FIRST_PAUSE_MS = 100;
     private static final long LONGEST_PAUSE_MS = 2_000;
+    private static final int MOST_REQUESTS = 32;
     private static final ObjectMapper JSON = new ObjectMapper();
     private final Settings settings;
     private final ScheduledExecutorService timer;
     private final AsyncHttpClient http;
+    private final Limit requests = new Limit(MOST_REQUESTS);
+    private final Limit pages;
+    private final ExecutorService sender = Executors.newSingleThreadExecutor(task -> {
+        Thread thread = new Thread(task, "compactor-sender");
+        thread.setDaemon(true);
+        return thread;
+    });
+    private final Set<CompletableFuture<?>> open = ConcurrentHashMap.newKeySet();
+    private volatile boolean isClosed;
+    private volatile int chosen; // of the settings' addresses
 
     CompactorClient(Settings settings, ScheduledExecutorService timer) {
         this.settings = settings;
         this.timer = timer;
+        pages = new Limit((int) Math.max(2, Math.min(MOST_REQUESTS, settings.pageCacheBytes() / EntryPage.MOST_BYTES)));
         int timeout = (int) settings.requestTimeout().toMillis();
         DefaultAsyncHttpClientConfig.Builder config = Dsl.config()
                 .setThreadPoolName("compactor-http")
@@ -64,20 +85,37 @@ final class CompactorClient implements AutoCloseable {
 
     /** Returns the view of a topic's compacted ledger; that of a topic that the service does not have is NEVER. */
     CompletableFuture<CompactedView> view(String topic) {
-        return repeated("GET", topic, "/compacted", Map.of())
-                .thenApply(response -> CompactedView.of(json(response)))
+        return repeated(requests, "GET", topic, "/compacted", Map.of())
+                .thenApply(CompactorClient::view)
                 .exceptionally(missing(CompactedView.NEVER));
     }
 
-    /** Returns entries from a position on, at most those that the view covers, as the service sends them. */
-    CompletableFuture<byte[]> entries(String topic, Position from, CompactedView view, int maxBytes) {
+    private static CompactedView view(Response response) {
+        try {
+            return CompactedView.of(json(response));
+        } catch (IllegalArgumentException e) {
+            throw new ServiceException(0, response.getUri() + " answered something else than the view of a compacted"
+                    + " ledger: is compactorServiceUrl in broker.conf the service?", e);
+        }
+    }
+
+    /** Returns a page of entries from a position on, at most those that the view covers. */
+    CompletableFuture<EntryPage> entries(String topic, Position from, CompactedView view, int maxBytes) {
         Map<String, Object> query = Map.of(
                 "ledger", from.getLedgerId(),
                 "entry", from.getEntryId(),
                 "bytes", maxBytes,
                 "generation", view.generation(),
                 "horizon", text(view.horizon()));
-        return repeated("GET", topic, "/compacted/entries", query).thenApply(Response::getResponseBodyAsBytes);
+        return repeated(pages, "GET", topic, "/compacted/entries", query).thenApply(response -> {
+            if (response.getHeader("X-Compactor-Generation") == null) {
+                // An answer of a proxy. An empty one would be taken for the end of the compacted ledger.
+                throw new ServiceException(0, response.getUri() + " answered something else than entries: is"
+                        + " compactorServiceUrl in broker.conf the service?", null);
+            }
+            boolean isLast = "true".equals(response.getHeader("X-Compactor-Last"));
+            return EntryPage.parse(from, response.getResponseBodyAsBytes(), isLast);
+        });
     }
 
     /** Returns the first entry that was published at a time or later; null: there is none. */
@@ -86,19 +124,23 @@ final class CompactorClient implements AutoCloseable {
                 "publish-time", Math.max(0, publishTime),
                 "generation", view.generation(),
                 "horizon", text(view.horizon()));
-        return repeated("GET", topic, "/compacted/position", query)
+        return repeated(requests, "GET", topic, "/compacted/position", query)
                 .thenApply(response -> CompactedView.position(json(response).path("position")));
     }
 
-    /** Returns the run that compacted all entries up to a position, or null if none was needed. */
-    CompletableFuture<JsonNode> compactUpTo(String topic, Position upTo) {
+    /**
+     * Returns the run that compacted all entries up to a position, or null if none was needed.
+     *
+     * @param isEnded whether nobody waits for it any more
+     */
+    CompletableFuture<JsonNode> compactUpTo(String topic, Position upTo, BooleanSupplier isEnded) {
         long deadline = System.nanoTime() + settings.runTimeout().toNanos();
-        return askForRun(topic, Map.of("upto", text(upTo)), FIRST_PAUSE_MS, deadline);
+        return askForRun(topic, Map.of("upto", text(upTo)), FIRST_PAUSE_MS, deadline, isEnded);
     }
 
     private CompletableFuture<JsonNode> askForRun(
-            String topic, Map<String, Object> query, long pauseMs, long deadline) {
-        return repeated("PUT", topic, "/compaction", query).thenCompose(response -> {
+            String topic, Map<String, Object> query, long pauseMs, long deadline, BooleanSupplier isEnded) {
+        return repeated(requests, "PUT", topic, "/compaction", query).thenCompose(response -> {
             JsonNode answer = json(response);
             String status = answer.path("status").asText();
             if (status.equals("SUCCESS")) {
@@ -109,6 +151,10 @@ final class CompactorClient implements AutoCloseable {
                         "the compaction of " + topic + " failed in the service: "
                                 + answer.path("error").asText("no reason was given"), null);
             }
+            if (isEnded.getAsBoolean()) {
+                throw new ServiceException(0, topic + " was unloaded here before its compaction ended, which goes on in"
+                        + " the service: trigger it again", null);
+            }
             if (System.nanoTime() > deadline) {
                 throw new ServiceException(0, "the compaction of " + topic + " has not ended in "
                         + settings.runTimeout().toSeconds() + " s; it goes on in the service. Trigger it again later, or"
@@ -116,51 +162,88 @@ final class CompactorClient implements AutoCloseable {
             }
             Map<String, Object> again = Map.of("upto", query.get("upto"), "request", answer.path("request").asText());
             return after(pauseMs).thenCompose(ignored ->
-                    askForRun(topic, again, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline));
+                    askForRun(topic, again, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline, isEnded));
         });
     }
 
     /** Deletes a topic of the service; one that it does not have is no failure. */
     CompletableFuture<Void> delete(String topic) {
-        return repeated("DELETE", topic, "", Map.of("force", true))
+        return repeated(requests, "DELETE", topic, "", Map.of("force", true))
                 .<Void>thenApply(response -> null)
                 .exceptionally(missing(null));
     }
 
     CompletableFuture<Void> after(long milliseconds) {
-        CompletableFuture<Void> future = new CompletableFuture<>();
+        CompletableFuture<Void> future = untilClosed();
         timer.schedule(() -> future.complete(null), milliseconds, TimeUnit.MILLISECONDS);
         return future;
     }
 
     private CompletableFuture<Response> repeated(
-            String method, String topic, String path, Map<String, Object> query) {
+            Limit limit, String method, String topic, String path, Map<String, Object> query) {
         long deadline = System.nanoTime() + settings.retryFor().toNanos();
-        return attempt(method, topic, path, query, FIRST_PAUSE_MS, deadline);
+        String below = "/admin/v2/" + TopicName.get(topic).getRestPath() + path;
+        return attempt(limit, method, below, query, FIRST_PAUSE_MS, deadline);
     }
 
     private CompletableFuture<Response> attempt(
-            String method, String topic, String path, Map<String, Object> query, long pauseMs, long deadline) {
-        return once(method, topic, path, query).handle((response, failure) -> {
+            Limit limit, String method, String path, Map<String, Object> query, long pauseMs, long deadline) {
+        return limit.run(() -> once(method, path, query, deadline)).handle((response, failure) -> {
             if (failure == null) {
                 return CompletableFuture.completedFuture(response);
             }
-            ServiceException error = (ServiceException) unwrapped(failure);
+            ServiceException error = unwrapped(failure) instanceof ServiceException known
+                    ? known
+                    : new ServiceException(0, method + " " + path + " failed: " + unwrapped(failure), failure);
             long left = Duration.ofNanos(deadline - System.nanoTime()).toMillis();
             if (!error.isTemporary() || left < pauseMs) {
                 return CompletableFuture.<Response>failedFuture(error);
             }
             return after(pauseMs).thenCompose(ignored ->
-                    attempt(method, topic, path, query, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline));
+                    attempt(limit, method, path, query, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline));
         }).thenCompose(Function.identity());
     }
 
-    private CompletableFuture<Response> once(String method, String topic, String path, Map<String, Object> query) {
-        String url = settings.url() + "/admin/v2/" + TopicName.get(topic).getRestPath() + path;
-        String call = method + " " + url;
+    private CompletableFuture<Response> once(String method, String path, Map<String, Object> query, long deadline) {
+        CompletableFuture<Response> answer = untilClosed();
+        if (!answer.isDone()) {
+            CompletableFuture.supplyAsync(() -> send(method, path, query, deadline), sender)
+                    .thenCompose(Function.identity())
+                    .whenComplete((response, failure) -> {
+                        if (failure == null) {
+                            answer.complete(response);
+                        } else {
+                            answer.completeExceptionally(failure);
+                        }
+                    });
+        }
+        return answer;
+    }
+
+    /** Returns a future that fails when the client is closed, if it is not done by then. */
+    private <T> CompletableFuture<T> untilClosed() {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        open.add(future);
+        future.whenComplete((value, failure) -> open.remove(future));
+        if (isClosed) {
+            fail(future);
+        }
+        return future;
+    }
+
+    private static void fail(CompletableFuture<?> future) {
+        future.completeExceptionally(new ServiceException(0, "the broker ends", null));
+    }
+
+    private CompletableFuture<Response> send(String method, String path, Map<String, Object> query, long deadline) {
+        int number = chosen;
+        String call = method + " " + settings.urls().get(number) + path;
         CompletableFuture<Response> sent;
         try {
-            RequestBuilder request = new RequestBuilder(method).setUrl(url);
+            if (System.nanoTime() > deadline + settings.requestTimeout().toNanos()) {
+                throw new IOException("other requests have taken all the time");
+            }
+            RequestBuilder request = new RequestBuilder(method).setUrl(settings.urls().get(number) + path);
             query.forEach((name, value) -> request.addQueryParam(name, value.toString()));
             String token = settings.token().read();
             if (!token.isEmpty()) {
@@ -168,20 +251,36 @@ final class CompactorClient implements AutoCloseable {
             }
             sent = http.executeRequest(request).toCompletableFuture();
         } catch (IOException | RuntimeException e) {
-            return CompletableFuture.failedFuture(new ServiceException(0, call + " cannot be sent: " + e, e));
+            throw new ServiceException(0, call + " cannot be sent: " + e, e);
         }
         return sent.handle((response, failure) -> {
             if (failure != null) {
+                chooseAfter(number);
                 Throwable cause = unwrapped(failure);
                 throw new ServiceException(0, call + " got no answer: " + cause + ". Is the service of"
                         + " compactorServiceUrl in broker.conf running?", cause);
             }
             int status = response.getStatusCode();
+            if (status == 404 && !"NotFound".equals(response.getHeader("X-Compactor-Error"))) {
+                chooseAfter(number);
+                throw new ServiceException(0, call + " was answered 404 by something else than the service: is"
+                        + " compactorServiceUrl in broker.conf right, and is the service behind it running?", null);
+            }
             if (status / 100 != 2) {
+                if (status >= 500) {
+                    chooseAfter(number);
+                }
                 throw new ServiceException(status, call + " was answered " + status + ": " + reason(response), null);
             }
             return response;
         });
+    }
+
+    /** Lets later requests go to the next address, unless another request has done so. */
+    private synchronized void chooseAfter(int failed) {
+        if (chosen == failed) {
+            chosen = (failed + 1) % settings.urls().size();
+        }
     }
 
     private static String reason(Response response) {
@@ -223,6 +322,12 @@ final class CompactorClient implements AutoCloseable {
 
     @Override
     public void close() throws IOException {
-        http.close();
+        isClosed = true;
+        sender.shutdownNow();
+        try {
+            http.close();
+        } finally { // which leaves a request without an answer that is connecting just now
+            open.forEach(CompactorClient::fail);
+        }
     }
 }

@@ -2,6 +2,7 @@ package compactor.pulsar;
 
 import java.io.IOException;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
@@ -30,7 +31,8 @@ import org.slf4j.LoggerFactory;
  */
 public class CompactorServiceFactory extends PulsarCompactionServiceFactory implements TopicEventsListener {
     private static final Logger LOG = LoggerFactory.getLogger(CompactorServiceFactory.class);
-    private final Map<String, RemoteTopicCompaction> compactions = new ConcurrentHashMap<>();
+    private final Map<String, RemoteTopicCompaction> loading = new ConcurrentHashMap<>();
+    private final Set<String> created = ConcurrentHashMap.newKeySet();
     private Settings settings;
     private ScheduledExecutorService timer;
     private CompactorClient client;
@@ -48,7 +50,7 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
         client = new CompactorClient(settings, timer);
         mirror = new MirrorProgress(client, settings, pulsar.getConfiguration().getReplicatorPrefix());
         pages = new PageCache(settings.pageCacheBytes());
-        LOG.info("topics {} are compacted by {}", settings.topics(), settings.url());
+        LOG.info("topics {} are compacted by {}", settings.topics(), settings.urls());
         return super.initialize(pulsar).thenRun(() -> pulsar.getBrokerService().addTopicEventListener(this));
     }
 
@@ -59,7 +61,7 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
                 return super.newTopicCompactionService(topic);
             }
             RemoteTopicCompaction compaction = new RemoteTopicCompaction(this, topic);
-            compactions.put(topic, compaction);
+            loading.put(topic, compaction);
             return CompletableFuture.completedFuture(compaction);
         } catch (Throwable failure) {
             return CompletableFuture.failedFuture(failure);
@@ -105,13 +107,18 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
     }
 
     void closed(String topic, RemoteTopicCompaction compaction) {
-        compactions.remove(topic, compaction);
-        pages.drop(topic);
+        loading.remove(topic, compaction);
+        pages.drop(compaction);
     }
 
     /** Prepares topics that were loaded, and deletes those that were deleted. A broker's thread calls it. */
     @Override
     public void handleEvent(String topic, TopicEvent event, EventStage stage, Throwable failure) {
+        if (event == TopicEvent.CREATE && stage == EventStage.BEFORE && isOptedIn(topic)) {
+            created.add(topic);
+        } else if (event == TopicEvent.CREATE && stage == EventStage.FAILURE) {
+            created.remove(topic);
+        }
         if (stage != EventStage.SUCCESS || event != TopicEvent.LOAD && event != TopicEvent.DELETE) {
             return;
         }
@@ -143,13 +150,15 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
     }
 
     private void loaded(String topic) {
-        RemoteTopicCompaction compaction = compactions.get(topic);
+        RemoteTopicCompaction compaction = loading.remove(topic);
+        boolean isNew = created.remove(topic);
         if (compaction != null) {
-            compaction.prepare().exceptionally(failure -> {
-                LOG.warn("[{}] the compaction horizon could not be compared with the service's", topic, failure);
+            compaction.prepare(isNew).exceptionally(failure -> {
+                LOG.warn("[{}] the compaction horizon could not be compared with the service's: {}", topic,
+                        CompactorClient.unwrapped(failure).getMessage());
                 return null;
             });
-        } else if (wasCompactedByService(topic)) {
+        } else if (!isOptedIn(topic) && wasCompactedByService(topic)) {
             LOG.error("[{}] was compacted by the service, and compactorTopics in broker.conf does not match it any"
                     + " more: compacted readers miss the messages that are only in the service. Match it again, or"
                     + " export it from the service first", topic);

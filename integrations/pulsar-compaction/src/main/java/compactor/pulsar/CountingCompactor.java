@@ -25,7 +25,11 @@ final class CountingCompactor extends PublishingOrderCompactor {
         mxBean.addCompactionEndOp(topic, false);
     }
 
-    /** @param run of the service; null: none was needed */
+    /**
+     * Takes a while for millions of messages.
+     *
+     * @param run of the service; null: none was needed
+     */
     void succeeded(String topic, JsonNode run, long nanoseconds) {
         if (run != null && run.isObject()) {
             JsonNode statistics = run.path("statistics");

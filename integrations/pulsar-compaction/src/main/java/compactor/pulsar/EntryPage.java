@@ -11,20 +11,28 @@ import org.apache.bookkeeper.mledger.PositionFactory;
 import org.apache.bookkeeper.mledger.impl.EntryImpl;
 
 /**
- * A page of compacted entries: all that the compacted ledger has from one position to the page's last entry.
+ * A page of compacted entries: all that the compacted ledger has from one position to the page's last entry, or to the
+ * horizon.
  *
  * <p>The entries that it hands out share its bytes.
  */
 final class EntryPage {
+    /** The most bytes that are asked for; a single entry may have more. */
+    static final int MOST_BYTES = 4 << 20;
     private static final int HEAD = 20;
     private final Position from;
+    private final boolean isLast;
     private final byte[] frames;
     private final long[] ledgerIds;
     private final long[] entryIds;
     private final int[] starts;
 
-    /** Parses the frames of an answer: ledger id (8), entry id (8), size (4) and bytes of each entry. */
-    static EntryPage parse(Position from, byte[] frames) {
+    /**
+     * Parses the frames of an answer: ledger id (8), entry id (8), size (4) and bytes of each entry.
+     *
+     * @param isLast no entry is left after the page
+     */
+    static EntryPage parse(Position from, byte[] frames, boolean isLast) {
         ByteBuffer buffer = ByteBuffer.wrap(frames);
         List<Integer> starts = new ArrayList<>();
         while (buffer.hasRemaining()) {
@@ -39,7 +47,7 @@ final class EntryPage {
             starts.add(start);
             buffer.position(start + HEAD + size);
         }
-        return new EntryPage(from, frames, starts);
+        return new EntryPage(from, frames, starts, isLast);
     }
 
     private static ServiceException cut(Position from, byte[] frames) {
@@ -47,8 +55,9 @@ final class EntryPage {
                 + frames.length + " bytes: is a proxy between the broker and the service?", null);
     }
 
-    private EntryPage(Position from, byte[] frames, List<Integer> starts) {
+    private EntryPage(Position from, byte[] frames, List<Integer> starts, boolean isLast) {
         this.from = from;
+        this.isLast = isLast;
         this.frames = frames;
         this.starts = starts.stream().mapToInt(Integer::intValue).toArray();
         ledgerIds = new long[this.starts.length];
@@ -60,12 +69,13 @@ final class EntryPage {
         }
     }
 
-    Position from() {
-        return from;
-    }
-
     boolean isEmpty() {
         return starts.length == 0;
+    }
+
+    /** Returns whether no entry is left after it. */
+    boolean isLast() {
+        return isLast;
     }
 
     int size() {
@@ -81,9 +91,9 @@ final class EntryPage {
         return PositionFactory.create(ledgerIds[starts.length - 1], entryIds[starts.length - 1] + 1);
     }
 
-    /** Returns whether the first entry from a position on is in this page. */
+    /** Returns whether the first entry from a position on is in this page, or known not to be. */
     boolean holds(Position position) {
-        return from.compareTo(position) <= 0 && !isEmpty() && position.compareTo(next()) < 0;
+        return from.compareTo(position) <= 0 && (isLast || !isEmpty() && position.compareTo(next()) < 0);
     }
 
     /** Returns the number of the first entry from a position on. */

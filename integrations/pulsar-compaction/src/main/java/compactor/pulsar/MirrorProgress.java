@@ -1,6 +1,7 @@
 package compactor.pulsar;
 
 import java.util.concurrent.CompletableFuture;
+import java.util.function.BooleanSupplier;
 import org.apache.bookkeeper.mledger.ManagedCursor;
 import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.bookkeeper.mledger.Position;
@@ -24,14 +25,22 @@ final class MirrorProgress {
         cursorName = replicatorPrefix + "." + settings.cluster();
     }
 
-    /** Returns the position up to which everything has arrived, once it is the topic's present last entry or later. */
-    CompletableFuture<Position> caughtUp(String topic, ManagedLedger ledger) {
+    /**
+     * Returns the position up to which everything has arrived, once it is the topic's present last entry or later.
+     *
+     * @param isEnded whether nobody waits for it any more
+     */
+    CompletableFuture<Position> caughtUp(String topic, ManagedLedger ledger, BooleanSupplier isEnded) {
         long deadline = System.nanoTime() + settings.mirrorTimeout().toNanos();
-        return wait(topic, ledger, ledger.getLastConfirmedEntry(), FIRST_PAUSE_MS, deadline);
+        return wait(topic, ledger, ledger.getLastConfirmedEntry(), FIRST_PAUSE_MS, deadline, isEnded);
     }
 
-    private CompletableFuture<Position> wait(
-            String topic, ManagedLedger ledger, Position last, long pauseMs, long deadline) {
+    private CompletableFuture<Position> wait(String topic, ManagedLedger ledger, Position last, long pauseMs,
+            long deadline, BooleanSupplier isEnded) {
+        if (isEnded.getAsBoolean()) {
+            return CompletableFuture.failedFuture(new IllegalStateException(topic + " was unloaded here before all of it"
+                    + " was replicated: trigger its compaction again"));
+        }
         ManagedCursor cursor = cursor(ledger);
         if (cursor == null) {
             return CompletableFuture.failedFuture(new IllegalStateException(topic + " has no cursor " + cursorName
@@ -50,7 +59,7 @@ final class MirrorProgress {
                     + " is only slow"));
         }
         return client.after(pauseMs).thenCompose(ignored ->
-                wait(topic, ledger, last, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline));
+                wait(topic, ledger, last, Math.min(2 * pauseMs, LONGEST_PAUSE_MS), deadline, isEnded));
     }
 
     private ManagedCursor cursor(ManagedLedger ledger) {

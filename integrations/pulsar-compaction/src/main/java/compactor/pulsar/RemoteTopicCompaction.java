@@ -3,6 +3,7 @@ package compactor.pulsar;
 import io.netty.buffer.Unpooled;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.BooleanSupplier;
 import java.util.function.Supplier;
 import org.apache.bookkeeper.mledger.Entry;
 import org.apache.bookkeeper.mledger.ManagedLedger;
@@ -25,13 +26,14 @@ import org.slf4j.LoggerFactory;
  */
 final class RemoteTopicCompaction implements TopicCompactionService {
     private static final Logger LOG = LoggerFactory.getLogger(RemoteTopicCompaction.class);
-    private static final int PAGE_BYTES = 1 << 20;
+    private static final int FIRST_PAGE_BYTES = 1 << 20;
     private static final boolean FINDS_POSITIONS = hasLastMessagePosition();
     private final CompactorServiceFactory factory;
     private final CompactorClient client;
     private final String topic;
     private final CompactionCursor cursor;
     private volatile CompactedView known;
+    private volatile int unloads; // a topic whose unloading failed goes on
     private CompletableFuture<CompactedView> asking;
 
     RemoteTopicCompaction(CompactorServiceFactory factory, String topic) {
@@ -50,11 +52,20 @@ final class RemoteTopicCompaction implements TopicCompactionService {
         }
     }
 
-    /** Creates the cursor of a topic that was loaded, and takes the service's view if that is newer. */
-    CompletableFuture<Void> prepare() {
-        return guarded(() -> loadedTopic().thenCompose(loaded -> cursor.create(loaded)
-                .thenCompose(ignored -> client.view(topic))
-                .thenCompose(view -> adopt(loaded, view))));
+    /**
+     * Creates the cursor of a topic that was loaded, and takes the service's view if that is newer.
+     *
+     * @param isNew the topic was made just now
+     */
+    CompletableFuture<Void> prepare(boolean isNew) {
+        return guarded(() -> loadedTopic().thenCompose(loaded -> {
+            if (isNew && !cursor.exists(loaded)) {
+                return cursor.createOfNew(loaded).thenAccept(ignored -> learn(CompactedView.NEVER));
+            }
+            return cursor.create(loaded)
+                    .thenCompose(ignored -> client.view(topic))
+                    .thenCompose(view -> adopt(loaded, view));
+        }));
     }
 
     @Override
@@ -73,39 +84,55 @@ final class RemoteTopicCompaction implements TopicCompactionService {
 
     private CompletableFuture<Void> compact(PersistentTopic loaded, CountingCompactor counts, long begin) {
         cursor.view(loaded); // throws if Pulsar's own compactor has compacted it
+        int begun = unloads;
+        BooleanSupplier isEnded = () -> unloads != begun;
         return cursor.create(loaded)
-                .thenCompose(ignored -> factory.mirror().caughtUp(topic, loaded.getManagedLedger()))
+                .thenCompose(ignored -> factory.mirror().caughtUp(topic, loaded.getManagedLedger(), isEnded))
                 .thenCompose(arrived -> client.view(topic).thenCompose(before -> {
                     checkWhole(loaded, before);
-                    return client.compactUpTo(topic, arrived);
+                    return client.compactUpTo(topic, arrived, isEnded);
                 }))
                 .thenCompose(run -> client.view(topic)
                         .thenCompose(view -> adopt(loaded, view))
-                        .thenRun(() -> counts.succeeded(topic, run, System.nanoTime() - begin)));
+                        .thenRunAsync(() -> counts.succeeded(topic, run, System.nanoTime() - begin)));
     }
 
     /** Makes a view the one that is served, and stores it, if it is newer than the one that is known. */
     private CompletableFuture<Void> adopt(PersistentTopic loaded, CompactedView view) {
         CompactedView stored = cursor.view(loaded);
-        CompactedView current = known == null ? stored : known;
+        CompactedView current = stored == null ? known : learn(stored);
         if (current != null && !view.isNewerThan(current)) {
-            known = current;
             return CompletableFuture.completedFuture(null);
         }
-        if (view.horizon() != null && (current == null || current.horizon() == null)) {
+        if (view.coversLessThan(current)) {
+            throw new IllegalStateException(topic + " is compacted up to " + view.horizon() + " in the service, by its"
+                    + " generation " + view.generation() + ", and up to " + current.horizon() + " by generation "
+                    + current.generation() + ", which this broker knows: its database was restored from a backup."
+                    + " Restore a newer one");
+        }
+        if (view.horizon() != null) {
             checkWhole(loaded, view);
         }
         return cursor.store(loaded, view, current).thenRun(() -> {
-            known = view;
+            learn(view);
             LOG.info("[{}] compacted up to {}, generation {}", topic, view.horizon(), view.generation());
         });
     }
 
+    /** Returns the view that is served from now on: the newer one of the known one and this. */
+    synchronized CompactedView learn(CompactedView view) {
+        if (view.isNewerThan(known)) {
+            known = view; // never an older one: raw entries behind the newer one's horizon may be trimmed
+        }
+        return known;
+    }
+
     /**
      * Throws if entries that this broker still has were never replicated, because the replication began after them:
-     * a horizon would hide them.
+     * a horizon would hide them. Throws, too, if the service has entries of an earlier topic of this name.
      */
     private void checkWhole(PersistentTopic loaded, CompactedView view) {
+        cursor.checkSameTopic(loaded, view);
         CompactedView stored = cursor.view(loaded);
         boolean isFirst = (known == null || known.horizon() == null) && (stored == null || stored.horizon() == null);
         if (!isFirst || view.first() == null) {
@@ -142,8 +169,7 @@ final class RemoteTopicCompaction implements TopicCompactionService {
     private CompletableFuture<CompactedView> askForView(PersistentTopic loaded) {
         CompactedView stored = cursor.view(loaded);
         if (stored != null) {
-            known = stored;
-            return CompletableFuture.completedFuture(stored);
+            return CompletableFuture.completedFuture(learn(stored));
         }
         return client.view(topic).thenCompose(view -> adopt(loaded, view)).thenApply(ignored -> known);
     }
@@ -154,22 +180,18 @@ final class RemoteTopicCompaction implements TopicCompactionService {
             if (view.horizon() == null || position.compareTo(view.horizon()) > 0) {
                 return CompletableFuture.completedFuture(List.of());
             }
-            return page(view, position).thenApply(page -> {
-                if (page.isEmpty()) {
-                    return List.<Entry>of();
+            return page(view, position, FIRST_PAGE_BYTES).thenApply(page -> {
+                List<Entry> entries = page.entries(position, count);
+                if (!page.isLast() && !page.isEmpty() && page.index(position) + count >= page.size() / 2) {
+                    page(view, page.next(), EntryPage.MOST_BYTES); // so that the next page is here when it is read
                 }
-                if (page.index(position) + count >= page.size() / 2) {
-                    page(view, page.next()); // so that the next page is here when it is read
-                }
-                return page.entries(position, count);
+                return entries;
             });
         }));
     }
 
-    private CompletableFuture<EntryPage> page(CompactedView view, Position position) {
-        return factory.pages().get(topic, view.generation(), position, () -> client
-                .entries(topic, position, view, PAGE_BYTES)
-                .thenApply(frames -> EntryPage.parse(position, frames)));
+    private CompletableFuture<EntryPage> page(CompactedView view, Position position, int bytes) {
+        return factory.pages().get(this, view.generation(), position, () -> client.entries(topic, position, view, bytes));
     }
 
     @Override
@@ -183,7 +205,8 @@ final class RemoteTopicCompaction implements TopicCompactionService {
     public CompletableFuture<Position> findEntryByPublishTime(long publishTime) {
         CompletableFuture<Position> found = guarded(() -> view().thenCompose(view -> view.horizon() == null
                 ? CompletableFuture.completedFuture(null)
-                : client.positionSince(topic, publishTime, view)));
+                : client.positionSince(topic, publishTime, view)
+                        .thenApply(position -> position == null ? view.horizon().getNext() : position)));
         if (FINDS_POSITIONS) {
             return found;
         }
@@ -234,6 +257,9 @@ final class RemoteTopicCompaction implements TopicCompactionService {
 
     @Override
     public void close() {
+        synchronized (this) {
+            unloads++;
+        }
         factory.closed(topic, this);
     }
 }

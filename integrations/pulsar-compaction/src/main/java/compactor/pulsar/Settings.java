@@ -1,18 +1,23 @@
 package compactor.pulsar;
 
 import java.io.IOException;
+import java.net.URI;
+import java.net.URISyntaxException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Properties;
+import java.util.Set;
 import java.util.regex.Pattern;
 import java.util.regex.PatternSyntaxException;
 
 /**
  * The plug-in's lines of broker.conf, whose names begin with "compactor".
  *
- * @param url address of the service, without a path
+ * @param urls addresses of the services of one database
  * @param topics the topics that are compacted by the service, by their full names
  * @param cluster the name that the service has among Pulsar's clusters
  * @param token reads the token of requests; a file is read for each request, so that it may be replaced
@@ -24,7 +29,7 @@ import java.util.regex.PatternSyntaxException;
  * @param pageCacheBytes the most bytes of compacted entries that are held for readers, of all topics together
  */
 record Settings(
-        String url,
+        List<String> urls,
         Pattern topics,
         String cluster,
         Token token,
@@ -42,10 +47,9 @@ record Settings(
     }
 
     static Settings of(Properties lines) {
-        String url = required(lines, "compactorServiceUrl", "http://compactor:8080");
-        if (!url.startsWith("http://") && !url.startsWith("https://")) {
-            throw new IllegalArgumentException(
-                    "compactorServiceUrl in broker.conf is " + url + ": write http:// or https:// and a host");
+        List<String> urls = new ArrayList<>();
+        for (String url : required(lines, "compactorServiceUrl", "http://compactor:8080").split(",")) {
+            urls.add(checkedUrl(url.trim()));
         }
         String pattern = required(lines, "compactorTopics", "persistent://public/default/.*");
         Pattern topics;
@@ -57,7 +61,7 @@ record Settings(
         }
         String certificates = text(lines, "compactorTlsTrustCertsFilePath", "");
         return new Settings(
-                url.replaceAll("/+$", ""),
+                List.copyOf(urls),
                 topics,
                 text(lines, "compactorCluster", "compactor"),
                 token(lines),
@@ -67,6 +71,25 @@ record Settings(
                 Duration.ofSeconds(number(lines, "compactorMirrorTimeoutSeconds", 300)),
                 Duration.ofSeconds(number(lines, "compactorRunTimeoutSeconds", 3_600)),
                 number(lines, "compactorPageCacheMB", 32) << 20);
+    }
+
+    private static String checkedUrl(String text) {
+        URI url;
+        try {
+            url = new URI(text);
+        } catch (URISyntaxException e) {
+            throw new IllegalArgumentException("compactorServiceUrl in broker.conf has an address that is none: write"
+                    + " http:// or https:// and a host");
+        }
+        if (url.getRawUserInfo() != null) {
+            throw new IllegalArgumentException("compactorServiceUrl in broker.conf has a user's name, which logs would"
+                    + " show: write a token into compactorTokenFile instead");
+        }
+        if (!Set.of("http", "https").contains(String.valueOf(url.getScheme())) || url.getHost() == null || url.getRawQuery() != null) {
+            throw new IllegalArgumentException(
+                    "compactorServiceUrl in broker.conf has " + text + ": write http:// or https:// and a host");
+        }
+        return text.replaceAll("/+$", "");
     }
 
     private static Token token(Properties lines) {
