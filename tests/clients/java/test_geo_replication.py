@@ -61,7 +61,7 @@ def _is_caught_up(source: httpx.Client, topic: str) -> bool:
 
 @pytest.mark.parametrize(
     ("max_kills", "seconds"),
-    [(10, 60), pytest.param(100, 1_800, marks=pytest.mark.soak)],
+    [(6, 60), pytest.param(100, 1_800, marks=pytest.mark.soak)],
 )
 def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: int, seconds: float) -> None:
     """Up to `max_kills` kills, the last one of which begins within that time."""
