@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pyarrow as pa
@@ -19,6 +18,8 @@ from storage.errors import InvalidInput, Unavailable
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = StructType(
     [
         StructField("offset", LongType()),
@@ -29,31 +30,41 @@ SCHEMA = StructType(
 )
 
 
-@pytest.fixture
-def users(rest_topic: RestTopic, served: Served, monkeypatch: pytest.MonkeyPatch) -> Topic:
-    """A topic of 30 messages of seven keys, the first 21 compacted. Pieces may have any number of offsets."""
+def fill(topic: RestTopic) -> None:
+    """30 messages of seven keys, the first 21 compacted."""
+    messages = [{"key": f"k{number * 3 % 7}", "payload": str(number) if number % 5 else None} for number in range(30)]
+    topic.produce(*messages[:21])
+    topic.compact()
+    topic.produce(*messages[21:])
+
+
+@pytest.fixture(scope="module")
+def filled(served: Served) -> RestTopic:
+    """A topic that no test changes."""
+    topic = RestTopic(served, "scanned")
+    assert topic.ask("PUT").status_code == 204
+    fill(topic)
+    return topic
+
+
+@pytest.fixture(autouse=True)
+def client(served: Served, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """The client of all scans. Their pieces may have any number of offsets."""
     client = Client(served.client)
     monkeypatch.setattr(Service, "connect", lambda self: nullcontext(client))
     monkeypatch.setattr(service_scan, "LEAST_OFFSETS", 1)
-    for number in range(30):
-        rest_topic.put(**{f"k{number * 3 % 7}": str(number) if number % 5 else None})
-        if number == 20:
-            rest_topic.compact()
-    return client.topic(rest_topic.local)
-
-
-Reading = Callable[..., TopicReader]
+    return client
 
 
 @pytest.fixture
-def reading(rest_topic: RestTopic) -> Reading:
-    """Return the reader of a query of the topic."""
+def users(filled: RestTopic, client: Client) -> Topic:
+    return client.topic(filled.local)
 
-    def create(**options: str) -> TopicReader:
-        named = {"path": rest_topic.local, "url": "http://service", **options}
-        return TopicReader(SourceOptions.parse(named), SCHEMA)
 
-    return create
+def reading(topic: RestTopic, **options: str) -> TopicReader:
+    """Return the reader of a query of a topic."""
+    named = {"path": topic.local, "url": "http://service", **options}
+    return TopicReader(SourceOptions.parse(named), SCHEMA)
 
 
 def rows(reader: TopicReader) -> pa.Table:
@@ -68,28 +79,27 @@ def rows(reader: TopicReader) -> pa.Table:
     [("true", 1, 2), ("true", 3, 6), ("true", 50, 7 + 9), ("false", 1, 1), ("false", 3, 3), ("false", 50, 30)],
 )
 def test_all_pieces_together_are_a_read(
-    users: Topic, reading: Reading, compacted: str, partitions: int, pieces: int
+    filled: RestTopic, users: Topic, compacted: str, partitions: int, pieces: int
 ) -> None:
     """The compacted messages begin at offset 14."""
-    reader = reading(readCompacted=compacted, partitions=str(partitions))
+    reader = reading(filled, readCompacted=compacted, partitions=str(partitions))
     expected = users.read(compacted=compacted == "true").to_arrow().select(["offset", "key", "payload"])
     assert rows(reader).select(["offset", "key", "payload"]).to_pylist() == expected.to_pylist()
     assert len(reader.partitions()) == pieces
 
 
 @pytest.mark.parametrize("compacted", ["true", "false"])
-def test_a_range_of_offsets_leaves_the_rest_out(users: Topic, reading: Reading, compacted: str) -> None:
-    reader = reading(readCompacted=compacted)
+def test_a_range_of_offsets_leaves_the_rest_out(filled: RestTopic, users: Topic, compacted: str) -> None:
+    reader = reading(filled, readCompacted=compacted)
     list(reader.pushFilters([GreaterThanOrEqual(("offset",), 19), LessThan(("offset",), 23)]))
     whole = users.read(compacted=compacted == "true").to_arrow()["offset"].to_pylist()
     assert rows(reader)["offset"].to_pylist() == [offset for offset in whole if 19 <= offset < 23]
 
 
-def test_a_compaction_after_the_plan_changes_nothing(
-    users: Topic, reading: Reading, rest_topic: RestTopic, served: Served
-) -> None:
+def test_a_compaction_after_the_plan_changes_nothing(rest_topic: RestTopic, served: Served) -> None:
     """Once the compacted ledger is collected the query fails, also where no key of a task was superseded."""
-    reader = reading(readCompacted="true", partitions="3")
+    fill(rest_topic)
+    reader = reading(rest_topic, readCompacted="true", partitions="3")
     pieces = reader.partitions()
     expected = [batch.to_pylist() for piece in pieces for batch in reader.read(piece)]
     rest_topic.put(k0="x", k3="y")
@@ -101,16 +111,16 @@ def test_a_compaction_after_the_plan_changes_nothing(
     for piece in pieces[:3]:
         with pytest.raises(Unavailable, match="replaced and collected since the query was planned: run the query"):
             list(reader.read(piece))
-    assert rows(reading(readCompacted="true"))["key"].to_pylist()[-2:] == [b"k0", b"k3"]
+    assert rows(reading(rest_topic, readCompacted="true"))["key"].to_pylist()[-2:] == [b"k0", b"k3"]
 
 
-def test_an_empty_topic_has_no_pieces(rest_topic: RestTopic, reading: Reading, users: Topic) -> None:
-    assert rest_topic.ask("DELETE", "/truncate").status_code == 204
+def test_an_empty_topic_has_no_pieces(rest_topic: RestTopic) -> None:
     for compacted in ("true", "false"):
-        assert reading(readCompacted=compacted).partitions() == []
+        assert reading(rest_topic, readCompacted=compacted).partitions() == []
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     with pytest.raises(InvalidInput, match="the option url or token is wrong: 'service' is no address"):
         Service("service").connect()
     assert "secret" not in repr(Service("http://service", "secret"))
