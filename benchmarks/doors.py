@@ -57,7 +57,7 @@ from tests.servers.compactor_service import SERVE, RunningService, compactor_ser
 PAYLOAD_BYTES, KEYS = 100, 100_000
 KAFKA_BATCH_BYTES, PULSAR_BATCH_MESSAGES = 16 << 10, 1_000
 """The defaults of the producers of both."""
-_DISTINCT_BATCHES, _REPLICATED = 512, 200
+_DISTINCT_BATCHES, _REPLICATED, _APPENDS = 512, 100, 8
 _PRODUCING = 100
 """Requests to Kafka that are under way at once."""
 _NO_LEADER_YET = (3, 5, 6)
@@ -264,23 +264,24 @@ class Parts:
             with self._part(door, "encode entries", messages):
                 now = time.time_ns() // 1_000_000
                 entries = [entry.data for table in tables for entry in to_entries(table, "kafka:c:t-0", now)]
-            with self._part(door, "append and flush", messages):
-                self._append(f"{codec}-{turn}", entries)
+            self._append(door, f"{codec}-{turn}", entries, messages)
         sent = replicated_entries()
         messages = len(sent) * PULSAR_BATCH_MESSAGES
         with self._part("Pulsar", "take the position, compare and compute checksums", messages):
             entries = [take_source(entry)[1] for entry in sent]
-        with self._part("Pulsar", "append and flush", messages):
-            self._append(f"pulsar-{turn}", entries)
+        self._append("Pulsar", f"pulsar-{turn}", entries, messages)
 
-    def _append(self, name: str, entries: Sequence[bytes]) -> None:
+    def _append(self, door: str, name: str, entries: Sequence[bytes], messages: int) -> None:
+        """Append entries `_APPENDS` times to a topic whose segment is open."""
         topic = self._environment.metadata.tenancy.ensure_topic(TopicName.parse(name))
         acknowledged = threading.Semaphore(0)
         with TopicLog(self._environment, topic, name) as log:
-            for entry in entries:
-                log.submit(entry, lambda _: acknowledged.release())
-            for _ in entries:
-                acknowledged.acquire()
+            log.append(entries[0])
+            with self._part(door, "append and flush", _APPENDS * messages):
+                for entry in [*entries] * _APPENDS:
+                    log.submit(entry, lambda _: acknowledged.release())
+                for _ in range(_APPENDS * len(entries)):
+                    acknowledged.acquire()
 
     def markdown(self) -> str:
         """Return the table of the medians."""
