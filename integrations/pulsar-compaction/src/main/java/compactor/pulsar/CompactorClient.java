@@ -60,15 +60,15 @@ final class CompactorClient implements AutoCloseable {
         this.settings = settings;
         this.timer = timer;
         pages = new Limit((int) Math.max(2, Math.min(MOST_REQUESTS, settings.pageCacheBytes() / EntryPage.MOST_BYTES)));
-        int timeout = (int) settings.requestTimeout().toMillis();
         DefaultAsyncHttpClientConfig.Builder config = Dsl.config()
                 .setThreadPoolName("compactor-http")
-                .setConnectTimeout(Math.min(timeout, 5_000))
-                .setReadTimeout(timeout)
-                .setRequestTimeout(timeout)
                 .setMaxRequestRetry(0)
                 .setKeepAlive(true)
                 .setUserAgent("compactor-pulsar");
+        long timeout = settings.requestTimeout().toMillis();
+        set(config, "setConnectTimeout", Math.min(timeout, 5_000));
+        set(config, "setReadTimeout", timeout);
+        set(config, "setRequestTimeout", timeout);
         if (settings.trustedCertificates() != null) {
             try {
                 config.setSslContext(SslContextBuilder.forClient()
@@ -81,6 +81,20 @@ final class CompactorClient implements AutoCloseable {
             }
         }
         http = Dsl.asyncHttpClient(config);
+    }
+
+    /** Sets a number of milliseconds: brokers of 5.0 have a version of the library that takes durations. */
+    private static void set(DefaultAsyncHttpClientConfig.Builder config, String name, long milliseconds) {
+        try {
+            try {
+                config.getClass().getMethod(name, Duration.class).invoke(config, Duration.ofMillis(milliseconds));
+            } catch (NoSuchMethodException e) {
+                config.getClass().getMethod(name, int.class).invoke(config, (int) milliseconds);
+            }
+        } catch (ReflectiveOperationException e) {
+            throw new IllegalStateException("the broker's async-http-client has no " + name + ": this plug-in is for"
+                    + " brokers of Pulsar 4.0, 4.2 and 5.0", e);
+        }
     }
 
     /** Returns the view of a topic's compacted ledger; that of a topic that the service does not have is NEVER. */
