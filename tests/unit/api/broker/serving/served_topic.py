@@ -20,6 +20,7 @@ from api.broker.threads import Pools, WaitsFor
 from api.observability.logs import LogThrottle
 from storage.entries.encode import encode_message
 from storage.topic import Topic
+from tests.serving import append_to
 from tests.workbench import Workbench
 
 
@@ -84,7 +85,7 @@ async def opened(
 
 def append(topic: PersistentTopic, *entries: bytes) -> None:
     """Append entries as they are."""
-    LOGS[topic].append(topic.storage, entries)
+    append_to(LOGS[topic], topic.storage, entries)
     topic.wake_subscriptions()
 
 
