@@ -13,11 +13,11 @@ from api.formats.text_encoding import TextEncoding
 from storage.entries.chunk_assembler import messages
 from storage.topic import Topic
 from tests import chunked
-from tests.budgets import IN_CI, IN_SOAK
+from tests.budgets import IN_SOAK
 from tests.properties.test_table_properties import append, draw_policies, draw_sizing
 from tests.workbench import Workbench
 
-LIVES = 100 if IN_SOAK else 2 if IN_CI else 1
+LIVES = 100 if IN_SOAK else 1
 RUNS = 3
 BYTES = schema_columns([], TextEncoding.BASE64, TextEncoding.BASE64)
 Rows = list[tuple[int, bytes | None, bytes | None]]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,6 +25,8 @@ from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import RowType
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
+from storage.reading.scan import ScanPiece
+from storage.topic import Topic
 from tests import chunked
 from tests.clients.cli.conftest import BASE64, write_lines
 from tests.program import Program
@@ -313,6 +319,25 @@ def test_a_query_spills_beyond_its_memory(program: Program, users: str, monkeypa
     program("query", users, "select list(r.range) from range(8000000) r", "--memory-limit", "64M").refused(
         6, "67,108,864 bytes of memory", "--memory-limit"
     )
+
+
+def test_a_signal_ends_a_query(program: Program, users: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While DuckDB executes, in a query that would take hours."""
+    tables, sent = Topic.tables, []
+
+    def signalling(self: Topic, piece: ScanPiece, columns: Sequence[str]) -> Iterator[pa.Table]:
+        if not sent:
+            sent.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # the program handles it from its start on
+        yield from tables(self, piece, columns)
+
+    monkeypatch.setattr(Topic, "tables", signalling)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ran = program("query", users, "select sum(sin(r.range)) from topic, range(100000000000) r", "--raw")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (ran.exit_code, ran.raw_stdout) == (130, b""), ran.stderr
 
 
 def test_without_duckdb_the_command_says_what_to_install(
