@@ -48,6 +48,8 @@ _BATCH_ROWS = 65_536
 _KEYS = 10_000
 """The keys that are searched in the indexes at once."""
 _NO_OFFSET = -1
+OLDEST_DUCKDB = 2
+"""The first major version whose relations stream; its Python interface differs from that of version 1."""
 _OUT_OF_MEMORY = "Out of Memory Error"
 """The begin of an error of DuckDB; in a stream it has no class of its own."""
 Value = TypeVar("Value")
@@ -69,6 +71,11 @@ def _load_duckdb() -> ModuleType:
             f"queries need DuckDB, which cannot be loaded ({error})",
             "pip install duckdb, or install the extra [query] of ledger-compactor",
         ) from error
+    if int(duckdb.__version__.partition(".")[0]) < OLDEST_DUCKDB:
+        raise Misconfigured(
+            f"queries need DuckDB {OLDEST_DUCKDB} or newer, and {duckdb.__version__} is installed",
+            f"pip install 'duckdb>={OLDEST_DUCKDB}', in another environment than what needs the older one",
+        )
     return duckdb
 
 

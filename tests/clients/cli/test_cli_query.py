@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -345,6 +346,14 @@ def test_without_duckdb_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     program("query", users, "select 1").refused(5, "queries need DuckDB", "pip install duckdb", "[query]")
+
+
+def test_an_older_duckdb_is_refused(program: Program, users: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be installed for Iceberg tables, whose extension it has."""
+    monkeypatch.setattr(duckdb, "__version__", "1.5.5")
+    program("query", users, "select 1").refused(
+        5, "DuckDB 2 or newer, and 1.5.5 is installed", "pip install 'duckdb>=2'"
+    )
 
 
 def test_columns_that_a_query_does_not_need_are_not_read(program: Program) -> None:
