@@ -193,7 +193,9 @@ def two_compacting_brokers(folder: Path, version: str, jar: Path) -> Iterator[li
             link = stack.enter_context(FaultyLink(service.url).running())
             home = folder / f"home-{number}"
             home.mkdir()
-            lines = SETTINGS | {"compactorServiceUrl": link.url}
+            # Without topics of their own, which each of the brokers would load before it asks the other one.
+            lines = SETTINGS | {"compactorServiceUrl": link.url, "topicLevelPoliciesEnabled": "false"}
+            lines |= {"systemTopicEnabled": "false"}
             broker = stack.enter_context(pulsar_broker(home, version=version, jar=jar, arguments=arguments, **lines))
             admin = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60, follow_redirects=True))
             client = connected(broker.url)
