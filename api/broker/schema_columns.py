@@ -91,11 +91,13 @@ class Column:
     """A column of a query. `type`: of what `convert` returns.
 
     `structure`: of texts of JSON: as DuckDB's `from_json` takes it, or `JSON`; None: they are no JSON.
+    `needs_metadata`: messages name the version that decodes them.
     """
 
     type: pa.DataType
     convert: Callable[[Cells], pa.Array]
     structure: Any = None
+    needs_metadata: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def schema_columns(
     newest = versions[-1]
     if type_name(newest.type) == "KEY_VALUE":
         if newest.properties.get("kv.encoding.type") != "SEPARATED":
-            return SchemaColumns(key, value if value_encoding is TextEncoding.BASE64 else _by_row(newest, JSON))
+            return SchemaColumns(
+                key, value if value_encoding is TextEncoding.BASE64 else _by_row("value", newest, JSON)
+            )
         pairs = [_parts(version) for version in versions if version.type == newest.type]
         if key_encoding is TextEncoding.UTF8:
             key = _column("key", [key for key, _ in pairs]) or key
@@ -146,7 +150,7 @@ def _column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
     newest = versions[-1]
     kind = type_name(newest.type)
     if kind in _NUMBERS or kind in _TIMES:
-        return _by_row(newest)
+        return _by_row(name, newest)
     if kind not in ("AVRO", "JSON"):
         return None
     try:
@@ -157,7 +161,7 @@ def _column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
         plain = _plain(name, TextEncoding.UTF8)
         return Column(plain.type, plain.convert, _Structure({}, "JSON").of(json.loads(newest.data)))
     records = _AvroRecords(name, versions)
-    return Column(pa.string(), records.convert, records.structure)
+    return Column(pa.string(), records.convert, records.structure, needs_metadata=True)
 
 
 def _plain(name: str, encoding: TextEncoding) -> Column:
@@ -179,7 +183,7 @@ def _plain(name: str, encoding: TextEncoding) -> Column:
     return Column(kind, convert)
 
 
-def _by_row(schema: SchemaRecord, structure: Any = None) -> Column:
+def _by_row(name: str, schema: SchemaRecord, structure: Any = None) -> Column:
     """Return a column whose values `schema_values.py` reads one by one. `structure` JSON: any values, as texts."""
     kind = pa.string() if structure == JSON else _NUMBERS.get(type_name(schema.type), pa.string())
 
@@ -189,16 +193,20 @@ def _by_row(schema: SchemaRecord, structure: Any = None) -> Column:
             try:
                 value = schema_values.value_of(schema, data, None) if data else None
             except schema_values.NotDecoded as error:
-                raise _undecodable(offset, schema, error) from error
+                raise _undecodable(name, offset, schema, error) from error
             values.append(json.dumps(value) if structure == JSON and value is not None else value)
         return pa.array(values, kind)
 
     return Column(kind, convert, structure)
 
 
-def _undecodable(offset: int, schema: SchemaRecord, error: object) -> InvalidInput:
-    what = f"offset {offset} cannot be decoded as {type_name(schema.type)} by version {schema.version} of the schema"
-    return InvalidInput(f"{what} ({str(error)[:200]})", "choose --value-encoding base64, which decodes nothing")
+def _undecodable(name: str, offset: int, schema: SchemaRecord, error: Exception) -> InvalidInput:
+    reader = f"as {type_name(schema.type)} by version {schema.version} of the schema"
+    reason = str(error)[:200] or type(error).__name__
+    return InvalidInput(
+        f"the {name} at offset {offset} cannot be decoded {reader} ({reason})",
+        f"choose --{name}-encoding base64, which decodes nothing",
+    )
 
 
 class _AvroRecords:
@@ -233,7 +241,7 @@ class _AvroRecords:
             try:
                 texts.append(encode(self._reader(record)(data)))
             except Exception as error:  # fastavro raises EOFError, IndexError, SchemaResolutionError and others
-                raise _undecodable(offset, record, error or type(error).__name__) from error
+                raise _undecodable(self._name, offset, record, error) from error
         return pa.array(texts, pa.binary()).cast(pa.string())
 
     def _named_versions(self, cells: Cells) -> list[int]:

@@ -27,6 +27,10 @@ _Decoded = TypeVar("_Decoded")
 _ABSENT = msgspec.Raw(b"")
 _NULL = b"null"
 _STORES, _DELETES = ("c", "r", "u"), "d"
+_FLATTENED = (
+    "import rows of flattened events (ExtractNewRecordState) with --input-format jsonl and the same --key-field; leave "
+    "other lines out, as jq does with select(.op) or select(.payload.op); nothing of it was kept"
+)
 _REMEDY = "leave it out, as jq does with select(.op) or select(.payload.op); nothing of it was kept"
 
 
@@ -86,13 +90,15 @@ def _change(rows: Rows, index: int, event: bytes) -> tuple[bytes, bytes | None]:
         row = value = bytes(decoded.after)
         name = "after"
     else:
-        what = "has no op" if decoded.op is None else f"has the op {decoded.op!r}, which changes no row"
-        raise rows.refuse(index, f"the event {what}", _REMEDY)
+        if decoded.op is None:
+            raise rows.refuse(index, "the event has no op", _FLATTENED)
+        raise rows.refuse(index, f"the event has the op {decoded.op!r}, which changes no row", _REMEDY)
     if not row.startswith(b"{"):
         raise rows.refuse(
             index,
             f"the op is {decoded.op!r}, and {name} is no row",
-            "let the connector write whole rows, or correct the line; nothing of it was kept",
+            "let the connector write whole rows as objects, which that of MongoDB does not, or correct the line; "
+            "nothing of it was kept",
         )
     return row, value
 

@@ -50,8 +50,9 @@ _KEYS = 10_000
 _NO_OFFSET = -1
 OLDEST_DUCKDB = 2
 """The first major version whose relations stream; its Python interface differs from that of version 1."""
-_OUT_OF_MEMORY = "Out of Memory Error"
-"""The begin of an error of DuckDB; in a stream it has no class of its own."""
+_OUT_OF_MEMORY, _NOT_PERMITTED = "Out of Memory Error", "Permission Error"
+"""The begins of errors of DuckDB; in a stream they have no class of their own."""
+_NO_JSON = "Malformed JSON"
 Value = TypeVar("Value")
 
 
@@ -112,6 +113,7 @@ class TopicQuery:
         self, duckdb: ModuleType, connection: Any, thread: ThreadPoolExecutor, name: str, limits: QueryLimits
     ) -> None:
         self._duckdb, self._connection, self._thread, self._limits = duckdb, connection, thread, limits
+        self._has_structures = False
         self._names = list(dict.fromkeys((TABLE, name))) if name.lower() != TABLE else [TABLE]
         self._datasets: list[TopicDataset] = []
 
@@ -144,6 +146,7 @@ class TopicQuery:
 
     def make_table(self, topics: Sequence[Topic], columns: SchemaColumns, *, raw: bool) -> None:
         """Make the view of the topics."""
+        self._has_structures = columns.key.structure is not None or columns.value.structure is not None
         with self._own_errors():
             if raw:
                 pieces = [TopicPieces(topic, topic.scan(ScanRange()), True) for topic in topics]
@@ -228,11 +231,18 @@ class TopicQuery:
                     f"{tempfile.gettempdir()} ({_line(error)})",
                     "raise --memory-limit, or name another folder with TMPDIR",
                 ) from error
-            names = " and ".join(map(_quoted, self._names))
-            raise InvalidInput(
-                f"the SQL failed: {_line(error)}",
-                f"correct it; the table is {names}, with the columns {', '.join(MESSAGE_COLUMNS)}",
-            ) from error
+            raise InvalidInput(f"the SQL failed: {_line(error)}", self._remedy(str(error))) from error
+
+    def _remedy(self, error: str) -> str:
+        if _NO_JSON in error and self._has_structures:
+            return (
+                "a value that is no JSON cannot be read by the schema; choose --value-encoding base64, which decodes "
+                "nothing and finds it: where not json_valid(decode(value))"
+            )
+        if error.startswith(_NOT_PERMITTED) and not self._limits.reads_files:
+            return "choose --external-access, which lets the SQL read and write files and addresses"
+        names = " and ".join(map(_quoted, self._names))
+        return f"correct it; the table is {names}, with the columns {', '.join(MESSAGE_COLUMNS)}"
 
 
 def _offset_of(newest: NewestOffset | None) -> int:

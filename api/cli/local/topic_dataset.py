@@ -34,7 +34,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "message_id": ("ledger_id", "entry_id", "batch_index"),
     "offset": ("offset",),
     "key": ("key", "offset"),
-    "value": ("payload", "metadata", "offset"),
+    "value": ("payload", "offset"),
     "publish_time": ("publish_time",),
     "event_time": ("event_time",),
     "properties": ("properties",),
@@ -42,7 +42,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "key_bytes": ("key",),
     "is_deletion": ("key", "retained_at"),
 }
-"""The columns of rows that each column is made of, in a compacted ledger without chunks."""
+"""The columns of rows that each column is made of, in a compacted ledger without chunks; beside `metadata`."""
 _WHOLE: tuple[str, ...] = (
     "ledger_id", "entry_id", "batch_index", "offset", "key", "payload", "publish_time", "event_time", "properties",
     "chunk_uuid", "chunk_index", "chunk_count", "codec", "slot", "metadata",
@@ -144,25 +144,33 @@ class TopicDataset(ds.Dataset):
 
     def _batches(self, schema: pa.Schema, condition: Any, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for source in self._sources:
-            for batch in _rows(source, schema.names):
+            for batch in _rows(source, self._sources_of(schema.names)):
                 converted = self._converted(batch, schema, source.topic.name.partition)
                 if condition is None:
                     yield converted.select(chosen)
                 else:
                     yield from pa.Table.from_batches([converted]).filter(condition).select(chosen).to_batches()
 
+    def _sources_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns of rows that some columns are made of, in a compacted ledger without chunks."""
+        sources = ["slot", "offset", *(source for name in names for source in _SOURCES[name])]
+        decoded = {"key": self._columns.key, "value": self._columns.value}
+        if any(decoded[name].needs_metadata for name in names if name in decoded):
+            sources.append("metadata")
+        return tuple(dict.fromkeys(sources))
+
     def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
         columns = [self._column(batch, field, partition) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field, partition: int) -> pa.Array:
+        metadata = batch.column("metadata") if "metadata" in batch.schema.names else None
         match field.name:
             case "message_id":
                 return message_ids(batch, partition)
             case "key":
-                return self._columns.key.convert(Cells(batch.column("key"), batch.column("offset")))
+                return self._columns.key.convert(Cells(batch.column("key"), batch.column("offset"), metadata))
             case "value":
-                metadata = batch.column("metadata") if "metadata" in batch.schema.names else None
                 return self._columns.value.convert(Cells(batch.column("payload"), batch.column("offset"), metadata))
             case "partition":
                 return pa.repeat(pa.scalar(partition, pa.int32()), len(batch))
@@ -173,11 +181,9 @@ class TopicDataset(ds.Dataset):
         return batch.column(field.name).cast(field.type)
 
 
-def _rows(source: TopicPieces, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of some pieces with the columns of rows that the columns `names` are made of."""
-    read = _WHOLE
-    if not source.may_have_chunks:
-        read = tuple(dict.fromkeys(("slot", "offset", *(column for name in names for column in _SOURCES[name]))))
+def _rows(source: TopicPieces, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of some pieces with at least some columns of rows."""
+    read = _WHOLE if source.may_have_chunks else columns
     tables = (table for piece in source.pieces for table in source.topic.tables(piece, read))
     batches = (batch for table in tables for batch in table.combine_chunks().to_batches())
     messages = only_messages(batches, str(source.topic.name), _ENTRY_REMEDY)

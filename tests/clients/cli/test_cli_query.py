@@ -23,6 +23,7 @@ from api.cli.local.opening import open_topic
 from api.components import open_environment
 from api.settings.settings import Settings
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.errors import Unavailable
 from storage.ledger.rows import RowType
 from storage.metadata.schemas import SchemaRecord
 from storage.model import TopicName
@@ -228,6 +229,10 @@ def test_values_of_json_are_structs(program: Program) -> None:
     program("produce", "t", "-", stdin=b'{"key": "a", "value": null}').done()
     raw = program("query", "t", "select value.age from t where key = 'a'", "--raw", *JSONL).done().messages
     assert raw == [{"age": 3}, {"age": None}]
+    program("produce", "t", "-", stdin=b'{"key": "c", "value": "x"}').done()
+    program("query", "t", "select value.age from t").refused(2, "Malformed JSON", "choose --value-encoding base64")
+    search = 'select "offset" from t where not json_valid(decode(value))'
+    assert program("query", "t", search, *JSONL, "--value-encoding", "base64").done().messages == [{"offset": 3}]
 
 
 def test_keys_and_values_of_a_pair(program: Program) -> None:
@@ -238,6 +243,22 @@ def test_keys_and_values_of_a_pair(program: Program) -> None:
     append_rows("t", chunked.message((7).to_bytes(4, "big"), value))
     sql = "select key + 1 as k, value.name from topic where key = 7"
     assert program("query", "t", sql, *JSONL).done().messages == [{"k": 8, "name": "Ada"}]
+
+
+def test_keys_of_avro_are_read_by_the_version_that_messages_name(program: Program, folder: Path) -> None:
+    """In the compacted ledger and after it."""
+    key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "int"}]}
+    newer = {**key, "fields": [{"name": "country", "type": "string", "default": "GB"}, *key["fields"]]}
+    names = {"kv_encoding_type": "SEPARATED", "key_schema_type": "AVRO", "value_schema_type": "STRING"}
+    program("topics", "create", "t").done()
+    for version, definition in enumerate((key, newer)):
+        add_schema("t", version, "KEY_VALUE", join_parts(json.dumps(definition).encode(), b""), **names)
+    append_rows("t", chunked.message(encoded(key, {"id": 1}), b"x", metadata=of_version(0)))
+    program("compact-topic", "--topic", "t").done()
+    second = encoded(newer, {"id": 2, "country": "FI"})
+    append_rows("t", chunked.message(second, b"y", metadata=of_version(1)))
+    rows = program("query", "t", "select key.*, value from t order by key.id", *JSONL).done().messages
+    assert rows == [{"country": "GB", "id": 1, "value": "x"}, {"country": "FI", "id": 2, "value": "y"}]
 
 
 # The result
@@ -264,12 +285,25 @@ def test_forms_of_a_result(program: Program, users: str) -> None:
     assert program("query", users, f"select {2**80} as large", *JSONL).done().stdout == f'{{"large":{2**80}}}\n'
 
 
-def test_a_result_that_fails_leaves_no_file(program: Program, users: str) -> None:
+def test_a_result_that_fails_leaves_no_file(program: Program, users: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of reading is the command's own, also after the first rows of the result."""
+    tables = Topic.tables
+
+    def failing_after_a_table(self: Topic, piece: ScanPiece, columns: Sequence[str]) -> Iterator[pa.Table]:
+        yield from tables(self, piece, columns)
+        raise Unavailable("the store is away", "try again")
+
     sql = "select 1 as a, 2 as a"
     for name in ("jsonl", "parquet"):
         program("query", users, sql, "--format", name, "--to", "out").refused(2, "more than one column a", "AS")
     failing = "select error('late') from range(200000) r where r.range = 199999"
     program("query", users, failing, *JSONL, "--to", "out").refused(2, "the SQL failed", "late")
+    monkeypatch.setattr(Topic, "tables", failing_after_a_table)
+    joined = "select value from topic, range(100000) r"
+    for name in ("jsonl", "parquet"):
+        program("query", users, joined, "--raw", "--format", name, "--to", "out").refused(
+            6, "the store is away: try again"
+        )
     assert list(Path().iterdir()) == []
 
 
@@ -302,7 +336,9 @@ def test_errors_in_sql_are_one_line(program: Program, users: str) -> None:
 )
 def test_sql_reaches_nothing_but_the_topic(program: Program, users: str, folder: Path, sql: str) -> None:
     (folder / "secret.csv").write_text("a\n1\n")
-    program("query", users, sql).refused(2, "the SQL failed")
+    is_permitted = sql.startswith("set") or sql.endswith("sys")
+    remedy = 'the table is "topic"' if is_permitted else "choose --external-access"
+    program("query", users, sql).refused(2, "the SQL failed", remedy)
     assert [file.name for file in folder.iterdir()] == ["secret.csv"]
 
 

@@ -66,7 +66,7 @@ def test_a_filter_reads_its_own_columns_and_shows_others(reads: tuple[TopicDatas
     assert (
         dataset.scanner(columns=["value"], filter=condition).to_reader().read_all().to_pylist() == [{"value": b"v"}] * 2
     )
-    assert begun == [["slot", "offset", "payload", "metadata", "key"]] * 3
+    assert begun == [["slot", "offset", "payload", "key"]] * 3
 
 
 def test_no_columns_are_rows(reads: tuple[TopicDataset, list[list[str]]]) -> None:
