@@ -2,20 +2,21 @@
 
 A piece is a range of offsets. Of a compacted read the pieces up to the horizon continue in the compacted ledger that
 serves when the scan is planned: their start is the token of a read in it, and the service reads a replaced one until it
-is collected. Whether it was, a last request proves: its answer is that of the plan only in the same compacted ledger.
-Without Spark.
+is collected. Whether it was, a first and a last request prove: their answer is that of the plan only in the same
+compacted ledger. Without Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.client import Client, Topic, connect
+from compactor.client import Client, ClientError, Topic, connect
 from storage.errors import InvalidInput, Unavailable
 from storage.model import TopicName
 from storage.positions import CompactedProgress, ContinuationToken, StartOffset, StartPosition
@@ -74,13 +75,13 @@ class ServicePiece:
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the messages as tables of some of compactor.client's columns; none is empty.
 
-        Raises ClientError, and Unavailable if the compacted ledger was collected.
+        Raises ClientError, and Unavailable if the compacted ledger was collected or the raw messages were trimmed.
         """
         with self.service.connect() as client:
             topic = client.topic(str(self.topic))
-            is_compacted = self.compacted is not None
-            start = self.first if self.compacted is None else self.compacted.token(self.first)
-            for batch in topic.read(compacted=is_compacted, start=start, limit=self.end - self.first).batches():
+            if self.compacted is not None:  # Spark may not read to the end, as for a LIMIT
+                self.compacted.check(topic)
+            for batch in self._batches(topic):
                 table = pa.Table.from_batches([batch])
                 is_last = table.column("offset")[-1].as_py() >= self.end - 1
                 if is_last:
@@ -92,6 +93,19 @@ class ServicePiece:
             if self.compacted is not None:
                 self.compacted.check(topic)
 
+    def _batches(self, topic: Topic) -> Iterator[pa.RecordBatch]:
+        """Yield the messages from `first` on, a number of them that reaches `end`."""
+        start = self.first if self.compacted is None else self.compacted.token(self.first)
+        read = topic.read(compacted=self.compacted is not None, start=start, limit=self.end - self.first)
+        try:
+            yield from read.batches()
+        except ClientError as error:
+            if error.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise
+            raise Unavailable(
+                f"messages from offset {self.first} on were trimmed since the query was planned", "run the query again"
+            ) from error
+
 
 def plan_service_scan(
     service: Service, name: TopicName, scan_range: ScanRange, partitions: int, *, read_compacted: bool
@@ -102,12 +116,13 @@ def plan_service_scan(
     """
     with service.connect() as client:
         topic = client.topic(str(name))
-        _, latest = _first_page(topic, "latest", compacted=False)
-        end = min(_state(latest).offset, scan_range.end_offset)
         first, token = _first_page(topic, "earliest", compacted=read_compacted)
+        # Asked afterwards: so the end is not before a message that has superseded one of the compacted ledger.
+        _, latest = _first_page(topic, "latest", compacted=False)
     if first is None:
         return []
     compacted, raw_from = _compacted_ledger(token) if read_compacted else (None, 0)
+    end = min(_state(latest).offset, scan_range.end_offset)
     pieces = []
     if compacted is not None:
         for begin, stop in _ranges(max(first, scan_range.first_offset), min(raw_from, end), partitions):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +17,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType, Tim
 from api.spark import service_scan
 from api.spark.data_source import SourceOptions, TopicReader
 from api.spark.service_scan import Service
-from compactor.client import Client, Topic
+from compactor.client import Client, Read, Topic
 from storage.errors import InvalidInput, Unavailable
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
@@ -74,6 +78,18 @@ def rows(reader: TopicReader) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else pa.table({"offset": pa.array([], pa.int64())})
 
 
+def before_second_read(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
+    """Do something between the first and the second request of the scans that follow."""
+    read, reads = Topic.read, count()
+
+    def read_after_step(topic: Topic, **options: Any) -> Read:
+        if next(reads) == 1:
+            step()
+        return read(topic, **options)
+
+    monkeypatch.setattr(Topic, "read", read_after_step)
+
+
 @pytest.mark.parametrize(
     ("compacted", "partitions", "pieces"),
     [("true", 1, 2), ("true", 3, 6), ("true", 50, 7 + 9), ("false", 1, 1), ("false", 3, 3), ("false", 50, 30)],
@@ -96,8 +112,11 @@ def test_a_range_of_offsets_leaves_the_rest_out(filled: RestTopic, users: Topic,
     assert rows(reader)["offset"].to_pylist() == [offset for offset in whole if 19 <= offset < 23]
 
 
-def test_a_compaction_after_the_plan_changes_nothing(rest_topic: RestTopic, served: Served) -> None:
-    """Once the compacted ledger is collected the query fails, also where no key of a task was superseded."""
+def test_a_compaction_after_the_plan_changes_nothing(
+    rest_topic: RestTopic, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the compacted ledger is collected the query fails, also where no key of a task was superseded: at the end if
+    it is collected after the first check, else before the first row, since Spark may take no more."""
     fill(rest_topic)
     reader = reading(rest_topic, readCompacted="true", partitions="3")
     pieces = reader.partitions()
@@ -107,11 +126,42 @@ def test_a_compaction_after_the_plan_changes_nothing(rest_topic: RestTopic, serv
     assert [batch.to_pylist() for piece in pieces for batch in reader.read(piece)] == expected
     environment, topic = served.broker.environment, served.topic(rest_topic.name).record
     (retired,) = environment.metadata.pins.retired_ledgers(topic.id)
-    assert environment.metadata.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, 0)
+
+    def collect() -> None:
+        assert environment.metadata.pins.delete_ledger_if_unpinned(topic.id, retired.ledger_id, 0)
+
+    refused = partial(pytest.raises, Unavailable, match="replaced and collected since the query was planned: run the q")
+    before_second_read(monkeypatch, collect)
+    with refused():
+        list(reader.read(pieces[0]))
     for piece in pieces[:3]:
-        with pytest.raises(Unavailable, match="replaced and collected since the query was planned: run the query"):
-            list(reader.read(piece))
+        with refused():
+            next(reader.read(piece))
     assert rows(reading(rest_topic, readCompacted="true"))["key"].to_pylist()[-2:] == [b"k0", b"k3"]
+
+
+def test_a_compaction_while_the_query_is_planned_loses_no_key(
+    rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first request of the plan and the next one, a key gets a value and the topic is compacted."""
+    rest_topic.put(k="old", other="same")
+
+    def supersede() -> None:
+        rest_topic.put(k="new")
+        rest_topic.compact()
+
+    before_second_read(monkeypatch, supersede)
+    newest = {row["key"]: row["payload"] for row in rows(reading(rest_topic, readCompacted="true")).to_pylist()}
+    assert newest == {b"k": b"new", b"other": b"same"}
+
+
+def test_messages_that_were_trimmed_after_the_plan_fail_the_query(rest_topic: RestTopic) -> None:
+    fill(rest_topic)
+    reader = reading(rest_topic)
+    (piece, *_) = reader.partitions()
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 20}).status_code == 200
+    with pytest.raises(Unavailable, match="from offset 0 on were trimmed since the query was planned: run the query"):
+        list(reader.read(piece))
 
 
 def test_an_empty_topic_has_no_pieces(rest_topic: RestTopic) -> None:
