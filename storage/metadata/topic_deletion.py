@@ -20,7 +20,7 @@ from storage.metadata import queries, row_mapping, schemas, topics
 from storage.metadata.leases import held_error
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, DeletedTopic, TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, TopicRecord
 from storage.metadata.tables import (
     METADATA,
     attempts,
@@ -72,8 +72,9 @@ def delete_topics(
 def delete_unused_topic(connection: Connection, context: Context, topic_id: int) -> bool:
     """Delete the topic if it is as it was created: never written to, read by a subscription or configured.
 
-    A topic with a writer, rows of its own (but the cursor `__compaction`, attempts and queued work), properties,
-    policies, permissions or a schema is kept. Schemas are never deleted: they may be older than the topic.
+    A topic with a writer, an unfinished append by tasks, rows of its own (but the cursor `__compaction`, other attempts
+    and queued work), properties, policies, permissions or a schema is kept. Schemas are never deleted: they may be
+    older than the topic.
     Return whether the topic does not exist afterwards.
     """
     connection.execute(_leases_of([topic_id]).with_for_update()).all()
@@ -88,7 +89,10 @@ def delete_unused_topic(connection: Connection, context: Context, topic_id: int)
 
 
 def _is_used(connection: Connection, topic: TopicRecord) -> bool:
-    """Return whether the topic has more than a topic has that was only created, and failed attempts to write to it."""
+    """Return whether the topic has more than a topic has that was only created, and failed attempts to write to it.
+
+    An append by tasks holds no lease until its commit, so its attempt is a use until it is finished.
+    """
     properties = topics.properties(connection, topic.id)
     if topic.next_offset or properties or schemas.outlines(connection, topic.name):
         return True
@@ -97,6 +101,8 @@ def _is_used(connection: Connection, topic: TopicRecord) -> bool:
         for table in METADATA.sorted_tables
         if _refers_to_topics(table) and table not in (leases, attempts, cursors, topic_work)
     ]
+    is_append = (attempts.c.kind == AttemptKind.TASKS.value) & attempts.c.finished_at.is_(None)
+    conditions.append((attempts.c.topic_id == topic.id) & is_append)
     conditions.append((cursors.c.topic_id == topic.id) & (cursors.c.name != COMPACTION_CURSOR))
     conditions.append(policies_table.c.scope == topic_scope(topic))
     conditions.append(permissions.c.scope == str(topic.name))

@@ -67,6 +67,16 @@ def test_an_unused_topic_is_deleted_and_one_in_use_is_not(store: MetadataStore) 
         store.topics.get(unused.name)
 
 
+def test_a_topic_to_which_tasks_append_is_in_use_until_their_attempt_is_finished(store: MetadataStore) -> None:
+    topic = store.tenancy.ensure_topic(TopicName.parse("appended"))
+    store.attempts.begin(topic.id, AttemptKind.IMPORT, "me")
+    appended = store.attempts.begin(topic.id, AttemptKind.TASKS, "me")
+    assert not store.tenancy.delete_unused_topic(topic.id)
+    assert store.topics.get(topic.name).uid == topic.uid
+    store.attempts.finish(appended.attempt_id)
+    assert store.tenancy.delete_unused_topic(topic.id)
+
+
 def test_a_topic_that_others_have_set_up_is_kept_with_all_they_stored(store: MetadataStore) -> None:
     def topic(name: str) -> TopicRecord:
         return store.tenancy.ensure_topic(TopicName.parse(name))
