@@ -30,6 +30,9 @@ _EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
 _FIELD_KEY, _FIELD_VALUE = 0x0A, 0x12
 _LEAST_METADATA = 2
 """Bytes of the smallest metadata of a message: its payload's size."""
+_MOST_PROPERTIES = 64
+_MOST_NUMBERS = 16
+"""Each property, and each number, of a message takes a step for all; messages with more are left to batch.py."""
 _SHORT = 0x80
 """Lengths below this have one byte."""
 _WORD = 8
@@ -162,12 +165,14 @@ class _Located:
         metadata = (words >> 32) & _U32
         tags, lengths = (words >> 24) & 0xFF, (words >> 16) & 0xFF
         at = starts + 4
-        if (tags != _KEY).any():
-            while (tags == _PROPERTY).any():
-                at = np.minimum(np.where(tags == _PROPERTY, at + 2 + lengths, at), self.end)
-                words = self.words[at]
-                tags, lengths = words & 0xFF, (words >> 8) & 0xFF
-            lengths = np.where(tags == _KEY, lengths, -2)
+        for _ in range(_MOST_PROPERTIES):
+            rows = np.flatnonzero((tags == _PROPERTY) & (at < starts + 4 + metadata))
+            if not len(rows):
+                break
+            at[rows] = np.minimum(at[rows] + 2 + lengths[rows], self.end)
+            words = self.words[at[rows]]
+            tags[rows], lengths[rows] = words & 0xFF, (words >> 8) & 0xFF
+        lengths = np.where(tags == _KEY, lengths, -2)
         payload, _ = _numbers(self.words[at + 3 + lengths])
         return starts + 4 + metadata + payload
 
@@ -199,7 +204,9 @@ class _Block:
         """Read the fields of the messages."""
         known = self._known
         at = starts + 4
-        payload = np.minimum(at + ((self._words[starts].byteswap() >> 32) & _U32), self._end)
+        payload = at + ((self._words[starts].byteswap() >> 32) & _U32)
+        known &= payload <= self._end
+        payload = np.minimum(payload, self._end)
         self._parse_properties(at, payload)
         words = self._words[at]
         key_size = np.where((words & 0xFF == _KEY) & (at < payload), (words >> 8) & 0xFF, -1)
@@ -215,7 +222,10 @@ class _Block:
             _NULL_VALUE: zeros.copy(),
             _COMPACTED_OUT: zeros,
         }
-        while (active := known & (at < payload)).any():
+        for _ in range(_MOST_NUMBERS):
+            active = known & (at < payload)
+            if not active.any():
+                break
             rows: Any = slice(None) if active.all() else np.flatnonzero(active)
             words = self._words[at[rows]]
             tags = words & 0xFF
@@ -240,7 +250,7 @@ class _Block:
 
     def _parse_properties(self, at: I64, payload: I64) -> None:
         """Move the positions `at` after the properties that begin there."""
-        while True:
+        for _ in range(_MOST_PROPERTIES):
             words = self._words[at]
             rows = np.flatnonzero(self._known & (words & 0xFF == _PROPERTY) & (at < payload))
             if not len(rows):

@@ -20,7 +20,7 @@ from storage.entries.bulk_batch import LEAST_MESSAGES, Batch, decode_batches
 from storage.entries.compression import Undecodable, compress, decompress
 from storage.entries.decode import StoredEntry, unpack, unpack_some
 from storage.entries.encode import encode_batch, encode_message
-from storage.entries.entry import EntryHeader, inspect
+from storage.entries.entry import U32, EntryHeader, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import SCHEMA, CompressionType, RowType, logical_sizes
@@ -351,7 +351,7 @@ LONG_PROPERTY = SingleMessageMetadata(properties=[{"key": "k" * 60, "value": "v"
 """Three of them make metadata of more than 255 bytes."""
 
 
-def decoded_payloads(*batches: Sequence[tuple[SingleMessageMetadata, bytes]]) -> list[list[bytes] | None]:
+def decoded_payloads(*batches: Sequence[tuple[SingleMessageMetadata | bytes, bytes]]) -> list[list[bytes] | None]:
     """The payloads of each batch as they are decoded together; None: they are not. A batch is added to have enough."""
     filler = [single(b"v", partition_key=b"k")] * LEAST_MESSAGES
     sent = [Batch(batch_payload(batch), len(batch), 0, 0) for batch in [*batches, filler]]
@@ -375,6 +375,29 @@ def test_messages_are_located_whatever_their_sizes() -> None:
         [single(b"alone")],
     ]
     assert decoded_payloads(*batches) == [[payload for _, payload in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("fields", [b"\x18\x00", b"\x12\x01k\x18\x00"])
+def test_metadata_that_ends_after_the_last_batch_is_left_out(fields: bytes) -> None:
+    """Otherwise a message that was cut off would delete its key."""
+    usual = [single(b"v", partition_key=b"k")] * LEAST_MESSAGES
+    cut = batch_payload(usual) + U32.pack(len(fields) + 5) + fields
+    batches = [Batch(batch_payload(usual), len(usual), 0, 0), Batch(cut, len(usual) + 1, 0, 0)]
+    (block,) = decode_batches(batches)
+    assert block.decoded.tolist() == [True, False]
+
+
+def test_messages_with_very_many_fields_take_no_step_for_each_of_them() -> None:
+    """They are left out; a payload that looks like them is decoded."""
+    properties = SingleMessageMetadata(properties=[{"key": "", "value": ""}] * 65).properties
+    numbers = b"\x18\x01" + b"\x40\x00" * 16
+    batches = [
+        [single(b"v", partition_key=b"k", properties=properties)],
+        [(numbers, b"v")],
+        [single(b"\0\0\0\2\x0a\0" + b"\x0a\0" * 100, partition_key=b"k", properties=properties[:64])],
+        [(numbers[:-2], b"v")],
+    ]
+    assert decoded_payloads(*batches) == [None, None, [batches[2][0][1]], [b"v"]]
 
 
 def test_a_batch_that_does_not_begin_or_end_with_a_message_is_left_out() -> None:
