@@ -222,6 +222,8 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> Orders | No
     sys.argv = ["-c" if "code" in order else "compactor", *order["arguments"]]
     if "code" in order:
         gc.freeze()
+        # A process that is spawned executes its main module, and warns into the service's log if that was imported.
+        sys.modules.pop("api.cli.main", None)
         exec(order["code"], {"__name__": "__main__"})
         sys.exit()
     return orders
