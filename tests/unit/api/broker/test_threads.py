@@ -116,6 +116,7 @@ async def test_a_result_that_comes_later_holds_no_thread() -> None:
     pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
     deliveries: list[Callable[[str], object]] = []
     waiting = [asyncio.create_task(pool.run_begun(deliveries.append)) for _ in range(2)]
+    await asyncio.sleep(0)  # both are before the next call
     assert await pool.run(int, "1") == 1, "the only thread is free"
     assert len(deliveries) == 2
     threading.Thread(target=lambda: [deliver("later") for deliver in deliveries]).start()
