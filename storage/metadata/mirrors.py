@@ -176,9 +176,10 @@ def begin(connection: Connection, topic: TopicName, partition: int, start_offset
 
 
 def note_epochs(connection: Connection, mirror: MirrorRecord, partition: int, epochs: Sequence[LeaderEpoch]) -> None:
-    """Store the epochs of the last records of a partition, if the topic is a mirror of that source still."""
+    """Store the epochs of the last records of a partition, if the mirror was not removed since, nor added again."""
     topic = mirror.topic
-    same = (mirrors.c.topic == str(topic)) & (mirrors.c.source_topic_id == mirror.source_topic_id)
+    source, created_at = mirrors.c.source_topic_id, mirrors.c.created_at
+    same = (mirrors.c.topic == str(topic)) & (source == mirror.source_topic_id) & (created_at == mirror.created_at)
     if queries.exists(connection, mirrors, same):
         row = {"topic": str(topic), "partition": partition, "epochs": [list(item) for item in epochs]}
         queries.put(connection, mirror_partitions, row)

@@ -83,7 +83,8 @@ class PartitionMirror:
         clock: Clock,
         totals: MirrorTotals,
     ) -> None:
-        """`start`: the first offset. `epochs`: the stored ones; `store_epochs` stores others."""
+        """`start`: the first offset. `epochs`: the stored ones, if the record before `start` is here; `store_epochs`
+        stores others."""
         self.label = label
         self.target = target
         self.next_offset = start

@@ -59,11 +59,14 @@ class MirrorService:
         """The tasks that were cancelled: a second time would end what they do at their end."""
         self._errors: dict[TopicName, ErrorText] = {}
         """The error in the row of each mirror that runs."""
+        self._stored_errors = 0
+        """The number of errors that were stored."""
         self._totals: dict[TopicName, MirrorTotals] = {}
         broker.mirrors.counts = self.counts
 
     async def tick(self) -> None:
         """Begin and end mirrors as their rows say. Raises CompactorError."""
+        stored_errors = self._stored_errors
         records = await self._broker.pools[WaitsFor.DATABASE].run(self._mirrors.all)
         running = [
             record
@@ -75,7 +78,7 @@ class MirrorService:
         if running and self._thread is None:
             await self._start()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._apply, running)
+            self._loop.call_soon_threadsafe(self._apply, running, stored_errors)
 
     async def close(self) -> None:
         """End all mirrors. What was submitted is appended."""
@@ -122,10 +125,12 @@ class MirrorService:
         answers = max(1, self._broker.settings.mirrors_buffer_bytes // FETCH_BYTES)
         return MirrorContext(self._broker, self._registry, service_loop, AnswerBudget(answers))
 
-    def _apply(self, running: Sequence[MirrorRecord]) -> None:
-        """Begin and end tasks. For the thread, as all that follows."""
+    def _apply(self, running: Sequence[MirrorRecord], stored_errors: int) -> None:
+        """Begin and end tasks. For the thread, as all that follows. `stored_errors`: the number before the rows were
+        read: they may lack later ones."""
         due = {record.topic: record for record in running}
-        self._errors = {record.topic: record.error for record in running}
+        later = {} if stored_errors == self._stored_errors else self._errors
+        self._errors = {record.topic: later.get(record.topic, record.error) for record in running}
         for topic, (key, task) in list(self._tasks.items()):
             record = due.get(topic)
             if task.done():
@@ -205,6 +210,7 @@ class MirrorService:
             LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
             return
         self._errors[record.topic] = error
+        self._stored_errors += 1
 
     async def _fail(self, record: MirrorRecord, error: MirrorStopped) -> None:
         """Store that a mirror stops, again and again until the database takes it."""

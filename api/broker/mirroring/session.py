@@ -241,7 +241,7 @@ class MirrorSession:
             producer_name(*identity, number),
             target,
             offset,
-            () if row is None else row.epochs,
+            row.epochs if row is not None and last is not None and offset == last + 1 else (),
             store_epochs,
             max_entry_bytes,
             EmptyValues(self._options.empty_values),

@@ -64,12 +64,14 @@ def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -
     mirrors.fail(TOPIC, ERROR, (3, 72))
     mirrors.resume(TOPIC, {}, True)
     assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 71, None, None, None)]
+    removed = mirrors.get(TOPIC)
     mirrors.remove(TOPIC)
     mirrors.fail(TOPIC, ERROR, (3, 73))
     mirrors.begin(TOPIC, 3, 73)
-    mirrors.note_epochs(NEW, 3, [LeaderEpoch(0, 1)])
+    mirrors.note_epochs(removed, 3, [LeaderEpoch(0, 1)])
     mirrors.add(NEW)
-    mirrors.note_epochs(replace(NEW, source_topic_id="cd" * 16), 3, [LeaderEpoch(0, 1)])
+    mirrors.note_epochs(removed, 3, [LeaderEpoch(0, 1)])
+    mirrors.note_epochs(replace(mirrors.get(TOPIC), source_topic_id="cd" * 16), 3, [LeaderEpoch(0, 1)])
     assert mirrors.partitions(TOPIC) == [], "a late service leaves no row"
     mirrors.begin(TOPIC, 3, 74)
     assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 74, None, None, None)]
@@ -88,7 +90,7 @@ def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> Non
         MirrorPartition(1, 9, None, first, now),
     ]
     epochs = (LeaderEpoch(0, 3), LeaderEpoch(1 << 40, 4))
-    mirrors.note_epochs(NEW, 1, epochs)
+    mirrors.note_epochs(mirrors.get(TOPIC), 1, epochs)
     mirrors.forget_progress(TOPIC, 1)
     assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now, epochs)
     assert (first.lag, second.lag) == ((1 << 40) - 5, 0)
