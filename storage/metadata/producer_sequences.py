@@ -85,9 +85,14 @@ def _sequences(row: RowMapping) -> ProducerSequences:
     return ProducerSequences(row["end_offset"], row["highest"], sources, missing)
 
 
-def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
+def store(
+    connection: Connection, topic_id: int, sequences: ProducerSequences, ended: Collection[str] = frozenset()
+) -> None:
     """Store ids and positions. If those of later entries are stored, both are merged; positions are in any case.
-    What is missing stays as it is stored. Raises TopicNotFound."""
+
+    `ended`: the source clusters of which nothing is missing any more; else what is missing stays as it is stored.
+    Raises TopicNotFound.
+    """
     topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
     if stored is not None and stored.end_offset > sequences.end_offset:
@@ -95,6 +100,9 @@ def store(connection: Connection, topic_id: int, sequences: ProducerSequences) -
     elif stored is not None:
         sequences = dataclasses.replace(sequences, sources=_merged_sources(sequences.sources, stored.sources))
     _put(connection, topic_id, sequences)
+    if stored is not None and not stored.missing.keys().isdisjoint(ended):
+        missing = {name: position for name, position in stored.missing.items() if name not in ended}
+        _put_missing(connection, topic_id, missing)
 
 
 def replace(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
@@ -103,15 +111,6 @@ def replace(connection: Connection, topic_id: int, sequences: ProducerSequences)
     topics.lock(connection, topic_id)
     _put(connection, topic_id, sequences)
     _put_missing(connection, topic_id, sequences.missing)
-
-
-def end_missing(connection: Connection, topic_id: int, clusters: Collection[str]) -> None:
-    """Store that nothing is missing of source clusters any more. Idempotent. Raises TopicNotFound."""
-    topics.lock(connection, topic_id)
-    stored = of_topic(connection, topic_id)
-    if stored is not None and stored.missing:
-        rest = {name: position for name, position in stored.missing.items() if name not in clusters}
-        _put_missing(connection, topic_id, rest)
 
 
 def _put_missing(connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]) -> None:

@@ -389,7 +389,6 @@ class ProducerSequenceStore(Store):
     of_topic = reads(producer_sequences.of_topic)
     store = writes(producer_sequences.store)
     replace = writes(producer_sequences.replace)
-    end_missing = writes(producer_sequences.end_missing)
     _end_producers = writes(producer_sequences.end_producers)
 
     def end_producers(self, topic_id: int) -> None:

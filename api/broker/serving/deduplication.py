@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.broker.serving.older_log import MissingEntries, accept_older_log
+from api.broker.serving.older_log import MissingEntries, accept_older_log, log_accepted
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.replicated import Source, follows
@@ -151,6 +151,8 @@ class Deduplication:
                         self._note(name, sequence)
                 for cluster, progress in scan.sources.items():
                     self._note_source(cluster, progress)
+        with self._lock:
+            self._missing.end_filled(self._sources or {})
         self._note_count += begins  # the ids of producers count from here on
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
@@ -160,7 +162,9 @@ class Deduplication:
         accepts. Idempotent. Blocks; call `load` before. Raises CompactorError."""
         if self._missing and self._metadata.policies.effective(self._topic.record).replication_accept_gaps:
             with self._lock:
-                self._missing.accept()
+                accepted = self._missing.accept()
+                self._store_at = 0  # if it fails now
+            log_accepted(self._topic, accepted)
             self.store()
         with self._lock:
             if self._sources is not None:
@@ -171,28 +175,24 @@ class Deduplication:
             self._sources = self._sources or {}
 
     def is_store_due(self) -> bool:
-        """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries: the caller must
-        store."""
-        is_due = self._note_count >= self._store_at or bool(self._missing.ended)
+        """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries, and when a gap has
+        ended: the caller must store."""
+        is_due = self._note_count >= self._store_at
         if is_due:
             self._store_at = self._note_count + STORE_ENTRIES
         return is_due
 
     def store(self) -> None:
-        """Write the ids and positions to SQL, if any is new. Raises CompactorError."""
+        """Write the ids and positions to SQL, and the gaps that have ended, if any is new. Raises CompactorError."""
         with self._lock:
             count = self._note_count
             sequences = self._sequences(self._sources)
+            ended = frozenset(self._missing.ended)
         is_kept = sequences.highest is not None or sequences.sources is not None
-        if count > self._written_count and is_kept:
-            self._metadata.producer_sequences.store(self._topic.record.id, sequences)
+        if (count > self._written_count or ended) and is_kept:
+            self._metadata.producer_sequences.store(self._topic.record.id, sequences, ended)
             with self._lock:
                 self._written_count = max(self._written_count, count)
-        with self._lock:
-            ended = set(self._missing.ended)
-        if ended:
-            self._metadata.producer_sequences.end_missing(self._topic.record.id, ended)
-            with self._lock:
                 self._missing.ended -= ended
 
     def _sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
@@ -269,7 +269,8 @@ class Deduplication:
             return False
         try:
             with self._lock:
-                self._missing.check(cluster, source.position, (self._sources or {}).get(cluster))
+                if self._missing.ends_at(cluster, source.position, (self._sources or {}).get(cluster)):
+                    self._store_at = 0
             progress = self._progress(name, source)
             newest = group.newest.get(cluster, progress.publish_time)
             if source.position > progress.position and group.is_new((cluster,), source.position, number):

@@ -1,5 +1,8 @@
 """A log that is older than the database: restored from a copy, or without its end after a loss of power.
 
+It shows by its end, which is before the offset up to which SQL has ids and positions. They are stored from time to time
+(deduplication.py), so a loss of power is not noticed here if it took entries after the last ones in SQL alone.
+
 The log is right. The ids of mirrors and the positions of source clusters become those of the log, so that a source can
 give the lost entries again. Kafka does, because a mirror asks from its position on. A replicator goes on after its last
 receipt, so an operator has to let its source begin again: until it does, nothing of it is stored, because a later
@@ -78,8 +81,8 @@ def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequ
         progress = in_log.get(cluster)
         if progress is None:
             del sources[cluster]
-        else:
-            sources[cluster] = progress
+        else:  # entries that were trimmed may have a later publish time, and be sent again
+            in_log[cluster] = progress._replace(publish_time=max(progress.publish_time, known.publish_time))
         if progress is None or progress.position < known.position:
             missing[cluster] = max(known.position, missing.get(cluster, known.position))
             LOG.warning("%s: %s. To fill the gap, %s", topic.name, _gap(cluster, progress, missing[cluster]), _AGAIN)
@@ -131,43 +134,62 @@ class MissingEntries:
     def __bool__(self) -> bool:
         return bool(self._last)
 
-    def check(self, cluster: str, position: SourcePosition, progress: SourceProgress | None) -> None:
-        """Raise InvalidRecord for an entry after a gap. The first one before it, or at its begin, ends the gap: the
-        source sends all after that, in order. `progress`: of the cluster; None: the log has no entry of it."""
+    def ends_at(self, cluster: str, position: SourcePosition, progress: SourceProgress | None) -> bool:
+        """Return whether an entry ends a gap, as the first one before it, or at its begin, does: the source sends all
+        after that, in order. Raise InvalidRecord for an entry after a gap.
+
+        `progress`: of the cluster; None: the log has no entry of it.
+        """
         last = self._last.get(cluster)
         if last is None:
-            return
+            return False
         if progress is None:
             is_before = position <= last and not position.entry_id
         else:
             stored = progress.position
             is_before = position <= stored or position == stored._replace(entry_id=stored.entry_id + 1)
         if not is_before:
+            remedy = (
+                f"{_AGAIN}. Or set the policy {ACCEPT_GAPS} of the topic, to go on without the missing entries; until "
+                "then no entry of that cluster is taken, and none is dropped"
+            )
+            if progress is None:
+                remedy += (
+                    f". If the source has begun again at earliest already, position {position} is that of the first "
+                    "entry that it has for this cluster, and the policy leaves out none of them"
+                )
             raise InvalidRecord(
                 f"{self._topic.name}: {_gap(cluster, progress, last)}; it continues at position {position}",
-                f"{_AGAIN}. Or set the policy {ACCEPT_GAPS} of the topic, to go on without the missing entries; until "
-                "then no entry of that cluster is taken, and none is dropped",
+                remedy,
                 is_public=True,
             )
-        self.end([cluster])
+        self._end([cluster])
+        return True
 
-    def end(self, clusters: Iterable[str]) -> None:
-        """Note that gaps have ended."""
+    def end_filled(self, sources: Mapping[str, SourceProgress]) -> None:
+        """End the gaps of which the log has the last entry: before a gap ends, nothing after it is stored."""
+        self._end([name for name, last in self._last.items() if name in sources and sources[name].position >= last])
+
+    def accept(self) -> dict[str, SourcePosition]:
+        """End all gaps, and return them: the entries stay missing."""
+        accepted = dict(self._last)
+        self._end(accepted)
+        return accepted
+
+    def _end(self, clusters: Iterable[str]) -> None:
         for cluster in clusters:
             self._last.pop(cluster, None)
             self.ended.add(cluster)
 
-    def accept(self) -> list[str]:
-        """End all gaps, and return their clusters: the entries stay missing."""
-        for cluster, last in self._last.items():
-            LOG.warning(
-                "%s: the policy %s is set, so the source cluster %s goes on without the entries up to position %s that "
-                "are missing here",
-                self._topic.name,
-                ACCEPT_GAPS,
-                cluster,
-                last,
-            )
-        clusters = list(self._last)
-        self.end(clusters)
-        return clusters
+
+def log_accepted(topic: Topic, accepted: Mapping[str, SourcePosition]) -> None:
+    """Log the gaps that a policy has ended."""
+    for cluster, last in accepted.items():
+        LOG.warning(
+            "%s: the policy %s is set, so the source cluster %s goes on without the entries up to position %s that "
+            "are missing here",
+            topic.name,
+            ACCEPT_GAPS,
+            cluster,
+            last,
+        )

@@ -125,15 +125,12 @@ def test_a_log_that_was_restored_replaces_what_is_stored(store: MetadataStore, t
 def test_what_is_missing_stays_until_it_ends(store: MetadataStore, topic: TopicRecord) -> None:
     sequences = store.producer_sequences
     missing = {"us": SourcePosition(1 << 62, 5), "eu": SourcePosition(0, 1)}
-    sequences.end_missing(topic.id, ["us"])
-    assert sequences.of_topic(topic.id) is None
     sequences.replace(topic.id, ProducerSequences(7, None, {"us": US}, missing))
     sequences.store(topic.id, ProducerSequences(9, {}, {"eu": EU}))
     stored = sequences.of_topic(topic.id)
     assert stored == ProducerSequences(9, {}, {"us": US, "eu": EU}, missing)
-    sequences.end_missing(topic.id, ["us", "another"])
+    sequences.store(topic.id, stored, ["us", "another"])
     assert sequences.of_topic(topic.id) == replace(stored, missing={"eu": SourcePosition(0, 1)})
-    sequences.end_missing(topic.id, ["eu"])
-    assert sequences.of_topic(topic.id) == replace(stored, missing={})
-    with pytest.raises(TopicNotFound):
-        sequences.end_missing(77, ["eu"])
+    older = ProducerSequences(3, None, {})
+    sequences.store(topic.id, older, ["eu"])
+    assert sequences.of_topic(topic.id) == replace(stored, missing={}), "by entries before the stored ones, too"

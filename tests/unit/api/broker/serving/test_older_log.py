@@ -76,6 +76,44 @@ def test_a_source_is_refused_until_it_begins_again(
     assert older.payloads() == [b"3:7", b"3:8", b"3:9", b"5:1", b"5:2", b"6:0"]
 
 
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_a_gap_that_was_filled_has_ended_after_a_crash_before_it_was_stored(
+    older: Log, bench: Workbench, topic: Topic, is_filled: bool
+) -> None:
+    older.replicate(replicate("us", 3, 9), *[replicate("us", 5, 1)] * is_filled)
+    older.reopened()
+    if is_filled:
+        assert missing(bench, topic) == {}
+        assert older.replicate(replicate("us", 5, 3)) == [True], "5:2 may be a marker"
+    else:
+        assert "after position 3:9 up to position 5:1 are missing" in refusal(older, replicate("us", 5, 3))
+
+
+def test_the_end_of_a_gap_is_due_to_be_stored_at_once(older: Log, bench: Workbench, topic: Topic) -> None:
+    older.replicate(replicate("us", 3, 9))
+    assert older.known.is_store_due()
+    assert not older.known.is_store_due(), "one that fails is tried again after as many entries"
+    older.known.store()
+    stored = bench.metadata.producer_sequences.of_topic(topic.record.id)
+    assert stored == ProducerSequences(3, None, {"us": SourceProgress(SourcePosition(3, 9), 200)})
+
+
+def test_a_policy_that_the_database_did_not_note_is_stored_later(
+    older: Log, bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("the database is away", "try again")
+
+    bench.set_policies(topic, **{"replication.accept-gaps": True})
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.metadata.producer_sequences, "store", away)
+        with pytest.raises(Unavailable):
+            older.known.begin_sources()
+    assert older.known.is_store_due()
+    older.known.store()
+    assert missing(bench, topic) == {}
+
+
 def test_the_entry_after_the_last_one_begins_again_too(older: Log) -> None:
     assert older.replicate(replicate("us", 3, 9), replicate("us", 5, 2)) == [True, True]
 
@@ -104,6 +142,9 @@ def test_a_log_without_an_entry_of_a_cluster_takes_all_again(bench: Workbench, t
         log.open()
         for start in ((5, 1), (5, 2), (6, 0)):
             assert "source cluster eu, entries up to position 5:1 are missing" in refusal(log, replicate("eu", *start))
+        (error,) = log.answers([replicate("eu", 2, 3)], log.append_unchecked)
+        assert isinstance(error, InvalidRecord)
+        assert "position 2:3 is that of the first entry that it has for this cluster" in error.remedy
         assert log.replicate(replicate("eu", 2, 0), replicate("eu", 5, 1)) == [True, True]
         assert log.replicate(replicate("us", 3, 8)) == [True]
 
@@ -129,3 +170,21 @@ def test_a_trimmed_log_begins_at_the_horizon_of_the_only_cluster(
             return
         assert "after position 3:8 up to position 5:1 are missing" in refusal(log, replicate("us", 5, 2))
         assert log.replicate(replicate("us", 3, 8), replicate("us", 3, 9)) == [False, True]
+
+
+def test_a_trimmed_entry_that_is_sent_again_is_of_no_cluster_that_was_built_again(
+    bench: Workbench, topic: Topic
+) -> None:
+    """Its publish time is later than that of every entry that the log has."""
+    bench.set_policies(topic, **{"cleanup.policy": ["delete"]})
+    with closing(Log(bench, topic, of_producers=False)) as log:
+        log.replicate(replicate("us", 3, 7, publish_time=300))
+        log.roll()
+        log.replicate(replicate("us", 3, 8))
+        log.close()
+        assert Retention(bench).trim(topic.record, 1, force=True).plan.candidates
+        lose(bench, topic, "us")
+        log.open()
+        sent = [replicate("us", 3, 7, publish_time=300), replicate("us", 3, 8), replicate("us", 3, 9)]
+        assert log.replicate(*sent) == [False, False, True]
+        assert "was built again" in refusal(log, replicate("us", 3, 8, publish_time=301))
