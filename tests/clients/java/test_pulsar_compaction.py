@@ -332,6 +332,39 @@ def test_without_its_cursor_the_topic_is_compacted_again(broker: CompactingBroke
 
 
 @ONE_VERSION
+def test_a_trimmed_topic_without_its_cursor_is_whole(broker: CompactingBroker) -> None:
+    """A producer loads it: the broker says then that it creates the topic. The service has the only copy."""
+    topic, messages = broker.topic(), numbered(20, 6)
+    broker.send(topic, *messages)
+    broker.compact(topic)
+    horizon = broker.cursor(topic)["properties"]["CompactorHorizonLedger"]
+    broker.unload(topic)
+
+    def is_trimmed() -> bool:
+        assert broker.ask("POST", topic, "/trim").is_success
+        return bool(broker.ask("GET", topic, "/internalStats").json()["ledgers"][0]["ledgerId"] > horizon)
+
+    wait_for(is_trimmed)
+    assert broker.ask("DELETE", topic, "/subscription/__compaction").is_success
+    broker.unload(topic)
+    broker.send(topic)
+    assert broker.values(topic) == newest(messages)
+    wait_for(lambda: broker.generation(topic) == 1)
+    # A topic of before the property that tells: nothing is guessed.
+    assert broker.ask("DELETE", topic, "/subscription/__compaction").is_success
+    assert broker.ask("DELETE", topic, "/properties", params={"key": "compactor-first-ledger"}).is_success
+    broker.unload(topic)
+    broker.send(topic)
+    reader = broker.reader(topic)
+    with pytest.raises(pulsar.Timeout):
+        reader.read_next(1_000)
+    advised = re.findall(rf"(compactor-first-ledger)=(0) {re.escape(topic)}\b", broker.log())
+    assert advised
+    assert broker.ask("PUT", topic, "/properties", json=dict(advised)).is_success
+    assert drain(reader) == newest(messages)
+
+
+@ONE_VERSION
 def test_a_cursor_that_was_moved_is_reported(broker: CompactingBroker) -> None:
     """Trap 15: a backlog quota moves it, and raw entries may be gone before they are replicated."""
     topic = broker.topic()
@@ -445,10 +478,16 @@ def test_a_deleted_topic_is_deleted_in_the_service(broker: CompactingBroker) -> 
 
 
 @ONE_VERSION
-def test_a_topic_that_was_deleted_while_the_service_was_away_does_not_come_back(broker: CompactingBroker) -> None:
-    topic = broker.topic()
+@pytest.mark.parametrize("threshold", [None, 10**9], ids=["none", "threshold"])
+def test_a_topic_that_was_deleted_while_the_service_was_away_does_not_come_back(
+    broker: CompactingBroker, threshold: int | None
+) -> None:
+    """With a threshold, Pulsar makes the cursor before the plug-in hears of the topic."""
+    topic, below = broker.topic(), f"/admin/v2/namespaces/{NAMESPACE}/compactionThreshold"
     broker.send(topic, ("a", b"1"))
     broker.compact(topic)
+    if threshold is not None:
+        assert broker.admin.put(below, json=threshold).is_success
     broker.link.is_away = True
     try:
         assert broker.ask("DELETE", topic, "?force=true").is_success
@@ -456,10 +495,18 @@ def test_a_topic_that_was_deleted_while_the_service_was_away_does_not_come_back(
         broker.send(topic, ("b", b"1"))
     finally:
         broker.link.is_away = False
+        assert broker.admin.delete(below).is_success
     assert broker.values(topic) == [("b", b"1")]
     assert "of an earlier topic" in broker.compact(topic, "ERROR")
     broker.unload(topic)
     assert broker.values(topic) == [("b", b"1")]
+    assert broker.ask("DELETE", topic, "/subscription/__compaction").is_success
+    broker.unload(topic)
+    broker.send(topic)
+    reader = broker.reader(topic)
+    with pytest.raises(pulsar.Timeout):
+        reader.read_next(1_000)
+    reader.close()
 
 
 @pytest.mark.soak
@@ -543,7 +590,7 @@ def test_the_checks_of_the_plugin(version: str, jar: Path, checks: Path) -> None
     command = [program, *OPTIONS, "-cp", ":".join([str(checks), str(jar), *libraries]), "compactor.pulsar.PluginChecks"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "17 checks passed"
+    assert done.stdout.splitlines()[-1] == "18 checks passed"
 
 
 def test_tls_and_tokens(jar: Path, checks: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 package compactor.pulsar;
 
-import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.apache.bookkeeper.mledger.AsyncCallbacks;
@@ -26,9 +25,7 @@ import org.slf4j.LoggerFactory;
  */
 final class CompactionCursor {
     private static final Logger LOG = LoggerFactory.getLogger(CompactionCursor.class);
-    private static final String FIRST_LEDGER = "CompactorFirstLedger";
     private final String name;
-    private volatile Long firstLedger;
     private CompletableFuture<Void> storing = CompletableFuture.completedFuture(null);
 
     CompactionCursor(String topicName) {
@@ -42,34 +39,6 @@ final class CompactionCursor {
         }
         return topic.createSubscription(Compactor.COMPACTION_SUBSCRIPTION, InitialPosition.Earliest, false, null)
                 .thenAccept(subscription -> LOG.info("[{}] created the cursor __compaction", name));
-    }
-
-    boolean exists(PersistentTopic topic) {
-        return find(topic) != null;
-    }
-
-    /**
-     * Creates the cursor of a topic that was made just now. It was never compacted, whatever the service has of an
-     * earlier topic of its name, which was deleted while the service was away.
-     */
-    CompletableFuture<Void> createOfNew(PersistentTopic topic) {
-        firstLedger = topic.getManagedLedger().getLedgersInfo().firstKey();
-        return store(topic, CompactedView.NEVER, null);
-    }
-
-    /** Throws if a view has entries of an earlier topic of this name. */
-    void checkSameTopic(PersistentTopic topic, CompactedView view) {
-        ManagedCursor cursor = find(topic);
-        Long first = cursor == null ? null : cursor.getProperties().get(FIRST_LEDGER);
-        for (Position position : new Position[] {view.first(), view.horizon()}) {
-            if (first != null && position != null && position.getLedgerId() < first) {
-                throw new IllegalStateException("the service has the entry " + position + " of an earlier topic " + name
-                        + ", which was deleted here while the service was away; this one begins with ledger " + first
-                        + ". Take the cluster out of the namespace, delete the topic in the service (compactor-admin"
-                        + " topics delete --force), and add the cluster again, with replicationStartAt=earliest in"
-                        + " broker.conf");
-            }
-        }
     }
 
     /** Returns the stored view; null: there is none. Throws if Pulsar's own compactor has compacted the topic. */
@@ -114,13 +83,8 @@ final class CompactionCursor {
             mark = view.horizon();
         }
         cursor.setAlwaysInactive();
-        Map<String, Long> properties = new HashMap<>(view.properties());
-        Long first = firstLedger != null ? firstLedger : cursor.getProperties().get(FIRST_LEDGER);
-        if (first != null) {
-            properties.put(FIRST_LEDGER, first);
-        }
         CompletableFuture<Void> done = new CompletableFuture<>();
-        cursor.asyncMarkDelete(mark, properties, new AsyncCallbacks.MarkDeleteCallback() {
+        cursor.asyncMarkDelete(mark, view.properties(), new AsyncCallbacks.MarkDeleteCallback() {
             @Override
             public void markDeleteComplete(Object context) {
                 done.complete(null);

@@ -2,7 +2,7 @@ package compactor.pulsar;
 
 import java.io.IOException;
 import java.util.Map;
-import java.util.Set;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
@@ -32,7 +32,7 @@ import org.slf4j.LoggerFactory;
 public class CompactorServiceFactory extends PulsarCompactionServiceFactory implements TopicEventsListener {
     private static final Logger LOG = LoggerFactory.getLogger(CompactorServiceFactory.class);
     private final Map<String, RemoteTopicCompaction> loading = new ConcurrentHashMap<>();
-    private final Set<String> created = ConcurrentHashMap.newKeySet();
+    private final Map<String, CompletableFuture<Boolean>> created = new ConcurrentHashMap<>();
     private Settings settings;
     private ScheduledExecutorService timer;
     private CompactorClient client;
@@ -60,7 +60,9 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
             if (!isOptedIn(topic)) {
                 return super.newTopicCompactionService(topic);
             }
-            RemoteTopicCompaction compaction = new RemoteTopicCompaction(this, topic);
+            CompletableFuture<Boolean> isNew = created.remove(topic);
+            RemoteTopicCompaction compaction = new RemoteTopicCompaction(
+                    this, topic, isNew == null ? CompletableFuture.completedFuture(false) : isNew);
             loading.put(topic, compaction);
             return CompletableFuture.completedFuture(compaction);
         } catch (Throwable failure) {
@@ -114,10 +116,11 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
     /** Prepares topics that were loaded, and deletes those that were deleted. A broker's thread calls it. */
     @Override
     public void handleEvent(String topic, TopicEvent event, EventStage stage, Throwable failure) {
-        if (event == TopicEvent.CREATE && stage == EventStage.BEFORE && isOptedIn(topic)) {
-            created.add(topic);
-        } else if (event == TopicEvent.CREATE && stage == EventStage.FAILURE) {
+        if (event == TopicEvent.LOAD && stage == EventStage.BEFORE || event == TopicEvent.CREATE) {
             created.remove(topic);
+        }
+        if (event == TopicEvent.CREATE && stage == EventStage.BEFORE && isOptedIn(topic)) {
+            created.put(topic, isMissing(topic));
         }
         if (stage != EventStage.SUCCESS || event != TopicEvent.LOAD && event != TopicEvent.DELETE) {
             return;
@@ -126,6 +129,22 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
             timer.execute(() -> handle(topic, event));
         } catch (RuntimeException e) {
             LOG.warn("[{}] {} was not handled, because the broker ends", topic, event);
+        }
+    }
+
+    /**
+     * Returns whether a topic does not exist yet. A broker says CREATE of each topic that it loads for a client, and
+     * does so before it opens, or makes, the topic's metadata.
+     */
+    private CompletableFuture<Boolean> isMissing(String topic) {
+        try {
+            return getPulsarService().getLocalMetadataStore()
+                    .get("/managed-ledgers/" + TopicName.get(topic).getPersistenceNamingEncoding())
+                    .thenApply(Optional::isEmpty)
+                    .exceptionally(failure -> false);
+        } catch (RuntimeException e) {
+            LOG.warn("[{}] the metadata could not be asked whether the topic exists", topic, e);
+            return CompletableFuture.completedFuture(false);
         }
     }
 
@@ -151,9 +170,8 @@ public class CompactorServiceFactory extends PulsarCompactionServiceFactory impl
 
     private void loaded(String topic) {
         RemoteTopicCompaction compaction = loading.remove(topic);
-        boolean isNew = created.remove(topic);
         if (compaction != null) {
-            compaction.prepare(isNew).exceptionally(failure -> {
+            compaction.prepare().exceptionally(failure -> {
                 LOG.warn("[{}] the compaction horizon could not be compared with the service's: {}", topic,
                         CompactorClient.unwrapped(failure).getMessage());
                 return null;

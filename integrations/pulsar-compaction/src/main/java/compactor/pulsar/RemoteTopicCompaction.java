@@ -3,6 +3,7 @@ package compactor.pulsar;
 import io.netty.buffer.Unpooled;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.function.BooleanSupplier;
 import java.util.function.Supplier;
 import org.apache.bookkeeper.mledger.Entry;
@@ -34,10 +35,18 @@ final class RemoteTopicCompaction implements TopicCompactionService {
     private final CompactionCursor cursor;
     private volatile CompactedView known;
     private volatile int unloads; // a topic whose unloading failed goes on
+    private final CompletableFuture<Boolean> isNew;
     private CompletableFuture<CompactedView> asking;
+    private CompletableFuture<Void> beginning;
 
-    RemoteTopicCompaction(CompactorServiceFactory factory, String topic) {
+    /**
+     * Makes the compaction of a topic that is loaded now.
+     *
+     * @param isNew whether there was no topic of this name before
+     */
+    RemoteTopicCompaction(CompactorServiceFactory factory, String topic, CompletableFuture<Boolean> isNew) {
         this.factory = factory;
+        this.isNew = isNew;
         this.client = factory.client();
         this.topic = topic;
         cursor = new CompactionCursor(topic);
@@ -52,20 +61,34 @@ final class RemoteTopicCompaction implements TopicCompactionService {
         }
     }
 
+    /** Creates the cursor of a topic that was loaded, and takes the service's view if that is newer. */
+    CompletableFuture<Void> prepare() {
+        return guarded(() -> loadedTopic().thenCompose(loaded -> begin(loaded)
+                .thenCompose(ignored -> cursor.create(loaded))
+                .thenCompose(ignored -> client.view(topic))
+                .thenCompose(view -> adopt(loaded, view))));
+    }
+
     /**
-     * Creates the cursor of a topic that was loaded, and takes the service's view if that is newer.
-     *
-     * @param isNew the topic was made just now
+     * Stores that a new topic was never compacted, whatever the service has of an earlier topic of its name, which was
+     * deleted while the service was away. Returns whether the topic is new.
      */
-    CompletableFuture<Void> prepare(boolean isNew) {
-        return guarded(() -> loadedTopic().thenCompose(loaded -> {
-            if (isNew && !cursor.exists(loaded)) {
-                return cursor.createOfNew(loaded).thenAccept(ignored -> learn(CompactedView.NEVER));
+    private CompletableFuture<Boolean> begin(PersistentTopic loaded) {
+        return isNew.thenCompose(isMissing -> {
+            ManagedLedger ledger = loaded.getManagedLedger();
+            synchronized (this) {
+                if (!isMissing || beginning == null && (TopicOrigin.isKnown(ledger) || cursor.view(loaded) != null)) {
+                    return CompletableFuture.completedFuture(false);
+                }
+                if (beginning == null || beginning.isCompletedExceptionally()) {
+                    beginning = cursor.create(loaded)
+                            .thenCompose(ignored -> TopicOrigin.begin(ledger))
+                            .thenCompose(ignored -> cursor.store(loaded, CompactedView.NEVER, null))
+                            .thenAccept(ignored -> learn(CompactedView.NEVER));
+                }
+                return beginning.thenApply(ignored -> true);
             }
-            return cursor.create(loaded)
-                    .thenCompose(ignored -> client.view(topic))
-                    .thenCompose(view -> adopt(loaded, view));
-        }));
+        });
     }
 
     @Override
@@ -90,7 +113,7 @@ final class RemoteTopicCompaction implements TopicCompactionService {
                 .thenCompose(ignored -> factory.mirror().caughtUp(topic, loaded.getManagedLedger(), isEnded))
                 .thenCompose(arrived -> client.view(topic).thenCompose(before -> {
                     checkWhole(loaded, before);
-                    return client.compactUpTo(topic, arrived, isEnded);
+                    return confirm(loaded, before).thenCompose(ignored -> client.compactUpTo(topic, arrived, isEnded));
                 }))
                 .thenCompose(run -> client.view(topic)
                         .thenCompose(view -> adopt(loaded, view))
@@ -102,7 +125,7 @@ final class RemoteTopicCompaction implements TopicCompactionService {
         CompactedView stored = cursor.view(loaded);
         CompactedView current = stored == null ? known : learn(stored);
         if (current != null && !view.isNewerThan(current)) {
-            return CompletableFuture.completedFuture(null);
+            return confirm(loaded, view);
         }
         if (view.coversLessThan(current)) {
             throw new IllegalStateException(topic + " is compacted up to " + view.horizon() + " in the service, by its"
@@ -113,10 +136,26 @@ final class RemoteTopicCompaction implements TopicCompactionService {
         if (view.horizon() != null) {
             checkWhole(loaded, view);
         }
-        return cursor.store(loaded, view, current).thenRun(() -> {
-            learn(view);
-            LOG.info("[{}] compacted up to {}, generation {}", topic, view.horizon(), view.generation());
-        });
+        return confirm(loaded, view)
+                .thenCompose(ignored -> cursor.store(loaded, view, current))
+                .handle((ignored, failure) -> {
+                    if (failure == null) {
+                        LOG.info("[{}] compacted up to {}, generation {}", topic, view.horizon(), view.generation());
+                    } else if (view.horizon() == null) { // true now, and asked for again when the topic is loaded again
+                        LOG.warn("[{}] {}", topic, CompactorClient.unwrapped(failure).getMessage());
+                    } else {
+                        throw new CompletionException(CompactorClient.unwrapped(failure));
+                    }
+                    learn(view);
+                    return null;
+                });
+    }
+
+    /** Fails if the service has entries of an earlier topic of this name, or may have. */
+    private CompletableFuture<Void> confirm(PersistentTopic loaded, CompactedView view) {
+        CompactedView stored = cursor.view(loaded);
+        boolean hasHorizon = stored != null && stored.horizon() != null;
+        return TopicOrigin.confirm(topic, loaded.getManagedLedger(), view, hasHorizon);
     }
 
     /** Returns the view that is served from now on: the newer one of the known one and this. */
@@ -129,10 +168,9 @@ final class RemoteTopicCompaction implements TopicCompactionService {
 
     /**
      * Throws if entries that this broker still has were never replicated, because the replication began after them:
-     * a horizon would hide them. Throws, too, if the service has entries of an earlier topic of this name.
+     * a horizon would hide them.
      */
     private void checkWhole(PersistentTopic loaded, CompactedView view) {
-        cursor.checkSameTopic(loaded, view);
         CompactedView stored = cursor.view(loaded);
         boolean isFirst = (known == null || known.horizon() == null) && (stored == null || stored.horizon() == null);
         if (!isFirst || view.first() == null) {
@@ -171,7 +209,9 @@ final class RemoteTopicCompaction implements TopicCompactionService {
         if (stored != null) {
             return CompletableFuture.completedFuture(learn(stored));
         }
-        return client.view(topic).thenCompose(view -> adopt(loaded, view)).thenApply(ignored -> known);
+        return begin(loaded).thenCompose(isBegun -> isBegun
+                ? CompletableFuture.completedFuture(known)
+                : client.view(topic).thenCompose(view -> adopt(loaded, view)).thenApply(ignored -> known));
     }
 
     @Override

@@ -7,6 +7,7 @@ import io.netty.buffer.ByteBuf;
 import java.io.IOException;
 import java.lang.reflect.Method;
 import java.lang.reflect.Modifier;
+import java.lang.reflect.Proxy;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.nio.ByteBuffer;
@@ -16,12 +17,14 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.Queue;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.concurrent.BrokenBarrierException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
@@ -33,7 +36,9 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
+import org.apache.bookkeeper.mledger.AsyncCallbacks;
 import org.apache.bookkeeper.mledger.Entry;
+import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.bookkeeper.mledger.Position;
 import org.apache.bookkeeper.mledger.PositionFactory;
 import org.apache.pulsar.common.api.proto.MessageMetadata;
@@ -57,6 +62,7 @@ public final class PluginChecks {
         check("the broker's interfaces are implemented", PluginChecks::interfaces);
         check("lines of broker.conf", PluginChecks::settings);
         check("views are kept in properties of a cursor", PluginChecks::properties);
+        check("entries of an earlier topic are told apart", PluginChecks::origin);
         check("pages of entries", PluginChecks::pages);
         check("the cache of pages is bounded, and a page is requested once", PluginChecks::cache);
         check("the last message as a broker of 4.0 reads it", PluginChecks::lastEntry);
@@ -311,14 +317,67 @@ public final class PluginChecks {
         }
     }
 
+    /** A managed ledger that begins with ledger 9, and the properties of its topic. */
+    private static ManagedLedger ledger(Map<String, String> properties) {
+        return (ManagedLedger) Proxy.newProxyInstance(
+                PluginChecks.class.getClassLoader(), new Class<?>[] {ManagedLedger.class}, (proxy, method, arguments) -> {
+                    switch (method.getName()) {
+                        case "getProperties":
+                            return properties;
+                        case "getLedgersInfo":
+                            return new TreeMap<>(Map.of(9L, "", 12L, ""));
+                        case "asyncSetProperty":
+                            properties.put((String) arguments[0], (String) arguments[1]);
+                            ((AsyncCallbacks.UpdatePropertiesCallback) arguments[2])
+                                    .updatePropertiesComplete(properties, null);
+                            return null;
+                        default:
+                            throw new UnsupportedOperationException(method.getName());
+                    }
+                });
+    }
+
+    /** Whatever the service has, entries in ledgers that are not here any more are served only if they are known. */
+    private static void origin() {
+        CompactedView fresh = CompactedView.NEVER;
+        CompactedView own = new CompactedView(1, position("12:5"), null, position("9:0"));
+        CompactedView older = new CompactedView(1, position("5:5"), null, position("5:0"));
+        CompactedView raw = new CompactedView(0, null, null, position("5:0"));
+        CompactedView mixed = new CompactedView(1, position("12:5"), null, position("5:0"));
+        CompactedView trimmed = new CompactedView(1, position("12:5"), null, null);
+        for (String before : new String[] {"", "9?", "9", "x"}) {
+            for (CompactedView view : List.of(fresh, own, older, raw, mixed, trimmed)) {
+                Map<String, String> properties = new HashMap<>();
+                if (!before.isEmpty()) {
+                    properties.put(TopicOrigin.PROPERTY, before);
+                }
+                ManagedLedger ledger = ledger(properties);
+                if (view == fresh || view == own || view == trimmed && before.equals("9")) {
+                    TopicOrigin.confirm(TOPIC, ledger, view, false).join();
+                    equal(properties.get(TopicOrigin.PROPERTY), "9");
+                } else {
+                    fails("delete nothing", () -> TopicOrigin.confirm(TOPIC, ledger, view, false).join());
+                    equal(properties.getOrDefault(TopicOrigin.PROPERTY, ""), before);
+                    properties.put(TopicOrigin.PROPERTY, "0"); // as the error advises
+                    TopicOrigin.confirm(TOPIC, ledger, view, false).join();
+                }
+            }
+        }
+        Map<String, String> upgraded = new HashMap<>();
+        TopicOrigin.confirm(TOPIC, ledger(upgraded), older, true).join();
+        equal(upgraded, Map.of(TopicOrigin.PROPERTY, "0"));
+        Map<String, String> created = new HashMap<>();
+        TopicOrigin.begin(ledger(created)).join();
+        equal(created, Map.of(TopicOrigin.PROPERTY, "9?"));
+    }
+
     /** A dispatcher that gets an exception has no answer, and never asks again. */
     private static void nothingIsThrown() throws Exception {
         CompactorServiceFactory factory = new CompactorServiceFactory();
-        RemoteTopicCompaction compaction = new RemoteTopicCompaction(factory, TOPIC);
+        RemoteTopicCompaction compaction = new RemoteTopicCompaction(factory, TOPIC, CompletableFuture.completedFuture(true));
         List<Supplier<CompletableFuture<?>>> calls = List.of(
                 compaction::compact,
-                () -> compaction.prepare(false),
-                () -> compaction.prepare(true),
+                compaction::prepare,
                 () -> compaction.readCompactedEntries(PositionFactory.EARLIEST, 1),
                 compaction::getLastCompactedPosition,
                 () -> compaction.findEntryByPublishTime(0),
@@ -345,7 +404,7 @@ public final class PluginChecks {
             PageCache pages() {
                 return pages;
             }
-        }, TOPIC);
+        }, TOPIC, CompletableFuture.completedFuture(false));
     }
 
     /** Two answers of the service may come in either order. */
