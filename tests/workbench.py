@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +31,7 @@ from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import CompactedLedgerRecord
 from storage.metadata.store import MetadataStore
-from storage.metadata.tables import policies
+from storage.metadata.tables import METADATA, policies, store_bindings, store_trials
 from storage.model import EARLIEST, Message, MessageId, TopicName
 from storage.objects.local import LocalStore
 from storage.objects.registry import open_store
@@ -123,9 +123,15 @@ class Workbench(Environment):
     sizing: Sizing | None = None
 
     @classmethod
-    def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
+    def embedded(
+        cls,
+        folder: Path,
+        engine: Engine | None = None,
+        sizing: Sizing | None = TINY,
+        clock: ManualClock | None = None,
+    ) -> Workbench:
         """SQLite and a local store below `folder`, a clock that stands still, and messages of any time."""
-        clock = ManualClock()
+        clock = clock or ManualClock()
         metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock, {"message.timestamp.after.max.ms": None})
         metadata.upgrade()
         store = open_store((folder / "objects").as_uri())
@@ -133,24 +139,22 @@ class Workbench(Environment):
         return cls(metadata, store, clock, LogDirectory(folder / "log"), engine or InProcessEngine(), sizing)
 
     def built(self, build: Callable[[Workbench], Topic]) -> Topic:
-        """Return the topic that `build` makes on this bench, which is embedded and empty: by a copy of its files, once
-        `build` has made them in this process. A compaction and two imports take 50 ms of CPU, a copy takes 5.
+        """Return the topic that `build` makes on this bench, which is embedded: by a copy of its files.
 
-        `build` does the same each time and keeps nothing in memory. On a bench with another topic or another engine,
-        whose jobs a test counts, it is called each time.
+        `build` makes them once in this process, on a bench of its own. A compaction and two imports take 50 ms of CPU,
+        a copy takes 5.
+
+        `build` does the same each time and keeps nothing in memory. On a bench whose database has something already, or
+        with another engine, whose jobs a test counts, it is called each time.
         """
-        if type(self.engine) is not InProcessEngine or self.metadata.topics.all():
+        if type(self.engine) is not InProcessEngine or _rows(self.metadata) != _rows_of_new():
             return build(self)
-        files, template = _Files.of(self), _TEMPLATES.get((build, self.sizing))
+        key = build, self.sizing, self.clock.now_ms()
+        template = _TEMPLATES.get(key)
         if template is None:
-            began = self.clock.now_ms()
-            topic = build(self)
-            self.metadata.close()  # SQLite's log goes into its file
-            template = _Template(files.copied_to(_new_folder()), topic.name, self.clock.now_ms() - began)
-            _TEMPLATES[build, self.sizing] = template
-            return topic
-        self.metadata.close()
-        template.files.copied_to(files)
+            template = _TEMPLATES[key] = _Template.of(*key)
+        self.metadata.close()  # no process has its file open then
+        template.files.copied_to(_Files.of(self))
         self.log.__dict__.pop("uid", None)
         self.clock.advance(template.takes_ms)
         return self.topic(template.topic)
@@ -216,10 +220,6 @@ class _Files:
         assert isinstance(bench.store, LocalStore)
         return cls(Path(bench.metadata.database.url.database or ""), bench.store.root, bench.log.path)
 
-    @classmethod
-    def below(cls, folder: Path) -> _Files:
-        return cls(folder / "metadata.db", folder / "objects", folder / "log")
-
     def copied_to(self, target: _Files) -> _Files:
         """Copy them over those of `target`, which no process has open, and return it."""
         shutil.copyfile(self.database, target.database)
@@ -237,8 +237,16 @@ class _Template:
     topic: TopicName
     takes_ms: int
 
+    @classmethod
+    def of(cls, build: Callable[[Workbench], Topic], sizing: Sizing | None, now_ms: int) -> _Template:
+        """Build the topic on a new bench, at that time."""
+        bench = Workbench.embedded(_new_folder(), sizing=sizing, clock=ManualClock(now_ms))
+        topic = build(bench)
+        bench.metadata.close()  # SQLite's log goes into its file
+        return cls(_Files.of(bench), topic.name, bench.clock.now_ms() - now_ms)
 
-_TEMPLATES: dict[tuple[Callable[[Workbench], Topic], Sizing | None], _Template] = {}
+
+_TEMPLATES: dict[tuple[Callable[[Workbench], Topic], Sizing | None, int], _Template] = {}
 
 
 @cache
@@ -248,10 +256,27 @@ def _templates_folder() -> Path:
     return Path(folder.name)
 
 
-def _new_folder() -> _Files:
-    folder = _templates_folder() / str(len(_TEMPLATES))
-    folder.mkdir()
-    return _Files.below(folder)
+def _new_folder() -> Path:
+    return Path(mkdtemp(dir=_templates_folder()))
+
+
+@cache
+def _rows_of_new() -> dict[str, list[Any]]:
+    """Return the rows of a database to which nothing was written but its store."""
+    bench = Workbench.embedded(_new_folder())
+    rows = _rows(bench.metadata)
+    bench.metadata.close()
+    return rows
+
+
+def _rows(metadata: MetadataStore) -> dict[str, list[Any]]:
+    """Return the rows of each table but those about the object store, which differ."""
+    with metadata.database.read() as connection:
+        cursor = connection.connection.cursor()
+        return {name: cursor.execute(f"SELECT * FROM {name}").fetchall() for name in _COMPARED}
+
+
+_COMPARED = sorted(METADATA.tables.keys() - {store_bindings.name, store_trials.name})
 
 
 def half_compacted(bench: Workbench) -> Topic:
