@@ -118,6 +118,11 @@ class Deployment:
         """One executor, for a test that needs no second one."""
         self.spark_settings.update({"spark.cores.max": "1"})
 
+    def on_both_workers(self) -> None:
+        """Two executors before the first job, so that each gets a task of it."""
+        ratio, wait = "spark.scheduler.minRegisteredResourcesRatio", "spark.scheduler.maxRegisteredResourcesWaitingTime"
+        self.spark_settings.update({"spark.cores.max": "2", ratio: "1.0", wait: "300s"})
+
     def stalled(self, driver: subprocess.Popen[str], phase: int) -> int:
         """The process of the attempt of a phase that goes no further."""
 
@@ -203,12 +208,13 @@ def deployment(
 def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(
     deployment: Deployment, spark_cluster: SparkCluster
 ) -> None:
-    """In the second run SIGKILL ends the executor of a task and the worker that started it, in each phase; the other
-    worker does the rest."""
-    topics = [deployment.fill("first", seed=1), deployment.bench.topic("second")]
-    deployment.append(topics[1], random.Random(2), 2000)
+    """In the second run, which is incremental, SIGKILL ends the executor of a task and the worker that started it, in
+    each phase; the other worker does the rest."""
+    topics = [deployment.bench.topic("new"), deployment.fill("half", seed=1)]
+    deployment.append(topics[0], random.Random(2), 2000)
+    deployment.on_both_workers()
     killed_in = (3, 4)
-    with deployment.driver("--stall-from", "3", "first", "second") as process:
+    with deployment.driver("--stall-from", "3", "new", "half") as process:
         driver = process.pid
         for phase in killed_in:
             executor = parent(parent(deployment.stalled(process, phase)))
@@ -222,12 +228,13 @@ def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(
 
     ran = deployment.notes("ran-*")
     assert {note["phase"] for note in ran} == {1, 2, 3, 4}
+    assert len({note["executor"] for note in ran if note["phase"] < killed_in[0]}) == 2, "both workers take part"
     assert driver not in {note["pid"] for note in ran}
     assert all("compactor-package-" in note["package"] for note in ran), "the package came with the session"
     assert {names.parse(name).kind for name, _ in report["reads"]} == {names.ObjectKind.MANIFEST}
     for phase in killed_in:
         again = {note["executor"] for note in deployment.notes(f"ran-{phase}-0-*")}
-        assert len(again) == 2, "the task was done a second time, elsewhere: both workers take part"
+        assert len(again) == 2, "the task was done a second time, elsewhere"
 
 
 @pytest.mark.soak
