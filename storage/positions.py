@@ -107,8 +107,12 @@ class ContinuationToken:
             return text
         state = self.compacted
         ledger_id = "" if state.ledger_id is None else str(state.ledger_id)
-        complete_to = "" if state.complete_to is None else f"h{state.complete_to}"
+        is_after = state.complete_to is not None and not self._is_delivered(state.complete_to)
+        complete_to = f"h{state.complete_to}" if is_after else ""
         return f"{text}~{ledger_id}{complete_to}{'e' * state.by_event}{'r' * state.is_raw}"
+
+    def _is_delivered(self, offset: int) -> bool:
+        return isinstance(self.start, StartOffset) and offset < self.start.offset
 
 
 def _start_text(start: StartPosition) -> str:

@@ -78,6 +78,8 @@ class CompactedReader:
         """The seek position of the next message; None until the first pinned compacted ledger resolves a time."""
         self._known_to: int | None = None
         """The offset up to which the newest message of each delivered key was delivered; None: no key was delivered."""
+        self._known_apart: int | None = None
+        """The same, of the keys of any first part of the last table; None: up to the end of that part."""
         self._by_event: bool | None = None
         """True: the last compacted ledger of the read is in event-time order; None: it has read none."""
         self._ledger_id: int | None = None
@@ -90,18 +92,24 @@ class CompactedReader:
     def _resume(self, state: CompactedProgress, first: int) -> None:
         self._next = SeekOffset(first)
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
+        self._known_apart = state.complete_to
         self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
             self._raw.seek(self._next, first - 1)
 
     @property
     def state(self) -> ContinuationToken | None:
-        """The state after the last table that was delivered; None: the start is not resolved yet."""
+        """The state after the last table that was delivered; None: the start is not resolved yet.
+
+        It is also the state after a first part of that table, but for the start.
+        """
         if self._next is None:
             return None
         if self._known_to is None:
             return ContinuationToken(start_position_of(self._next))
-        complete_to = self._known_to if self._known_to >= _offset_of(self._next) else None
+        last = _offset_of(self._next) - 1
+        known = self._known_to if self._known_to > last else self._known_apart
+        complete_to = known if known is not None and known >= last else None
         compacted = CompactedProgress(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
         return ContinuationToken(start_position_of(self._next), compacted=compacted)
 
@@ -126,6 +134,7 @@ class CompactedReader:
                 self._raw.seek(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
             for table in self._raw.tables(snapshot):
                 self._next, self._known_to = SeekOffset(last_offset(table) + 1), last_offset(table)
+                self._known_apart = None
                 yield table
             self._next = self._raw.next
             if not self._raw.is_gone:
@@ -191,10 +200,11 @@ class CompactedReader:
         # No read can know what was trimmed after the horizon before the read began.
         first_known = max(horizon, reader.first_offset - 1)
         self._by_event, self._ledger_id, self._is_raw = by_event, compacted.ledger_id, False
+        self._known_apart = known_apart = first_known if known_to is None else known_to
         for table in reader.compacted(self._next, manifest):
             last = last_offset(table)
             self._next = SeekOffset(last + 1)
-            self._known_to = first_known if known_to is None else max(known_to, last)
+            self._known_to = max(known_apart, last)
             yield table
             pinned.renew()
         self._pass_horizon(horizon)

@@ -155,6 +155,17 @@ def test_a_compaction_while_the_query_is_planned_loses_no_key(
     assert newest == {b"k": b"new", b"other": b"same"}
 
 
+def test_the_last_compacted_message_may_be_at_the_horizon(rest_topic: RestTopic) -> None:
+    """The raw messages of the plan begin after it, also when those before it are trimmed."""
+    rest_topic.put(a="old", b="1", c="1")
+    rest_topic.put(a="new")
+    rest_topic.compact()
+    offsets = [1, 2, 3]
+    assert rows(reading(rest_topic, readCompacted="true"))["offset"].to_pylist() == offsets
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 4}).status_code == 200
+    assert rows(reading(rest_topic, readCompacted="true"))["offset"].to_pylist() == offsets
+
+
 def test_messages_that_were_trimmed_after_the_plan_fail_the_query(rest_topic: RestTopic) -> None:
     fill(rest_topic)
     reader = reading(rest_topic)

@@ -170,6 +170,18 @@ def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
     assert view([*messages, *rest]) == view(list(topic.messages()))
 
 
+def test_a_page_that_ends_inside_the_last_table_knows_as_much_as_its_read(bench: Workbench, topic: Topic) -> None:
+    """R7: also where the table ends at the horizon, but nothing of raw messages that it does not hold."""
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"2"), (b"b", b"2"), (b"a", b"3"))])
+    _, token = page_of(topic, "earliest", 1)
+    ledger_id = topic.snapshot().compacted.ledger_id  # type: ignore[union-attr]
+    assert token == f"1~{ledger_id}h2"
+    _, token = page_of(topic, token, 3)
+    assert token == f"4~{ledger_id}r"
+
+
 def test_pages_go_on_raw_when_their_compacted_ledger_is_collected(
     bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
 ) -> None:
