@@ -105,6 +105,10 @@ async def _described(source: MirrorSource) -> SourceTopic:
             "check the addresses, and that the brokers run",
             is_public=True,
         ) from error
+    except Unavailable as error:
+        raise Unavailable(
+            error.message, "no mirror was added: check the address, and add it when Kafka answers", is_public=True
+        ) from error
     finally:
         await cluster.close()
 

@@ -509,3 +509,12 @@ def test_brokers_that_do_not_answer_have_one_deadline(mirrored: Mirrored, monkey
         source = MirrorSource.parse(f"kafka://{host},{host}/users", MirrorOptions())
         with pytest.raises(Unavailable, match="no broker of kafka"):
             operations.add(mirrored.broker.environment, source, TopicName.parse("others"))
+
+
+def test_no_mirror_is_added_while_no_broker_runs(mirrored: Mirrored) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        source = MirrorSource.parse(f"kafka://127.0.0.1:{closed.getsockname()[1]}/users", MirrorOptions())
+    with pytest.raises(Unavailable, match="does not answer") as refused:
+        operations.add(mirrored.broker.environment, source, TopicName.parse("others"))
+    assert refused.value.remedy == "no mirror was added: check the address, and add it when Kafka answers"
+    assert [mirror.record.topic for mirror in operations.all_mirrors(mirrored.broker.environment)] == [TOPIC]
