@@ -256,7 +256,8 @@ def test_a_start_that_cannot_be_is_refused_and_one_at_the_end_waits(rest_topic: 
     rest_topic.put(c="3")
     rest_topic.compact()
     assert rest_topic.values(f"readCompacted=true&start={begun}") == [("b", "2"), ("c", "3")], "it had that generation"
-    assert_refused(rest_topic.ask("GET", f"/messages?readCompacted=true&start={begun}99"), 416, "has never had")
+    another = begun.replace("~", "~99")
+    assert_refused(rest_topic.ask("GET", f"/messages?readCompacted=true&start={another}"), 416, "has never had")
 
 
 def test_an_empty_topic_begins_and_ends_at_0(rest_topic: RestTopic) -> None:
