@@ -122,14 +122,14 @@ class _Located:
     def _located(self, firsts: I64) -> I64:
         """Return the position of each message; -1 where it is not known. `firsts`: the begin of each batch."""
         candidates = self._candidates()
+        known = np.append(candidates, -1)
         begins, stops = np.searchsorted(candidates, firsts), np.searchsorted(candidates, self.ends)
         rows = np.cumsum(self.counts) - self.counts
-        begin_there = np.append(candidates, -1)[begins] == firsts
-        is_exact = begin_there & (stops - begins == self.counts)
+        surplus = np.where(known[begins] == firsts, stops - begins - self.counts, -1)
         numbers = np.arange(int(self.counts.sum())) + np.repeat(begins - rows, self.counts)
-        starts: I64 = np.append(candidates, -1)[np.minimum(numbers, len(candidates))]
-        starts[np.repeat(~is_exact, self.counts)] = -1
-        for batch in np.flatnonzero(begin_there & (stops - begins > self.counts)).tolist():
+        starts: I64 = known[np.minimum(numbers, len(candidates))]
+        starts[np.repeat(surplus != 0, self.counts)] = -1
+        for batch in np.flatnonzero(surplus > 0).tolist():
             chain = self._followed(candidates[begins[batch] : stops[batch]], int(self.counts[batch]))
             starts[rows[batch] : rows[batch] + len(chain)] = chain
         return starts
