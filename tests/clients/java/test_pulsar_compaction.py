@@ -80,6 +80,15 @@ def newest(messages: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [message for number, message in enumerate(messages) if last[message[0]] == number]
 
 
+def waiting_reader(broker: CompactingBroker, topic: str) -> pulsar.Reader:
+    """A compacted reader of a topic that is loaded again, which gets nothing yet."""
+    broker.unload(topic)
+    reader = broker.reader(topic)
+    with pytest.raises(pulsar.Timeout):
+        reader.read_next(1_000)
+    return reader
+
+
 def drain(reader: pulsar.Reader) -> list[tuple[str, bytes]]:
     """All messages of a compacted read, without slots that compaction dropped; the reader is closed."""
     messages = [(message.partition_key(), message.data()) for message in all_of(reader)]
@@ -300,10 +309,7 @@ def test_skipping_all_messages_of_the_cursor_hides_nothing(broker: CompactingBro
     assert broker.generation(topic) is None
     broker.link.is_away = True
     try:
-        broker.unload(topic)
-        reader = broker.reader(topic)
-        with pytest.raises(pulsar.Timeout):
-            reader.read_next(1_000)
+        reader = waiting_reader(broker, topic)
     finally:
         broker.link.is_away = False
     received = drain(reader)
@@ -429,10 +435,7 @@ def test_a_foreign_answer_is_no_empty_topic(broker: CompactingBroker, answer: tu
     for _ in range(2):  # the view is unknown; then the view is known, and the page is not
         broker.link.foreign = answer
         try:
-            broker.unload(topic)
-            reader = broker.reader(topic)
-            with pytest.raises(pulsar.Timeout):
-                reader.read_next(1_000)
+            reader = waiting_reader(broker, topic)
         finally:
             broker.link.foreign = None
         assert drain(reader) == newest(messages)
