@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "querying.md").read_text(encoding="utf-8")
 TITLE = "## From a change log to an answer in two minutes\n"
 INSTALLED = ("make demo", ". .venv/bin/activate")
-"""What is done before: the packages stand beside this Python."""
+"""Commands that the test leaves out: the packages stand beside this Python."""
 
 
 def test_the_page_works_as_it_stands(tmp_path: Path) -> None:

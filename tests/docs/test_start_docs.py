@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 800
 INSTALLED = ("make demo", ". .venv/bin/activate", 'cd "$(mktemp -d)"')
-"""What is done before: the packages stand beside this Python."""
+"""Commands that the test leaves out: the packages stand beside this Python."""
 ANSWERS = """
 trap "kill $!" EXIT
 python -c "

@@ -8,8 +8,8 @@ import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.apache.bookkeeper.mledger.Position;
 
 /**
- * Whether what the service has of a topic's name is of this topic, or of an earlier one that was deleted while the
- * service was away.
+ * The origin of what the service has of a topic's name: this topic, or an earlier one that was deleted while the service
+ * was away.
  *
  * <p>The entries do not tell: those of an earlier topic, and those that were trimmed here, are both in older ledgers. So
  * a property of the topic has its first ledger. It is in the metadata of the topic, and ends with it, while the
