@@ -1,7 +1,8 @@
 """A service on a socket: checks of its settings, binding, TLS, report of its URL, and orderly shutdown.
 
 Invariants: without access control only loopback is bound. The socket is bound before heavy libraries are loaded, so a
-port in use is reported at once. The line `serving` with the URL is logged when the service answers requests. SIGTERM or
+port in use is reported at once; one that another process has bound, too, and uses first, when the service would answer
+requests. The line `serving` with the URL is logged when the service answers requests. SIGTERM or
 Ctrl-C ends the service: it accepts no new connections, active requests and runs have the grace time, then the process
 exits with 0. A second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are ignored.
 """
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 BROKER_PORT = 6650
 """Pulsar's default port."""
+_PORT_SETTINGS = ("port", "broker-service-port", "broker-service-port-tls")
 _SWITCH_SECONDS = 0.0005
 """Maximum time that a computing thread blocks other threads (Python's default: 5 ms). An answer changes threads at each
 statement. With the default it would wait 5 ms each time while the scheduler checks all topics, or garbage is
@@ -65,16 +67,13 @@ def serve(settings: Settings) -> None:
     ):
         LOG.warning(note)
     with ExitStack() as sockets:
-        listening = sockets.enter_context(bound_socket(settings.host, settings.port, "port"))
+        listening = sockets.enter_context(bound_socket(settings.host, settings.port, _PORT_SETTINGS[0]))
         broker_port = settings.broker_service_port
         if broker_port is None and not settings.broker_service_tls_only:
             broker_port = BROKER_PORT if settings.port else 0
         broker, broker_tls = (
             None if port is None else sockets.enter_context(bound_socket(settings.host, port, name))
-            for port, name in (
-                (broker_port, "broker-service-port"),
-                (settings.broker_service_port_tls, "broker-service-port-tls"),
-            )
+            for port, name in zip((broker_port, settings.broker_service_port_tls), _PORT_SETTINGS[1:], strict=True)
         )
         bound_settings = settings.with_flags(
             port=listening.getsockname()[1],
@@ -90,7 +89,11 @@ def serve(settings: Settings) -> None:
             from api.pulsar.server import open_server
 
             pulsar_server = open_server(context.broker, context.access, broker, broker_tls)
-            serve_app(make_app(context), bound_settings, listening, context.polls.end, pulsar_server)
+            app = make_app(context)
+            for each, name in zip((listening, broker, broker_tls), _PORT_SETTINGS, strict=True):
+                if each is not None:
+                    listen(each, name)
+            serve_app(app, bound_settings, listening, context.polls.end, pulsar_server)
     LOG.info("ended")
 
 
@@ -317,11 +320,24 @@ def bound_socket(host: str, port: int, port_setting: str) -> Iterator[socket.soc
         try:
             listening.bind(address)
         except OSError as error:
-            raise Unavailable(
-                f"{host}:{port} cannot be bound ({error.strerror})",
-                f"end the process that uses it, or choose another --{port_setting} (0: any free port)",
-            ) from error
+            raise _port_in_use(host, port, port_setting, error) from error
         yield listening
+
+
+def listen(bound: socket.socket, port_setting: str) -> None:
+    """Take the port of a bound socket. Raise Unavailable if another process has: Linux lets two bind one until then."""
+    try:
+        bound.listen()
+    except OSError as error:
+        host, port, *_ = bound.getsockname()
+        raise _port_in_use(host, port, port_setting, error) from error
+
+
+def _port_in_use(host: str, port: int, port_setting: str, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{host}:{port} cannot be bound ({error.strerror})",
+        f"end the process that uses it, or choose another --{port_setting} (0: any free port)",
+    )
 
 
 def _is_loopback(host: str) -> bool:

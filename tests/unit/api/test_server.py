@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from api.components import open_for_writing
-from api.server import bound_socket, check_exposure, check_settings_used_later, check_tls, plaintext_port_warnings
+from api.server import (
+    bound_socket,
+    check_exposure,
+    check_settings_used_later,
+    check_tls,
+    listen,
+    plaintext_port_warnings,
+)
 from api.service import running_service
 from api.settings.settings import Settings
 from storage.errors import Misconfigured, ObjectExists, Unavailable, WrongStore
@@ -107,6 +114,16 @@ def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", port))
+
+
+def test_of_two_that_bind_a_port_at_once_the_second_names_it() -> None:
+    with bound_socket("127.0.0.1", 0, "port") as first:
+        port = first.getsockname()[1]
+        with bound_socket("127.0.0.1", port, "broker-service-port") as second:
+            listen(first, "port")
+            with pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be bound") as refused:
+                listen(second, "broker-service-port")
+    assert "another --broker-service-port" in refused.value.remedy
 
 
 def test_a_host_that_is_none() -> None:
