@@ -54,9 +54,9 @@ def query_topic(
 ) -> None:
     """Query a topic with SQL: the newest value of each key, compacted or not.
 
-    The table is `topic`, and has the topic's own name, too. Its columns are message_id, offset, key, value,
+    The table is `topic`, and has the topic's own name, too. Its columns are message_id, "offset", key, value,
     publish_time, event_time and properties. A topic with a schema of JSON or Avro has structs as values:
-    value.name. DuckDB must be installed.
+    value.name. The SQL is one query; statements before it may prepare it. DuckDB must be installed.
     """
     limit = parse_bytes("--memory-limit", memory_limit, least=_LEAST_MEMORY)
     if output_format == "table" and to != STDOUT:

@@ -118,14 +118,28 @@ class TopicQuery:
         self._datasets: list[TopicDataset] = []
 
     def rows(self, sql: str) -> ResultRows:
-        """Execute SQL; return the rows of its last statement. Raises as the module says, also from the iterator."""
+        """Execute SQL; return the rows of its last statement, the only one that may have rows.
+
+        Raises as the module says, also from the iterator.
+        """
         with self._own_errors():
+            self._check_one_result(sql)
             relation = self._wait(lambda: self._connection.sql(sql))
             if relation is None:
                 return ResultRows(pa.schema([]), iter(()))
             reader = self._wait(lambda: relation.to_arrow_reader(_BATCH_ROWS))
             fields = zip(reader.schema, relation.types, strict=True)
             return ResultRows(pa.schema([_marked(*each) for each in fields]), self._batches(reader))
+
+    def _check_one_result(self, sql: str) -> None:
+        """Raise InvalidInput if a statement before the last one is a query, whose rows would not be shown."""
+        only_rows = [self._duckdb.ExpectedResultType.QUERY_RESULT]
+        for statement in self._connection.extract_statements(sql)[:-1]:
+            if statement.expected_result_type == only_rows:
+                raise InvalidInput(
+                    "the SQL has more than one query, and a command has one result",
+                    "run a command for each, or make them one query, with WITH or UNION ALL",
+                )
 
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         with self._own_errors(pa.ArrowException, OSError):  # which a stream of Arrow makes of an error of DuckDB
@@ -242,7 +256,8 @@ class TopicQuery:
         if error.startswith(_NOT_PERMITTED) and not self._limits.reads_files:
             return "choose --external-access, which lets the SQL read and write files and addresses"
         names = " and ".join(map(_quoted, self._names))
-        return f"correct it; the table is {names}, with the columns {', '.join(MESSAGE_COLUMNS)}"
+        columns = ", ".join(_quoted(name) if name == "offset" else name for name in MESSAGE_COLUMNS)
+        return f"correct it; the table is {names}, with the columns {columns}"
 
 
 def _offset_of(newest: NewestOffset | None) -> int:

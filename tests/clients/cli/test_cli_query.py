@@ -307,14 +307,24 @@ def test_a_result_that_fails_leaves_no_file(program: Program, users: str, monkey
     assert list(Path().iterdir()) == []
 
 
+def test_statements_before_the_query_prepare_it(program: Program, users: str) -> None:
+    """PIVOT is several statements of DuckDB."""
+    sql = "create temp table own as select key from topic; insert into own values ('z'); select count(*) n from own;"
+    assert program("query", users, sql, *JSONL).done().messages == [{"n": 4}]
+    pivot = "pivot (select key, value from topic where key = 'a') on key using any_value(value)"
+    assert program("query", users, pivot, *JSONL).done().messages == [{"a": "3"}]
+
+
 # Refusals
 
 
 def test_errors_in_sql_are_one_line(program: Program, users: str) -> None:
     program("query", users, "select nam from topic").refused(
-        2, "nam", 'the table is "topic" and "users"', "publish_time"
+        2, "nam", 'the table is "topic" and "users", with the columns message_id, "offset", key, ', "publish_time"
     )
     program("query", users, "selec").refused(2, "the SQL failed: Parser Error")
+    for first in ("select 1", "from topic", "describe topic", "values (1)"):
+        program("query", users, f"{first}; select 2").refused(2, "more than one query", "UNION ALL")
     program("query", users, " ").refused(2, "the SQL is empty")
     program("query", "nosuch", "select 1").refused(3, "nosuch")
     program("query", users, "select 1", "--to", "x").refused(2, "a table is for people")
