@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import compactor.client
-from compactor.client import Message, StateMayBeStale, Topic
+from compactor.client import ClientError, Message, StateMayBeStale, Topic
 
 
 @dataclass
@@ -62,9 +62,14 @@ def catch_up(topic: Topic, state: State) -> State:
 
 def main() -> None:
     """Restore the state of a topic, print it, and keep it for the next start."""
+    if len(sys.argv) != 4:
+        sys.exit("usage: python examples/state_restore.py URL TOPIC FILE")
     url, name, file = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    with compactor.client.connect(url) as client:
-        state = catch_up(client.topic(name), load(file))
+    try:
+        with compactor.client.connect(url) as client:
+            state = catch_up(client.topic(name), load(file))
+    except (ClientError, ValueError) as error:  # no service, no topic, no permission; or no address
+        sys.exit(f"{name} was not read: {error}")
     save(state, file)
     print(json.dumps(state.values, indent=2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -62,3 +63,22 @@ def test_a_state_that_missed_a_deletion_is_read_again(
     compact(rest_topic)
     assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 4}).status_code == 200
     assert example.catch_up(users, state).values == {"a": "1", "c": "1", "d": "1"}
+
+
+def test_without_a_topic_or_a_service_the_example_says_so(
+    example: ModuleType, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(*arguments: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["state_restore.py", *arguments])
+        with pytest.raises(SystemExit) as refused:
+            example.main()
+        return refused.value.code
+
+    file = str(tmp_path / "state.json")
+    assert str(refusal("http://127.0.0.1:1", "users", file)).startswith(
+        "users was not read: http://127.0.0.1:1 does not"
+    )
+    assert "begin it with http://" in str(refusal("127.0.0.1:1", "users", file))
+    assert str(refusal("users")).startswith("usage: ")
+    monkeypatch.setattr("compactor.client.connect", lambda url: nullcontext(Client(served.client)))
+    assert "nosuch" in str(refusal("http://127.0.0.1:1", "nosuch", file))
