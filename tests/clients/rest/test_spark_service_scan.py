@@ -15,8 +15,9 @@ from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
 from api.spark import service_scan
-from api.spark.data_source import SourceOptions, TopicReader
+from api.spark.batch_reader import TopicReader
 from api.spark.service_scan import Service
+from api.spark.source_options import SourceOptions
 from compactor.client import Client, Read, Topic
 from storage.errors import InvalidInput, Unavailable
 from tests.clients.rest.conftest import RestTopic

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -23,17 +24,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, ByteType, LongType, StringType, StructField, StructType
 
-from api.spark import data_source, message_columns
-from api.spark.data_source import (
-    CompactorDataSource,
-    SourceOptions,
-    TaskLedgers,
-    TopicReader,
-    TopicStreamReader,
-    TopicWriter,
-    narrowed,
-)
+from api.spark import message_columns
+from api.spark.batch_reader import TopicReader, narrowed
+from api.spark.batch_writer import TaskLedgers, TopicWriter
+from api.spark.data_source import CompactorDataSource
 from api.spark.message_columns import message_tables
+from api.spark.source_options import SourceOptions
+from api.spark.stream_reader import TopicStreamReader
 from storage.errors import Conflict, InvalidInput, InvalidRecord, TopicNotFound, Unavailable
 from storage.model import TopicName
 from storage.reading.scan import ScanRange
@@ -223,7 +220,7 @@ def begin(bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def task(monkeypatch: pytest.MonkeyPatch, writer: TopicWriter, number: int, *rows: tuple[str, bytes]) -> TaskLedgers:
     """Run the task of a partition, whose batches have one row."""
     context = SimpleNamespace(partitionId=lambda: number)
-    monkeypatch.setattr(data_source.TaskContext, "get", lambda: context)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
     columns = [({"key": [key], "payload": [payload]}) for key, payload in rows]
     return writer.write(pa.RecordBatch.from_pydict(each) for each in columns)
 
