@@ -5,7 +5,6 @@ Only `make soak` runs these: each engine has an environment of its own, which ta
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from tests.budgets import IN_SOAK
-from tests.properties.test_table_properties import RUNS, append, draw_policies, draw_sizing
+from tests.properties.test_table_properties import live
 from tests.servers.compactor_service import compactor_service
 from tests.servers.fixtures_s3 import use_credentials, versitygw
 from tests.servers.table_engines import by_duckdb, by_spark
@@ -24,7 +23,7 @@ from tests.workbench import Workbench
 
 __all__ = ["versitygw"]
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
-LIVES = 40 if IN_SOAK else 3
+LIVES, LEAST_RUNS = (50, 200) if IN_SOAK else (3, 1)
 COLUMNS = '"offset", key, payload, publish_time, event_time'
 
 
@@ -33,18 +32,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any]
     """Rows of each snapshot of random topics, by the URI of its metadata."""
     rows: dict[str, list[list[Any]]] = {}
     for seed in range(LIVES):
-        drawn = random.Random(1000 + seed)
         bench = Workbench.embedded(tmp_path_factory.mktemp("life"))
-        topic, policies = bench.topic(), draw_policies(drawn, 2 + seed % 2)
-        for _ in range(RUNS):
-            append(bench, topic, drawn)
-            bench.clock.advance(drawn.choice([0, 5, 50, 200]))
-            if drawn.random() < 0.3:
-                policies = draw_policies(drawn, 2 + seed % 2)
-            bench.with_sizing(draw_sizing(drawn)).compactor().compact(topic.name, policies)
-            if topic.snapshot().compacted is not None:
-                rows[table_uri(bench, topic)] = [[cell(row[at]) for at in (0, 4, 5, 6, 7)] for row in expected(topic)]
+        topic = bench.topic()
+        for _ in live(bench, topic, 1000 + seed, 2 + seed % 2):
+            rows[table_uri(bench, topic)] = [[cell(row[at]) for at in (0, 4, 5, 6, 7)] for row in expected(topic)]
         bench.metadata.close()
+    assert len(rows) >= LEAST_RUNS
     return rows
 
 

@@ -142,11 +142,22 @@ def grown(bench: Workbench) -> None:
     import_table(bench, SECOND)
 
 
-def tabled(bench: Workbench) -> None:
-    """A compacted ledger with an Iceberg table, of which no older snapshot is kept, and raw messages after it."""
+def enable_table(bench: Workbench) -> None:
+    """The topic has an Iceberg table from now on, of which no older snapshot is kept."""
     values: dict[str, object] = {"table.enabled": True, "table.snapshot.age.ms": 0}
     bench.metadata.policies.change([topic_scope(the_topic(bench).record)], values)
+
+
+def tabled(bench: Workbench) -> None:
+    """A compacted ledger with an Iceberg table, and raw messages after it."""
+    enable_table(bench)
     grown(bench)
+
+
+def littered_with_tables(bench: Workbench) -> None:
+    """The stage `littered`, with an Iceberg table of each generation."""
+    enable_table(bench)
+    littered(bench)
 
 
 def littered(bench: Workbench) -> None:
@@ -211,6 +222,7 @@ STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
         "grown": grown,
         "tabled": tabled,
         "littered": littered,
+        "littered with tables": littered_with_tables,
         "tailed": tailed,
         "rolled": rolled,
         "sealed": sealed,
@@ -254,6 +266,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "compaction with a table": Scenario("tabled", compact, _PUBLISHED, publishes=True),
         "read": Scenario("grown", read),
         "garbage collection": Scenario("littered", collect_garbage),
+        "garbage collection with a table": Scenario("littered with tables", collect_garbage),
         "append": Scenario(
             "grown",
             lambda bench: append(bench, ENTRIES, MORE_ENTRIES, roll=True),

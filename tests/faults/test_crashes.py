@@ -157,6 +157,11 @@ CRASHES = [
     *(Crash("collection of a deleted topic", step) for step in _steps("DELETED_SEGMENT", "GC_BEFORE", "GC_DELETED")),
     *LATER,
 ]
+WITH_A_TABLE = [
+    *(Crash("compaction with a table", step) for step in _steps("RUN_", "PHASE_", "MANIFEST_BEFORE")),
+    *(Crash("garbage collection with a table", step) for step in _steps("GC_")),
+]
+"""Steps at which CRASHES kill what has no table; only `make soak` tries them on a topic that has one."""
 COSTLY = {
     Crash("compaction with a table", step)
     for step in (Failpoint.TABLE_BEFORE_PUTS, Failpoint.MANIFEST_PUT, Failpoint.PUBLISH_BEFORE_TRANSACTION)
@@ -186,6 +191,8 @@ def _cases() -> Iterator[object]:
                 yield pytest.param(scheme, crash, False, id=f"{scheme}-{crash}", marks=pytest.mark.slow)
             marks = pytest.mark.slow if in_ci else pytest.mark.soak
             yield pytest.param(scheme, crash, True, id=f"{scheme}-{crash}, then recovery", marks=marks)
+    for crash in WITH_A_TABLE:
+        yield pytest.param("file", crash, True, id=f"file-{crash}, then recovery", marks=pytest.mark.soak)
 
 
 def _unharmed() -> Iterator[object]:
@@ -195,7 +202,8 @@ def _unharmed() -> Iterator[object]:
         if crash.step in DIFFERS_ON_S3:
             differing.setdefault(crash.step, crash.scenario)
     for name in SCENARIOS:
-        yield pytest.param("file", name, id=f"{name}-file")
+        on_files = [pytest.mark.soak] if name == "garbage collection with a table" else []
+        yield pytest.param("file", name, id=f"{name}-file", marks=on_files)
         marks = pytest.mark.slow if name in differing.values() else pytest.mark.soak
         yield pytest.param("s3", name, id=f"{name}-s3", marks=marks)
 

@@ -8,6 +8,7 @@ snapshot that the table lists is read again at the end, after garbage collection
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.run.plan import RunPolicies, Sizing
+from storage.ledger.manifest import Manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.topic import Topic
 from tests.budgets import IN_CI, IN_SOAK
@@ -60,14 +62,10 @@ def draw_sizing(drawn: random.Random) -> Sizing:
     return Sizing(2, 8, part_bytes, small_range_records=1, small_part_bytes=1, max_garbage_ratio=drawn.random())
 
 
-@pytest.mark.parametrize("seed", range(LIVES))
-def test_the_table_is_the_compacted_ledger_after_any_runs(tmp_path: Path, seed: int) -> None:
+def live(bench: Workbench, topic: Topic, seed: int, version: int) -> Iterator[Manifest]:
+    """Append and compact some times; yield the manifest after each run."""
     drawn = random.Random(seed)
-    version = 2 if seed % 3 == 2 else 3
-    bench = Workbench.embedded(tmp_path)
-    topic = bench.topic()
     policies = draw_policies(drawn, version)
-    snapshots: dict[int, Rows] = {}
     for _ in range(RUNS):
         append(bench, topic, drawn)
         bench.clock.advance(drawn.choice([0, 5, 50, 200]))
@@ -79,6 +77,15 @@ def test_the_table_is_the_compacted_ledger_after_any_runs(tmp_path: Path, seed: 
         manifest = manifest_of(bench, topic)
         assert manifest.table is not None, outcome.run.table_error
         assert manifest.table.ledger_id == manifest.ledger_id
+        yield manifest
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_the_table_is_the_compacted_ledger_after_any_runs(tmp_path: Path, seed: int) -> None:
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    snapshots: dict[int, Rows] = {}
+    for manifest in live(bench, topic, seed, 2 if seed % 3 == 2 else 3):
         snapshots[manifest.ledger_id] = rows = expected(topic)
         for reader, read in READERS.items():
             assert read(table_uri(bench, topic)) == rows, reader
