@@ -21,15 +21,23 @@ from google.protobuf.message import DecodeError
 
 from storage.entries.compression import Undecodable
 from storage.entries.entry import U32, decode_key
+from storage.entries.field_tags import (
+    BASE64,
+    COMPACTED_OUT,
+    EVENT_TIME,
+    KEY,
+    MORE,
+    NULL_VALUE,
+    PAYLOAD_SIZE,
+    PROPERTY,
+    PROPERTY_KEY,
+    PROPERTY_VALUE,
+    SEQUENCE_ID,
+)
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from storage.ledger.rows import RowType
 
-# A field's tag: its number and, in the three low bits, its kind.
-_PROPERTIES, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
-_EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
-_FIELD_KEY, _FIELD_VALUE = 0x0A, 0x12
 _SINGLE_FIELDS = tuple(known.name for known in SingleMessageMetadata.DESCRIPTOR.fields)
-_MORE = 0x80
 _LONGEST_SHIFT = 63
 """Numbers of 10 bytes, which may be too large, go to protobuf."""
 _UNREADABLE = (IndexError, StructError, ValueError, DecodeError)
@@ -94,7 +102,7 @@ def _split(
         key: bytes | None = None
         payload_size, sequence_id, event_time, in_base64, is_null, dropped = -1, batch_sequence_id, -1, 0, 0, 0
         before = len(property_keys)
-        while at < end and data[at] == _PROPERTIES and known:
+        while at < end and data[at] == PROPERTY and known:
             value_at = at + 4 + data[at + 3]
             if _plain_property(data, at, value_at):
                 property_keys.append(data[at + 4 : value_at].decode())
@@ -102,36 +110,36 @@ def _split(
                 property_values.append(data[value_at + 2 : at].decode())
             else:
                 known = False
-        if at < end and data[at] == _KEY:
+        if at < end and data[at] == KEY:
             length = data[at + 1]
-            known &= length < _MORE
+            known &= length < MORE
             key = data[at + 2 : at + 2 + length]
             at += 2 + length
         while at < end and known:
             tag, value = data[at], data[at + 1]
             at += 2
-            if value >= _MORE:
+            if value >= MORE:
                 value &= 0x7F
                 shift = 7
-                while (byte := data[at]) >= _MORE:
+                while (byte := data[at]) >= MORE:
                     value |= (byte & 0x7F) << shift
                     shift += 7
                     at += 1
                 value |= byte << shift
                 at += 1
                 known = shift < _LONGEST_SHIFT
-            if tag == _PAYLOAD_SIZE:
+            if tag == PAYLOAD_SIZE:
                 payload_size = value
                 known &= value < 1 << 31
-            elif tag == _SEQUENCE_ID:
+            elif tag == SEQUENCE_ID:
                 sequence_id = value
-            elif tag == _BASE64:
+            elif tag == BASE64:
                 in_base64 = value
-            elif tag == _EVENT_TIME:
+            elif tag == EVENT_TIME:
                 event_time = value
-            elif tag == _NULL_VALUE:
+            elif tag == NULL_VALUE:
                 is_null = value
-            elif tag == _COMPACTED_OUT:
+            elif tag == COMPACTED_OUT:
                 dropped = value
             else:
                 known = False
@@ -174,9 +182,9 @@ def _split(
 def _plain_property(data: bytes, at: int, value_at: int) -> bool:
     """Return whether a property is at `at` as producers write it: only its two fields, each length in one byte."""
     return (
-        data[at + 1] < _MORE
-        and data[at + 2] == _FIELD_KEY
-        and data[value_at] == _FIELD_VALUE
+        data[at + 1] < MORE
+        and data[at + 2] == PROPERTY_KEY
+        and data[value_at] == PROPERTY_VALUE
         and value_at + 2 + data[value_at + 1] == at + 2 + data[at + 1]
     )
 

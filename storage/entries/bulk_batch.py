@@ -18,6 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from storage.entries.even_batches import even_messages
+from storage.entries.field_tags import (
+    BASE64,
+    COMPACTED_OUT,
+    EVENT_TIME,
+    KEY,
+    MORE,
+    NULL_VALUE,
+    PAYLOAD_SIZE,
+    PROPERTY,
+    PROPERTY_KEY,
+    PROPERTY_VALUE,
+    SEQUENCE_ID,
+)
 from storage.slices import I64, Flags, Spans, slices
 
 LEAST_MESSAGES = 200
@@ -25,21 +39,18 @@ LEAST_MESSAGES = 200
 _BLOCK_MESSAGES = 1 << 16
 _BLOCK_BYTES = 2 << 20
 """Messages, and their bytes, that are read side by side: they and their arrays stay in a core's cache."""
-_PROPERTY, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
-_EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
-_FIELD_KEY, _FIELD_VALUE = 0x0A, 0x12
 _LEAST_METADATA = 2
 """Bytes of the smallest metadata of a message: its payload's size."""
 _MOST_PROPERTIES = 64
 _MOST_NUMBERS = 16
 """Each property, and each number, of a message takes a step for all; messages with more are left to batch.py."""
-_SHORT = 0x80
-"""Lengths below this have one byte."""
 _WORD = 8
 _U32 = 0xFFFFFFFF
 _PADDING = bytes(1 << 10)
 """After the last batch, so that a short field of any message can be read without a check."""
 _MOST_PAYLOAD = 1 << 31
+_EVEN_MESSAGES = 1 << 12
+"""Messages of one size that are decoded apart from their neighbours."""
 _SEARCHED_BYTES = 1 << 18
 """Bytes that are searched together: the masks stay in a core's cache."""
 
@@ -52,6 +63,12 @@ class Batch:
     count: int
     sequence_id: int
     event_time: int
+
+    @property
+    def message_size(self) -> int:
+        """The size of each message, if all have one size; 0: they cannot have one."""
+        size, rest = divmod(len(self.data), self.count)
+        return 0 if rest else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +105,62 @@ def decode_batches(batches: Sequence[Batch]) -> Iterator[DecodedBatches]:
         if sum(batch.count for batch in neighbours) < LEAST_MESSAGES:
             yield DecodedBatches(end, None, np.zeros(len(neighbours), bool))
         else:
-            block = _Block(neighbours)
-            yield DecodedBatches(end, block.columns() if block.regular.any() else None, block.regular)
+            yield _decoded(end, neighbours)
 
 
 def _neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
-    """Yield all batches, in order, together up to `_BLOCK_MESSAGES` messages and `_BLOCK_BYTES` bytes."""
-    first = messages = size = 0
+    """Yield all batches, in order, together up to `_BLOCK_MESSAGES` messages and `_BLOCK_BYTES` bytes.
+
+    Many messages of one size stay apart from others.
+    """
+    first = messages = size = message_size = 0
     for number, batch in enumerate(batches):
-        messages, size = messages + batch.count, size + len(batch.data)
-        if number > first and (messages > _BLOCK_MESSAGES or size > _BLOCK_BYTES):
+        is_full = messages + batch.count > _BLOCK_MESSAGES or size + len(batch.data) > _BLOCK_BYTES
+        if number > first and (is_full or (message_size not in (0, batch.message_size) and messages >= _EVEN_MESSAGES)):
             yield batches[first:number]
-            first, messages, size = number, batch.count, len(batch.data)
+            first, messages, size = number, 0, 0
+        message_size = batch.message_size if number == first or batch.message_size == message_size else 0
+        messages, size = messages + batch.count, size + len(batch.data)
     yield batches[first:]
 
 
+def _decoded(end: int, batches: Sequence[Batch]) -> DecodedBatches:
+    """Return the batches before number `end`."""
+    data = b"".join([*(batch.data for batch in batches), _PADDING])
+    sizes = {batch.message_size for batch in batches}
+    columns = _even_columns(batches, data, sizes.pop()) if len(sizes) == 1 else None
+    if columns is not None:
+        return DecodedBatches(end, columns, np.ones(len(batches), bool))
+    block = _Block(batches, data)
+    return DecodedBatches(end, block.columns() if block.regular.any() else None, block.regular)
+
+
+def _even_columns(batches: Sequence[Batch], data: bytes, message_size: int) -> BatchColumns | None:
+    """Return the messages of batches, of one size and one layout; None: they have different ones."""
+    counts = [batch.count for batch in batches]
+    messages = even_messages(data, sum(counts), message_size) if message_size else None
+    if messages is None:
+        return None
+    sequence_ids, event_times = messages.sequence_ids, messages.event_times
+    if sequence_ids is None:
+        sequence_ids = _repeated([batch.sequence_id for batch in batches], counts)
+    if event_times is None:
+        event_times = _repeated([batch.event_time for batch in batches], counts)
+    compacted_out = np.zeros(sum(counts), bool)
+    no_rows, no_texts = np.empty(0, np.int64), pa.array([], pa.string())
+    return BatchColumns(
+        messages.keys, messages.payloads, sequence_ids, event_times, compacted_out, no_rows, no_texts, no_texts
+    )
+
+
 class _Located:
-    """The joined bytes of batches, and the positions of their messages in them.
+    """The joined bytes of batches, followed by _PADDING, and the positions of their messages in them.
 
     `counts`: the messages of each batch; `ends`: the end of each batch; `starts`: the position of each message, −1
     where it is not known. `words`: the eight bytes from each position on, as a number.
     """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        data = b"".join([*(batch.data for batch in batches), _PADDING])
+    def __init__(self, batches: Sequence[Batch], data: bytes) -> None:
         self.data = pa.py_buffer(data)
         self.end = len(data) - len(_PADDING)
         self.words: I64 = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
@@ -143,7 +192,7 @@ class _Located:
             pieces.append(np.flatnonzero(is_zero[:-1] & is_zero[1:]) + first)
         at: I64 = np.concatenate(pieces)
         tags = data[at + 4]
-        at = at[(tags == _KEY) | (tags == _PROPERTY) | (tags == _PAYLOAD_SIZE)]
+        at = at[(tags == KEY) | (tags == PROPERTY) | (tags == PAYLOAD_SIZE)]
         at = at[(data[at + 3] >= _LEAST_METADATA) | (data[at + 2] > 0)]
         # Of two neighbours the second has the size of the first as the high byte of its own.
         return at[np.diff(at, prepend=-2) > 1]
@@ -166,13 +215,13 @@ class _Located:
         tags, lengths = (words >> 24) & 0xFF, (words >> 16) & 0xFF
         at = starts + 4
         for _ in range(_MOST_PROPERTIES):
-            rows = np.flatnonzero((tags == _PROPERTY) & (at < starts + 4 + metadata))
+            rows = np.flatnonzero((tags == PROPERTY) & (at < starts + 4 + metadata))
             if not len(rows):
                 break
             at[rows] = np.minimum(at[rows] + 2 + lengths[rows], self.end)
             words = self.words[at[rows]]
             tags[rows], lengths[rows] = words & 0xFF, (words >> 8) & 0xFF
-        lengths = np.where(tags == _KEY, lengths, -2)
+        lengths = np.where(tags == KEY, lengths, -2)
         payload, _ = _numbers(self.words[at + 3 + lengths])
         return starts + 4 + metadata + payload
 
@@ -183,14 +232,14 @@ class _Block:
     Arrays have a value for each message, shape (n,).
     """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        located = _Located(batches)
+    def __init__(self, batches: Sequence[Batch], data: bytes) -> None:
+        located = _Located(batches, data)
         self._words, self._data, self._end = located.words, located.data, located.end
         counts, ends, starts = located.counts, located.ends, located.starts
         self._counts = counts
         self._known = starts >= 0
-        self._sequence_ids = np.repeat(_values([batch.sequence_id for batch in batches]), counts)
-        self._event_times = np.repeat(_values([batch.event_time for batch in batches]), counts)
+        self._sequence_ids = _repeated([batch.sequence_id for batch in batches], counts)
+        self._event_times = _repeated([batch.event_time for batch in batches], counts)
         self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         self._parse(np.maximum(starts, 0))
         last = np.cumsum(counts) - 1
@@ -209,18 +258,18 @@ class _Block:
         payload = np.minimum(payload, self._end)
         self._parse_properties(at, payload)
         words = self._words[at]
-        key_size = np.where((words & 0xFF == _KEY) & (at < payload), (words >> 8) & 0xFF, -1)
+        key_size = np.where((words & 0xFF == KEY) & (at < payload), (words >> 8) & 0xFF, -1)
         self._key, self._key_size, self._payload = at + 2, key_size, payload
-        known &= key_size < _SHORT
+        known &= key_size < MORE
         at = np.minimum(np.where(key_size < 0, at, at + 2 + key_size), payload)
         zeros = np.zeros_like(at)
         fields = {
-            _PAYLOAD_SIZE: zeros + _MOST_PAYLOAD,
-            _SEQUENCE_ID: self._sequence_ids,
-            _EVENT_TIME: self._event_times,
-            _BASE64: zeros.copy(),
-            _NULL_VALUE: zeros.copy(),
-            _COMPACTED_OUT: zeros,
+            PAYLOAD_SIZE: zeros + _MOST_PAYLOAD,
+            SEQUENCE_ID: self._sequence_ids,
+            EVENT_TIME: self._event_times,
+            BASE64: zeros.copy(),
+            NULL_VALUE: zeros.copy(),
+            COMPACTED_OUT: zeros,
         }
         for _ in range(_MOST_NUMBERS):
             active = known & (at < payload)
@@ -243,16 +292,16 @@ class _Block:
                     values[rows] = np.where(chosen, numbers, values[rows])
                     is_known |= chosen & (sizes < _WORD)
             known[rows] = is_known
-        known &= (at == payload) & (fields[_PAYLOAD_SIZE] < _MOST_PAYLOAD) & (fields[_BASE64] == 0)
-        self._payload_size = fields[_PAYLOAD_SIZE]
-        self._compacted_out = fields[_COMPACTED_OUT] != 0
-        self._null = self._compacted_out | (fields[_NULL_VALUE] != 0)
+        known &= (at == payload) & (fields[PAYLOAD_SIZE] < _MOST_PAYLOAD) & (fields[BASE64] == 0)
+        self._payload_size = fields[PAYLOAD_SIZE]
+        self._compacted_out = fields[COMPACTED_OUT] != 0
+        self._null = self._compacted_out | (fields[NULL_VALUE] != 0)
 
     def _parse_properties(self, at: I64, payload: I64) -> None:
         """Move the positions `at` after the properties that begin there."""
         for _ in range(_MOST_PROPERTIES):
             words = self._words[at]
-            rows = np.flatnonzero(self._known & (words & 0xFF == _PROPERTY) & (at < payload))
+            rows = np.flatnonzero(self._known & (words & 0xFF == PROPERTY) & (at < payload))
             if not len(rows):
                 return
             positions, words = at[rows], words[rows]
@@ -261,8 +310,8 @@ class _Block:
             value_words = self._words[value]
             self._known[rows] = (
                 (words & 0x8000 == 0)
-                & ((words >> 16) & 0xFF == _FIELD_KEY)
-                & (value_words & 0xFF == _FIELD_VALUE)
+                & ((words >> 16) & 0xFF == PROPERTY_KEY)
+                & (value_words & 0xFF == PROPERTY_VALUE)
                 & (value + 2 + ((value_words >> 8) & 0xFF) == end)
             )
             self._properties.append((rows, positions))
@@ -311,8 +360,9 @@ class _Block:
         )
 
 
-def _values(numbers: list[int]) -> I64:
-    return np.array(numbers, np.uint64).view(np.int64)
+def _repeated(numbers: list[int], counts: Sequence[int] | I64) -> I64:
+    """Return the number of each batch, unsigned, for each of its messages."""
+    return np.repeat(np.array(numbers, np.uint64).view(np.int64), counts)
 
 
 def _numbers(words: I64) -> tuple[I64, I64]:

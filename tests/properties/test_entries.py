@@ -253,6 +253,40 @@ def test_any_entries_are_decoded_together_as_alone(data: list[bytes]) -> None:
     assert_decoded_as_alone(data)
 
 
+@st.composite
+def even_entries(draw: st.DrawFn) -> list[bytes]:
+    """Draw batches of messages that have one layout, but for two numbers of other lengths or another byte."""
+    key_size = draw(st.none() | st.sampled_from([0, 3, 127, 128]))
+    payload_size = draw(st.integers(0, 9))
+    tags = draw(
+        st.permutations([0x18, *draw(st.lists(st.sampled_from([0x20, 0x28, 0x30, 0x40, 0x40, 0x48]), max_size=3))])
+    )
+    widths = [draw(st.integers(1, 10)) for _ in tags]
+
+    def message() -> bytes:
+        fields = b"" if key_size is None else b"\x12" + delimited(draw(st.binary(min_size=key_size, max_size=key_size)))
+        own_widths = draw(st.just(widths) | st.permutations(widths))
+        for tag, width in zip(tags, own_widths, strict=True):
+            value = payload_size if tag == 0x18 else draw(st.just(0) | st.integers(0, 2**64 - 1))
+            digits = [value >> 7 * place & 0x7F for place in range(width)]
+            fields += bytes([tag, *(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+        whole = batch_payload([(fields, draw(st.binary(min_size=payload_size, max_size=payload_size)))])
+        at, other = draw(st.integers(0, 200)), draw(st.integers(0, 20))
+        return whole[:at] + bytes([other]) + whole[at + 1 :] if at < len(whole) else whole
+
+    entries = []
+    for _ in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(1, 4))
+        described = metadata(num_messages_in_batch=count, sequence_id=draw(numbers), event_time=draw(numbers))
+        entries.append(entry(described, b"".join(message() for _ in range(count))))
+    return entries
+
+
+@given(even_entries())
+def test_batches_of_one_layout_are_decoded_together_as_alone(data: list[bytes]) -> None:
+    assert_decoded_as_alone(data)
+
+
 @given(st.lists(described_entries() | st.binary(max_size=40), min_size=1, max_size=4))
 def test_no_entry_fails_and_every_offset_has_its_row(stored: list[bytes]) -> None:
     entries, offsets, offset = [], [], 10
@@ -423,6 +457,26 @@ def test_batches_of_many_blocks_and_what_stands_between_them_stay_in_order() -> 
     tables = list(unpack_some(entries, 1))
     assert len(tables) > 1
     assert pa.concat_tables(tables) == pa.concat_tables(unpack([stored], 1) for stored in entries)
+
+
+def test_many_messages_of_one_size_stay_apart_from_their_neighbours() -> None:
+    """So that another size among them costs the messages of one block only."""
+    usual = batch_payload([single(b"v", partition_key=b"k")] * 1000)
+    longer = batch_payload([single(b"w" * 2, partition_key=b"k")] * 1000)
+    mixed = batch_payload([single(b"v" * size, partition_key=b"k") for size in (1, 2, 2)])
+    batches = [Batch(data, 1000, 0, 0) for data in [usual] * 5 + [longer] * 2 + [usual] * 5]
+    batches += [Batch(mixed, 3, 0, 0), *batches[:5], *batches[5:7]]
+    blocks = list(decode_batches(batches))
+    assert [block.end for block in blocks] == [5, len(batches)]
+    assert all(block.decoded.all() for block in blocks)
+    payloads = [payload for block in blocks if block.columns for payload in block.columns.payloads.to_pylist()]
+    expected = [payload for batch in batches for payload in split_payloads(batch)]
+    assert payloads == expected
+
+
+def split_payloads(batch: Batch) -> list[bytes | None]:
+    """The payloads of a batch, read message by message."""
+    return split_batch(bytes(batch.data), batch.count, 0, 0, MessageMetadata()).payloads
 
 
 def test_only_other_layouts_are_left_out() -> None:
