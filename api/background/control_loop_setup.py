@@ -39,7 +39,8 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
         automatic=settings.compaction_automatic,
         small_bytes=settings.compaction_batch_bytes,
         batch=settings.compaction_batch_topics,
-        in_process_bytes=in_process_bytes(local_parallelism(settings.spark_master)),
+        in_process_bytes=settings.compaction_in_process_bytes
+        or in_process_bytes(local_parallelism(settings.spark_master)),
         worker=WorkerSettings(
             slots=slots,
             retry_first_ms=settings.compaction_retry_first_ms,
@@ -58,4 +59,6 @@ def engine_provider(settings: Settings) -> EngineProvider:
     if kind == IN_PROCESS:
         return InProcessEngineProvider(parallelism)
     spark = SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
-    return AutoEngineProvider(spark, parallelism, kind=kind) if is_local(settings.spark_master) else spark
+    if not is_local(settings.spark_master):
+        return spark
+    return AutoEngineProvider(spark, parallelism, kind, settings.compaction_in_process_bytes or None)

@@ -67,6 +67,12 @@ class Settings:
         "Where compactions run: small ones in this process, large ones on Spark; all on Spark; or all in this process.",
     )
 
+    compaction_in_process_bytes: int = size(
+        0,
+        "compaction.in-process-bytes",
+        "Bytes below which a job runs in this process with the engine auto; 0: 2 GiB, or 256 MiB on more than 4 cores.",
+    )
+
     # The service's address
 
     host: str = setting("127.0.0.1", "host", Text("an address"), "Address to bind to.", "bindAddress")

@@ -18,15 +18,16 @@ from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 IN_PROCESS_BYTES = 256 << 20
 """Weight of a job below which it runs in this process, where Spark has more cores than this process has threads for
 tasks (docs/decisions/0016-small-jobs-run-in-the-process.md)."""
+_IN_PROCESS_BYTES_OF_FEW_CORES = 2 << 30
+"""The same where Spark has no more cores: it only adds its own cost there, so memory alone is the limit."""
 
 
 def in_process_bytes(parallelism: int) -> int:
-    """Return the weight of a job, in bytes, below which it runs in this process: twice as much where Spark has no more
-    cores than this process has threads for tasks, since only its fixed cost differs there.
+    """Return the default weight of a job, in bytes, below which it runs in this process.
 
     `parallelism`: the number of tasks that Spark can run concurrently.
     """
-    return IN_PROCESS_BYTES if parallelism > MOST_THREADS else 2 * IN_PROCESS_BYTES
+    return IN_PROCESS_BYTES if parallelism > MOST_THREADS else _IN_PROCESS_BYTES_OF_FEW_CORES
 
 
 def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
@@ -93,11 +94,13 @@ class AutoEngine:
 @dataclass(eq=False)
 class AutoEngineProvider(EngineProvider):
     """Provider of engines of each kind on one machine. `spark`: the provider of Spark's engines. `kind`: for callers
-    that state none. `parallelism`: the number of tasks that Spark can run concurrently."""
+    that state none. `parallelism`: the number of tasks that Spark can run concurrently. `in_process_limit`: as in
+    `AutoEngine`."""
 
     spark: EngineProvider
     parallelism: int
     kind: str = AUTO
+    in_process_limit: int | None = None
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         """Return an engine of the kind, or of the provider's own.
@@ -110,7 +113,7 @@ class AutoEngineProvider(EngineProvider):
             return self.spark.open()
         if kind == IN_PROCESS:
             return InProcessEngine(self.parallelism)
-        engine = AutoEngine(self.spark.open, self.parallelism)
+        engine = AutoEngine(self.spark.open, self.parallelism, self.in_process_limit)
         if large:
             engine.open_for_large_jobs()
         return engine

@@ -57,7 +57,8 @@ def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]
             stack.callback(engine.close)
             return engine
 
-        yield open_spark() if kind == SPARK else AutoEngine(open_spark, parallelism)
+        limit = settings.compaction_in_process_bytes or None
+        yield open_spark() if kind == SPARK else AutoEngine(open_spark, parallelism, limit)
 
 
 def progress_for(stream: TextIO) -> Progress:

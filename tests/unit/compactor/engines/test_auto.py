@@ -71,9 +71,9 @@ def test_spark_gets_smaller_jobs_where_it_has_more_cores_than_the_process_has_th
         engine.run(1, str, lambda _: None, [size])
         return engine.choice.partition(":")[0]
 
-    assert [kind(2, size << 20) for size in (300, 511, 512)] == ["in-process", "in-process", "spark"]
-    assert [kind(4, 511 << 20), kind(5, 511 << 20), kind(5, 255 << 20)] == ["in-process", "spark", "in-process"]
-    assert [in_process_bytes(cores) >> 20 for cores in (1, 4, 5)] == [512, 512, 256]
+    assert [kind(2, size << 20) for size in (300, 2047, 2048)] == ["in-process", "in-process", "spark"]
+    assert [kind(4, 2047 << 20), kind(5, 2047 << 20), kind(5, 255 << 20)] == ["in-process", "spark", "in-process"]
+    assert [in_process_bytes(cores) >> 20 for cores in (1, 4, 5)] == [2048, 2048, 256]
 
 
 def test_the_error_of_spark_comes_before_a_large_job_is_claimed() -> None:
