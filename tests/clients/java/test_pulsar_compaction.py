@@ -623,7 +623,8 @@ def test_tls_and_tokens(jar: Path, checks: Path, tmp_path: Path) -> None:
         class_path_of_checks = ":".join([str(checks), str(jar), class_path(HERE / LOCKS[VERSION])])
         command = [java(), *OPTIONS, "-cp", class_path_of_checks, "compactor.pulsar.SecureChecks", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "passed\n", done.stdout + done.stderr
+    # async-http-client may log a warning of its timer, which ends while a task of it runs.
+    assert done.stdout.splitlines()[-1:] == ["passed"], done.stdout + done.stderr
 
 
 @pytest.mark.soak
