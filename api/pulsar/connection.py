@@ -43,7 +43,7 @@ class Server(Protocol):
         """Note that a connection has ended."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A client's connection: the channel of its session."""
 
     session: Session
@@ -72,11 +72,15 @@ class Connection(asyncio.Protocol):
         if not self._server.add_connection(self):
             self.close()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._context.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._context.read_buffer[:nbytes]
         self._heard_at = self._clock.now_ms()
         self._pinged = False
         self.session.note_alive()
-        if not self.session.is_connected and data.startswith(_TLS_HANDSHAKE):
+        if not self.session.is_connected and data[:2] == _TLS_HANDSHAKE:
             self.cut_off(
                 "the client speaks TLS on the port without TLS: connect it to broker-service-port-tls, with pulsar+ssl"
             )

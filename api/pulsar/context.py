@@ -21,6 +21,8 @@ from storage.options.policies import TopicPolicies
 
 _RECEIVE_BYTES = 64 << 20
 """Memory for large frames that arrive at the same time."""
+READ_BYTES = 256 << 10
+"""The bytes that are read from a socket at once."""
 
 
 class ServerContext:
@@ -36,6 +38,8 @@ class ServerContext:
         self.server_version = f"Compactor {version()}"
         self.log_throttle = LogThrottle(self.clock, logging.getLogger(__name__))
         self.turns = TurnQueue(lambda work: asyncio.get_running_loop().call_soon(work))
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """The bytes that a connection has just read: of one at a time, which copies what it keeps."""
         self.receive_buffers = ReceiveBuffers(_RECEIVE_BYTES, self.clock)
         self.publish_budget = PublishBudget(settings.broker_publish_buffer_bytes)
         self.admission = Admission(

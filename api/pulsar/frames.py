@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 _SIZE = Struct(">I")
 _SIZES = Struct(">II")
+_NOTHING = memoryview(b"")
 _COPIED_BYTES = 16 << 10
 _TYPE_TAG = 0x08
 """The tag of BaseCommand's first field, its type."""
@@ -39,12 +40,17 @@ FramePieces = tuple[bytes, bytes]
 
 
 class FrameParser:
-    """A parser that gets bytes in any pieces and returns complete frames. It holds one incomplete frame and the last
-    piece."""
+    """A parser that gets bytes in any pieces and returns complete frames.
+
+    It reads frames where their bytes are received, so the bytes of an entry are copied once, into the frame. Bytes that
+    are not taken are held: an incomplete frame, and frames that wait.
+    """
 
     def __init__(self, max_frame_bytes: int, kinds: Container[int]) -> None:
         """`kinds`: the types of commands that are expected before CONNECT."""
-        self._pending = bytearray()
+        self._held = bytearray()
+        self._piece = _NOTHING
+        """Received bytes after those that are held. Empty unless what is held is nothing or one complete frame."""
         self._max_bytes = max_frame_bytes
         self._kinds = kinds
         self._unexpected = "before CONNECT"
@@ -55,19 +61,39 @@ class FrameParser:
         self._kinds = kinds
         self._unexpected = "that a client does not send"
 
-    def put(self, data: bytes) -> None:
-        """Add received bytes."""
-        self._pending += data
+    def put(self, piece: memoryview) -> None:
+        """Add received bytes. The caller leaves them as they are until it calls `keep`."""
+        self._piece = piece[self._complete_held(piece) :] if self._held else piece
+
+    def keep(self) -> None:
+        """Hold the bytes of the last piece that are not taken: the caller is about to change them."""
+        self._held += self._piece
+        self._piece = _NOTHING
 
     def clear(self) -> None:
         """Drop all bytes."""
-        self._pending = bytearray()
+        self._held = bytearray()
+        self._piece = _NOTHING
+
+    def _complete_held(self, piece: memoryview) -> int:
+        """Hold the bytes of a piece that the held frame lacks, or all if more than a frame is held. Return their
+        number."""
+        held = self._held
+        count = max(0, _SIZE.size - len(held))
+        held += piece[:count]
+        lacking = self._first_bytes - len(held)
+        if lacking >= 0:
+            end = count + lacking
+            held += piece[count:end]
+            return end
+        held += piece[count:]
+        return len(piece)
 
     @property
     def is_complete(self) -> bool:
         """Return whether `take` would return a frame, or raise an error."""
         size = self._first_bytes
-        return bool(size) and (size <= len(self._pending) or size > _SIZE.size + self._max_bytes)
+        return bool(size) and (size <= len(self._held or self._piece) or size > _SIZE.size + self._max_bytes)
 
     @property
     def incomplete_bytes(self) -> int:
@@ -77,34 +103,36 @@ class FrameParser:
     @property
     def _first_bytes(self) -> int:
         """Return the size of the first frame; 0: it is not known yet."""
-        return _SIZE.size + int(_SIZE.unpack_from(self._pending)[0]) if len(self._pending) >= _SIZE.size else 0
+        front = self._held or self._piece
+        return _SIZE.size + int(_SIZE.unpack_from(front)[0]) if len(front) >= _SIZE.size else 0
 
     def take(self) -> Frame | None:
         """Return the next frame, or None until it is complete. Raise MalformedFrame."""
-        pending = self._pending
+        held = self._held
+        front = held or self._piece
         end = self._first_bytes
         if end and not _SIZE.size <= end - _SIZE.size <= self._max_bytes:
             raise MalformedFrame(f"a frame of {end - _SIZE.size} bytes: {_SIZE.size} to {self._max_bytes} are allowed")
-        if len(pending) >= _SIZES.size + 2:
-            self._check_type()
-        if not end or end > len(pending):
+        if len(front) >= _SIZES.size + 2:
+            self._check_type(front[_SIZES.size], front[_SIZES.size + 1])
+        if not end or end > len(front):
             return None
         if end < _SIZES.size + 2:
             raise MalformedFrame("a frame without a command")
-        (size,) = _SIZE.unpack_from(pending, _SIZE.size)
+        (size,) = _SIZE.unpack_from(front, _SIZE.size)
         command_end = _SIZES.size + size
         if size < 2 or command_end > end:
             raise MalformedFrame(f"a command of {size} bytes in a frame of {end - _SIZE.size}")
-        with memoryview(pending) as view:
-            frame = Frame(
-                pending[_SIZES.size + 1], bytes(view[_SIZES.size : command_end]), bytes(view[command_end:end])
-            )
-        del pending[:end]
+        with memoryview(front) as view:
+            frame = Frame(front[_SIZES.size + 1], bytes(view[_SIZES.size : command_end]), bytes(view[command_end:end]))
+        if held:
+            del held[:end]
+        else:
+            self._piece = self._piece[end:]
         return frame
 
-    def _check_type(self) -> None:
+    def _check_type(self, tag: int, kind: int) -> None:
         """Raise MalformedFrame for a command that is not expected, before its content is complete."""
-        tag, kind = self._pending[_SIZES.size : _SIZES.size + 2]
         if tag != _TYPE_TAG:
             raise MalformedFrame("a frame whose command does not begin with its type")
         if kind not in self._kinds:

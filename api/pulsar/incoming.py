@@ -65,10 +65,13 @@ class IncomingFrames:
         """Accept frames up to that size, with commands of these types, from now on."""
         self._frames.accept_commands(max_frame_bytes, kinds)
 
-    def put(self, data: bytes) -> None:
-        """Add received bytes, and handle their frames at once or in turn."""
+    def put(self, data: memoryview) -> None:
+        """Add received bytes, and handle their frames at once or in turn. The caller may change the bytes afterwards."""
         self._frames.put(data)
-        self._continue()
+        try:
+            self._continue()
+        finally:
+            self._frames.keep()
 
     def charge(self, seconds: float) -> None:
         """Count `seconds` as time that handling the present frame has taken: its command costs the loop this time

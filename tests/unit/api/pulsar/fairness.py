@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from api.pulsar.admission import Admission
+from api.pulsar.connection import Connection
+from api.pulsar.context import READ_BYTES
 from api.pulsar.publish_budget import PublishBudget
 from api.pulsar.receive_buffers import ReceiveBuffers
 from api.pulsar.turns import TurnQueue
@@ -25,10 +27,20 @@ def shared_state(
     """
     return {
         "turns": TurnQueue(call_soon or (lambda work: asyncio.get_running_loop().call_soon(work)), now),
+        "read_buffer": memoryview(bytearray(READ_BYTES)),
         "receive_buffers": ReceiveBuffers(64 << 20, clock),
         "admission": Admission(pools or {}, 1_000, max_lookups=2),
         "publish_budget": PublishBudget(1 << 30),
     }
+
+
+def receive(connection: Connection, data: bytes) -> None:
+    """Let a connection receive bytes, as its transport does."""
+    while data:
+        buffer = connection.get_buffer(-1)
+        piece, data = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
 
 
 class Owner:

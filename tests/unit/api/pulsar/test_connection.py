@@ -25,7 +25,7 @@ from api.settings.settings import Settings
 from tests.clocks import ManualClock
 from tests.event_loop import in_event_loop
 from tests.frames import encoded
-from tests.unit.api.pulsar.fairness import Owner, shared_state
+from tests.unit.api.pulsar.fairness import Owner, receive, shared_state
 
 MESSAGE_BYTES = 5 << 20
 SECRET = bytes(32)
@@ -107,7 +107,7 @@ class Peer:
         return self.seconds
 
     def says(self, data: bytes) -> Peer:
-        self.connection.data_received(data)
+        receive(self.connection, data)
         return self
 
 

@@ -24,9 +24,13 @@ def parser() -> FrameParser:
 
 
 def frames(source: FrameParser, data: bytes) -> list[tuple[Any, bytes]]:
-    """Return the requests and entries that are complete."""
-    source.put(data)
-    return [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
+    """Return the requests and entries that are complete. The buffer of the bytes is used again afterwards."""
+    buffer = bytearray(data)
+    source.put(memoryview(buffer))
+    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
+    source.keep()
+    buffer[:] = b"\xff" * len(buffer)
+    return taken
 
 
 def ping() -> BaseCommand:
@@ -86,7 +90,8 @@ def test_cut_and_changed_frames_are_frames_or_malformed() -> None:
 
 def test_a_type_that_is_not_expected_is_refused_before_its_content_arrives() -> None:
     source = FrameParser(MOST, (BaseCommand.CONNECT,))
-    source.put((50_000).to_bytes(4, "big") + (49_000).to_bytes(4, "big") + bytes((8, BaseCommand.SUBSCRIBE)))
+    head = (50_000).to_bytes(4, "big") + (49_000).to_bytes(4, "big") + bytes((8, BaseCommand.SUBSCRIBE))
+    source.put(memoryview(head))
     with pytest.raises(MalformedFrame, match="before CONNECT"):
         source.take()
 
@@ -94,10 +99,21 @@ def test_a_type_that_is_not_expected_is_refused_before_its_content_arrives() -> 
 def test_the_size_of_a_frame_that_arrives_is_known() -> None:
     source = parser()
     data = b"".join(encoded(flow(7), b"x" * 20_000))
-    source.put(data[:100])
+    source.put(memoryview(data)[:100])
     assert (source.take(), source.incomplete_bytes) == (None, len(data))
-    source.put(data[100:])
+    source.keep()
+    source.put(memoryview(data)[100:])
     assert (source.is_complete, source.incomplete_bytes) == (True, 0)
+
+
+def test_frames_that_wait_are_kept_in_their_order() -> None:
+    source = parser()
+    data = b"".join(piece for number in range(4) for piece in encoded(flow(number), bytes(100 * number)))
+    for at in range(0, len(data), 150):
+        source.put(memoryview(data)[at : at + 150])
+        source.keep()
+    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
+    assert taken == [(Flow(1, number), bytes(100 * number)) for number in range(4)]
 
 
 def test_a_second_type_does_not_replace_the_first_one() -> None:

@@ -31,7 +31,7 @@ from storage.topic import Topic
 from tests.frames import FrameParser, encoded
 from tests.pulsar_entries import entry, metadata
 from tests.unit.api.broker.serving.served_topic import POOLS, opened
-from tests.unit.api.pulsar.fairness import Owner, shared_state
+from tests.unit.api.pulsar.fairness import Owner, receive, shared_state
 from tests.workbench import Workbench
 
 
@@ -110,7 +110,7 @@ class Client(asyncio.Transport):
         pass
 
     def send(self, entry: bytes = b"", **command: object) -> None:
-        self.connection.data_received(b"".join(encoded(BaseCommand(**command), entry)))
+        receive(self.connection, b"".join(encoded(BaseCommand(**command), entry)))
 
     def request_producer(self, name: str, **fields: object) -> None:
         producer = {"topic": "persistent://public/default/t", "producer_id": 1, "request_id": 1, "producer_name": name}
