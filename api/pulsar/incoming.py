@@ -66,7 +66,7 @@ class IncomingFrames:
         self._frames.accept_commands(max_frame_bytes, kinds)
 
     def put(self, data: memoryview) -> None:
-        """Add received bytes, and handle their frames at once or in turn. The caller may change the bytes afterwards."""
+        """Add received bytes, and handle their frames at once or in turn. The caller may change the bytes later."""
         self._frames.put(data)
         try:
             self._continue()

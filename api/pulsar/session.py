@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from api.broker.serving.channel import Receipt
 from api.broker.serving.consumer import Consumer, ConsumerOptions
 from api.broker.serving.loop_turns import repeat_while
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
@@ -34,7 +35,6 @@ from api.pulsar.publish_budget import PendingPublishes
 from api.pulsar.watching import Watchers
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import ChecksumMismatch
-from storage.model import MessageId
 
 PROTOCOL_VERSION = 20
 """The highest version of Pulsar's protocol that is spoken; the lowest is `OLDEST_VERSION`."""
@@ -313,8 +313,8 @@ class ConnectedProducer:
         )
         self.producer: Producer = topic.new_producer(self, options)
 
-    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
-        self._send(responses.SendReceipt(self._producer_id, sequence_id, highest_sequence_id, message_id))
+    def send_receipts(self, receipts: Sequence[Receipt]) -> None:
+        self._send(responses.SendReceipts(self._producer_id, receipts))
 
     def send_error(self, sequence_id: int, error: BaseException) -> None:
         reason = refusal(error)

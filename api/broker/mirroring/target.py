@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from api.broker.mirroring.position import PositionLost, position_in_log, producer_names
 from api.broker.refusals import TopicNotServed
+from api.broker.serving.channel import Receipt
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.topic import PersistentTopic
@@ -26,7 +27,7 @@ from api.broker.serving.topic_registry import TopicRegistry
 from api.broker.threads import Pools, WaitsFor
 from storage.errors import CompactorError, InvalidRecord
 from storage.kafka.record_entries import RecordEntry
-from storage.model import MessageId, TopicName
+from storage.model import TopicName
 
 LOG = logging.getLogger(__name__)
 
@@ -139,16 +140,18 @@ class PartitionTarget:
     def note_queued(self, entries: int, size: int) -> None:
         """Do nothing: the mirror bounds what it submits."""
 
-    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
-        """Count a durable entry."""
-        if not self._waiting:
-            return
-        first = self._waiting[0]
-        first.remaining -= 1
-        if not first.remaining:
-            self._waiting.popleft()
-            if not first.future.done():
-                first.future.set_result(None)
+    def send_receipts(self, receipts: Sequence[Receipt]) -> None:
+        """Count durable entries."""
+        count = len(receipts)
+        while count and self._waiting:
+            first = self._waiting[0]
+            of_first = min(count, first.remaining)
+            count -= of_first
+            first.remaining -= of_first
+            if not first.remaining:
+                self._waiting.popleft()
+                if not first.future.done():
+                    first.future.set_result(None)
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
         """Fail all entries that wait: one can never be appended."""

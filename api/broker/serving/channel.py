@@ -5,7 +5,8 @@ Calls return at once and never fail.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from storage.entries.rebuild import DeliverableEntry
 from storage.errors import InvalidRecord
@@ -51,14 +52,22 @@ class ConsumerChannel(Channel, Protocol):
         """Report to a failover consumer whether it is the active one."""
 
 
+class Receipt(NamedTuple):
+    """The receipt of a durable entry. `highest_sequence_id` 0: the entry is one message."""
+
+    sequence_id: int
+    highest_sequence_id: int
+    message_id: MessageId
+
+
 class ProducerChannel(Channel, Protocol):
     """The channel of one producer."""
 
     def note_queued(self, entries: int, size: int) -> None:
         """Add to the number and the bytes of the producer's entries that wait to be appended; negative: they ended."""
 
-    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
-        """Send the receipt of a durable entry."""
+    def send_receipts(self, receipts: Sequence[Receipt]) -> None:
+        """Send the receipts of durable entries, in order."""
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
         """Report an entry that can never be appended."""

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from api.broker.serving.channel import Receipt
 from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.observability.error_text import text_if_error
@@ -72,6 +73,7 @@ class PublishQueue:
         entry of a replicator can never be appended. `log_throttle` bounds warnings: while a disk is full, each client
         reconnects and fails ten times a second."""
         self._topic = topic
+        self._partition = topic.partition
         self._append = append
         self._on_appended = on_appended
         self._on_lost = on_lost
@@ -149,11 +151,13 @@ class PublishQueue:
 
     def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[PublishOutcome]) -> None:
         failures: dict[Producer, BaseException] = {}
+        receipts: dict[Producer, list[Receipt]] = {}
         for entry, outcome in zip(group, outcomes, strict=True):
             producer = entry.producer
             if producer in failures:  # its client sends this again, in order
                 continue
             if isinstance(outcome, BaseException):
+                _send_receipts(receipts, producer)
                 if entry.is_strict:
                     failures[producer] = outcome
                     if entry.source is None and isinstance(outcome, InvalidRecord) and not is_retryable(outcome):
@@ -165,9 +169,12 @@ class PublishQueue:
                     failures[producer] = outcome
             else:
                 stored = outcome if isinstance(outcome, MessageId) else outcome.first.message_id
-                message_id = MessageId(stored.ledger_id, stored.entry_id, self._topic.partition)
+                message_id = MessageId(stored.ledger_id, stored.entry_id, self._partition)
                 producer.published.add(entry.messages, len(entry.entry))
-                producer.channel.send_receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
+                receipt = Receipt(entry.sequence_id, entry.highest_sequence_id, message_id)
+                receipts.setdefault(producer, []).append(receipt)
+        for producer in list(receipts):
+            _send_receipts(receipts, producer)
         for producer, error in failures.items():
             if isinstance(error, InvalidRecord) and not is_retryable(error) and not producer.options.is_strict:
                 self._on_refused(producer, error)
@@ -182,14 +189,22 @@ class PublishQueue:
 
     def _settle(self, group: Sequence[QueuedEntry]) -> None:
         """Note that the entries of a group are answered."""
+        ended: dict[Producer, list[int]] = {}
         for entry in group:
-            entry.producer.channel.note_queued(-1, -len(entry.entry))
-            name = entry.producer.name
-            self._counts[name] -= 1
-            if not self._counts[name]:
-                del self._counts[name]
+            ended.setdefault(entry.producer, []).append(len(entry.entry))
+        for producer, sizes in ended.items():
+            producer.channel.note_queued(-len(sizes), -sum(sizes))
+            self._counts[producer.name] -= len(sizes)
+            if not self._counts[producer.name]:
+                del self._counts[producer.name]
         self._answered += len(group)
         while self._drains and self._drains[0][0] <= self._answered:
             _, future = self._drains.pop(0)
             if not future.done():
                 future.set_result(None)
+
+
+def _send_receipts(receipts: dict[Producer, list[Receipt]], producer: Producer) -> None:
+    """Send the receipts of a producer, and remove them from `receipts`."""
+    if (of_producer := receipts.pop(producer, None)) is not None:
+        producer.channel.send_receipts(of_producer)

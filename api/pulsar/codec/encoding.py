@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.pulsar.codec import limits, requests
-from api.pulsar.codec.responses import Failure, Response, SendReceipt
+from api.pulsar.codec.responses import Failure, Response, SendReceipts
 from api.pulsar.frames import FramePieces, build_frame
 from api.pulsar.pulsar_api_pb2 import (
     BaseCommand,
@@ -27,11 +27,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def encode_response(response: Response) -> bytes:
-    """Return the frame of a response."""
-    if isinstance(response, SendReceipt):
-        command = _send_receipt(response)
-    else:
-        command = _failure(response) if isinstance(response, Failure) else _by_name(response)
+    """Return the frame of a response, or those of receipts."""
+    if isinstance(response, SendReceipts):
+        return _send_receipts(response)
+    command = _failure(response) if isinstance(response, Failure) else _by_name(response)
     return build_frame(command.SerializeToString())[0]
 
 
@@ -75,14 +74,22 @@ def _ack_set(live_mask: int, messages: int) -> list[int]:
     return words
 
 
-def _send_receipt(response: SendReceipt) -> BaseCommand:
+def _send_receipts(response: SendReceipts) -> bytes:
     command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
-    receipt = command.send_receipt
-    receipt.producer_id, receipt.sequence_id = response.producer_id, response.sequence_id
-    _set_id(receipt.message_id, response.message_id)
-    if response.highest_sequence_id:
-        receipt.highest_sequence_id = response.highest_sequence_id
-    return command
+    written = command.send_receipt
+    written.producer_id = response.producer_id
+    data = written.message_id
+    frames = []
+    for sequence_id, highest_sequence_id, message_id in response.receipts:
+        written.sequence_id = sequence_id
+        if highest_sequence_id:
+            written.highest_sequence_id = highest_sequence_id
+        else:
+            written.ClearField("highest_sequence_id")
+        data.Clear()
+        _set_id(data, message_id)
+        frames.append(build_frame(command.SerializeToString())[0])
+    return b"".join(frames)
 
 
 def _set_id(data: MessageIdData, message_id: MessageId) -> None:

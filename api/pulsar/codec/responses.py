@@ -1,16 +1,17 @@
 """Responses to clients, and commands that the service sends by itself, as values.
 
 Names of classes and fields are those of Pulsar's protocol (PulsarApi.proto), so `encoding.py` writes them by name. A
-field that is None is left out. SEND_RECEIPT is a tuple, which is made faster; MESSAGE has no class at all
+field that is None is left out. The receipts of a group are one tuple, which is made faster; MESSAGE has no class at all
 (docs/decisions/0013).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from api.broker.serving.channel import Receipt
 from api.pulsar.codec.requests import Command
 from api.pulsar.errors import ServerError
 from storage.metadata.schemas import SchemaRecord
@@ -106,13 +107,11 @@ class ProducerSuccess(Reply):
     producer_ready: bool
 
 
-class SendReceipt(NamedTuple):
-    """The receipt of a durable entry. `highest_sequence_id` 0: the entry is one message."""
+class SendReceipts(NamedTuple):
+    """The receipts of durable entries: a SEND_RECEIPT for each."""
 
     producer_id: int
-    sequence_id: int
-    highest_sequence_id: int
-    message_id: MessageId
+    receipts: Sequence[Receipt]
 
 
 @dataclass(frozen=True)
@@ -180,5 +179,5 @@ class GetOrCreateSchemaResponse(Reply):
     schema_version: bytes
 
 
-Response = Command | SendReceipt
+Response = Command | SendReceipts
 """What the service sends; of the commands in requests.py, PING, PONG, CLOSE_PRODUCER and CLOSE_CONSUMER."""

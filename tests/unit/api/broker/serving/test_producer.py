@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import pytest
 
 from api.broker.refusals import InvalidTopicEpoch, ProducerBusy, ProducerFenced, TopicNotServed
 from api.broker.serving import producer as producer_module, topic as topic_module
+from api.broker.serving.channel import Receipt
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
@@ -18,7 +19,6 @@ from api.broker.serving.publishing import QueuedEntry
 from api.broker.serving.topic import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord
-from storage.model import MessageId
 from storage.topic import Topic
 from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
@@ -45,8 +45,8 @@ class NotingChannel:
     def note_queued(self, entries: int, size: int) -> None:
         self.waiting += entries
 
-    def send_receipt(self, sequence_id: int, highest_sequence_id: int, message_id: MessageId) -> None:
-        self.receipts.append(sequence_id)
+    def send_receipts(self, receipts: Sequence[Receipt]) -> None:
+        self.receipts += [receipt.sequence_id for receipt in receipts]
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
         self.errors.append(type(error))
@@ -267,13 +267,13 @@ def test_a_topic_that_closes_sends_receipts_before_it_disconnects(run: Any) -> N
     async def test(topic: PersistentTopic) -> None:
         sender, _ = add(topic, "a", SHARED)
         channel, connected = channel_of(sender), []
-        receive = channel.send_receipt
+        receive = channel.send_receipts
 
-        def send_receipt(*receipt: Any) -> None:
+        def send_receipts(receipts: Sequence[Receipt]) -> None:
             connected.append(not channel.is_disconnected)
-            receive(*receipt)
+            receive(receipts)
 
-        vars(channel)["send_receipt"] = send_receipt
+        vars(channel)["send_receipts"] = send_receipts
         entries = [encode_message(b"k", b"v", producer="a", sequence_id=n, publish_time=1) for n in range(4)]
         for number in range(3):
             topic.publishing.put(QueuedEntry(sender, number, 0, 1, entries[number]))
@@ -282,7 +282,8 @@ def test_a_topic_that_closes_sends_receipts_before_it_disconnects(run: Any) -> N
         topic.publishing.put(QueuedEntry(sender, 3, 0, 1, entries[3]))
         await close
         assert channel.receipts == [0, 1, 2]
-        assert connected == [True, True, True]
+        assert connected
+        assert all(connected)
         assert channel.is_disconnected
 
     run(test)

@@ -10,12 +10,13 @@ from typing import cast
 import pytest
 
 from api.broker.serving import publishing
+from api.broker.serving.channel import Receipt
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.observability.logs import LogThrottle
 from storage.entries.replicated import Source
 from storage.errors import Fenced, InvalidRecord, Unavailable
-from storage.model import EARLIEST, MessageId, SourcePosition, TopicName
+from storage.model import EARLIEST, SourcePosition, TopicName
 from tests.event_loop import in_event_loop
 
 FULL = Unavailable("the disk is full", "make room")
@@ -46,8 +47,9 @@ class Sender:
     def note_queued(self, entries: int, _size: int) -> None:
         self.waiting += entries
 
-    def send_receipt(self, sequence_id: int, _highest_sequence_id: int, message_id: MessageId) -> None:
-        self.answers.append((sequence_id, "duplicate" if message_id.ledger_id < 0 else "stored"))
+    def send_receipts(self, receipts: Sequence[Receipt]) -> None:
+        for sequence_id, _, message_id in receipts:
+            self.answers.append((sequence_id, "duplicate" if message_id.ledger_id < 0 else "stored"))
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
         self.answers.append((sequence_id, "refused"))

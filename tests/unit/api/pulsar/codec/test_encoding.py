@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from api.broker.serving.channel import Receipt
 from api.pulsar.codec import requests, responses
 from api.pulsar.codec.encoding import encode_delivery, encode_response
-from api.pulsar.codec.responses import Failure, Reply
+from api.pulsar.codec.responses import Failure, Reply, SendReceipts
 from api.pulsar.errors import ServerError
 from api.pulsar.pulsar_api_pb2 import BaseCommand
 from storage.entries.rebuild import DeliverableEntry
@@ -59,6 +60,23 @@ def test_a_message_id_is_written_as_java_reads_it() -> None:
     message = wire(responses.GetLastMessageIdResponse(1, MessageId(3, 4, 5), EARLIEST))
     assert (message.last_message_id.partition, message.last_message_id.HasField("batch_index")) == (5, False)
     assert message.consumer_mark_delete_position.ledger_id == (1 << 64) - 1
+
+
+def test_each_receipt_of_a_group_has_a_frame_of_its_own() -> None:
+    receipts = [Receipt(7, 9, MessageId(3, 4, 5)), Receipt(10, 0, EARLIEST), Receipt(11, 0, MessageId(3, 5, 5, 2))]
+    sent = [command.send_receipt for command, _ in FrameParser().feed(encode_response(SendReceipts(2, receipts)))]
+    assert [(receipt.producer_id, receipt.sequence_id, receipt.highest_sequence_id) for receipt in sent] == [
+        (2, 7, 9),
+        (2, 10, 0),
+        (2, 11, 0),
+    ]
+    assert [receipt.HasField("highest_sequence_id") for receipt in sent] == [True, False, False]
+    ids = [receipt.message_id for receipt in sent]
+    assert [(data.ledger_id, data.entry_id, data.partition, data.batch_index) for data in ids] == [
+        (3, 4, 5, -1),
+        ((1 << 64) - 1, (1 << 64) - 1, -1, -1),
+        (3, 5, 5, 2),
+    ]
 
 
 @pytest.mark.parametrize(
