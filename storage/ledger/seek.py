@@ -1,9 +1,9 @@
-"""Seek positions: the bound of a read, and the extents, row groups and rows before it.
+"""Seek positions: the first message of a read, and the extents, row groups and rows before it.
 
-A start position (storage/positions.py) that names a message becomes a bound, which decides whether extents, row groups
-and rows are before it. Bounds by offset and by id agree on the same messages, because ids and offsets agree in order. A
-publish time is first turned into the offset of the first message that was published then or later. A bound by a
-position of the source cluster serves replicated topics (storage/reading/source_reader.py).
+A start position (storage/positions.py) that names a message becomes a seek position, which decides whether extents, row
+groups and rows are before it. Seek positions by offset and by id agree on the same messages, because ids and offsets
+agree in order. A publish time is first turned into the offset of the first message that was published then or later. A
+seek position in the source cluster serves replicated topics (storage/reading/source_reader.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SeekPosition(Protocol):
 
 @dataclass(frozen=True)
 class SeekOffset:
-    """A bound by offset."""
+    """A seek position by offset."""
 
     offset: int
 
@@ -53,12 +53,12 @@ class SeekOffset:
 
 
 NOWHERE = SeekOffset(2**63 - 1)
-"""A bound after every message."""
+"""A seek position after every message."""
 
 
 @dataclass(frozen=True)
 class SeekMessageId:
-    """A bound by message id."""
+    """A seek position by message id."""
 
     message_id: MessageId
 
@@ -146,13 +146,13 @@ class SeekSource:
 
 
 def seek_position_of(start: MessageId | StartOffset) -> SeekPosition:
-    """Return the bound of a start that is an offset or a message id."""
+    """Return the seek position of a start that is an offset or a message id."""
     return SeekOffset(start.offset) if isinstance(start, StartOffset) else SeekMessageId(start)
 
 
-def start_position_of(bound: SeekPosition) -> StartPosition:
-    """Return the start of a bound, the inverse of `seek_position_of`; a `SeekTime` is not allowed."""
-    if isinstance(bound, SeekOffset):
-        return StartOffset(bound.offset)
-    assert isinstance(bound, SeekMessageId), "a time is looked up before anything is read"
-    return bound.message_id
+def start_position_of(seek: SeekPosition) -> StartPosition:
+    """Return the start position of a seek position, the inverse of `seek_position_of`; a `SeekTime` is not allowed."""
+    if isinstance(seek, SeekOffset):
+        return StartOffset(seek.offset)
+    assert isinstance(seek, SeekMessageId), "a time is looked up before anything is read"
+    return seek.message_id

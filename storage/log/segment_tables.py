@@ -86,23 +86,23 @@ class SegmentTableReader:
     chunk_bytes: int = CHUNK_BYTES
 
     def tables(
-        self, topic: TopicRecord, segment: SegmentRecord, bound: SeekPosition, after_offset: int = -1
+        self, topic: TopicRecord, segment: SegmentRecord, seek: SeekPosition, after_offset: int = -1
     ) -> Iterator[pa.Table]:
-        """Yield the rows of a segment from `bound` on, and few of those up to an offset; no table is empty."""
+        """Yield the rows of a segment from `seek` on, and few of those up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
         with _naming_remedy(topic, segment):
-            for entries in self._gathered(reader.entries(_first_needed(reader, segment, bound, after_offset))):
+            for entries in self._gathered(reader.entries(_first_needed(reader, segment, seek, after_offset))):
                 size = self._decoded_bytes(entries)
                 with self.log.decoding.hold(size):
                     table = self._unpacked(entries, segment.ledger_id)
                     if size:
                         table = mark_budgeted(table)
                     entries.clear()  # not held while the table is read
-                    if first := bound.first_row(table):
+                    if first := seek.first_row(table):
                         table = table.slice(first)
                     if len(table):
-                        if isinstance(bound, SeekTime):
-                            bound = SeekOffset(0)
+                        if isinstance(seek, SeekTime):
+                            seek = SeekOffset(0)
                         yield table
                     del table
 
@@ -195,15 +195,15 @@ def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]
         raise type(error)(error.message, advice) from error
 
 
-def _first_needed(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
-    """Return the offset from which on a segment must be read; it may be before the bound, never after it."""
+def _first_needed(reader: SegmentReader, segment: SegmentRecord, seek: SeekPosition, after_offset: int) -> int:
+    """Return the offset from which on a segment must be read; it may be before `seek`, never after it."""
     first = max(segment.first_offset, after_offset + 1)
-    if isinstance(bound, SeekOffset):
-        return max(first, bound.offset)
-    if isinstance(bound, SeekMessageId) and bound.message_id.ledger_id == segment.ledger_id:
-        return max(first, reader.offset_of_entry(max(0, bound.message_id.entry_id)))
-    if isinstance(bound, SeekTime):
-        return max(first, reader.offset_at_time(bound.publish_time))
+    if isinstance(seek, SeekOffset):
+        return max(first, seek.offset)
+    if isinstance(seek, SeekMessageId) and seek.message_id.ledger_id == segment.ledger_id:
+        return max(first, reader.offset_of_entry(max(0, seek.message_id.entry_id)))
+    if isinstance(seek, SeekTime):
+        return max(first, reader.offset_at_time(seek.publish_time))
     return first
 
 

@@ -310,7 +310,7 @@ class _Pinned:
                 failpoint(Failpoint.PIN_RENEWED)
 
 
-def _offset_of(bound: SeekPosition | None) -> int:
+def _offset_of(seek: SeekPosition | None) -> int:
     """Return the offset of a seek position that is an offset."""
-    assert isinstance(bound, SeekOffset)
-    return bound.offset
+    assert isinstance(seek, SeekOffset)
+    return seek.offset

@@ -70,9 +70,9 @@ class RawReader:
         """The state after the last table that was delivered; None: the start is not resolved yet."""
         return None if self.next is None else ContinuationToken(start_position_of(self.next))
 
-    def seek(self, bound: SeekPosition, delivered_to: int) -> None:
-        """Continue from `bound`; messages up to the offset `delivered_to` are not delivered again."""
-        self.next, self._delivered_to = bound, delivered_to
+    def seek(self, seek: SeekPosition, delivered_to: int) -> None:
+        """Continue from `seek`; messages up to the offset `delivered_to` are not delivered again."""
+        self.next, self._delivered_to = seek, delivered_to
 
     def tables(self, snapshot: TopicSnapshot | None = None) -> Generator[pa.Table, None, None]:
         """Yield all messages up to the topic's present end, as tables of rows.SCHEMA, none empty.
@@ -87,7 +87,7 @@ class RawReader:
             reader = SnapshotReader(self._store, snapshot, self._unsealed, columns=self._columns)
             try:
                 if self.next is None:
-                    self.next = self._first_bound(reader)
+                    self.next = self._first_seek_position(reader)
                 if self._is_over(reader, self.next):
                     return
                 for table in reader.raw(self.next, self._delivered_to):
@@ -106,27 +106,27 @@ class RawReader:
         if offset > self._delivered_to:
             self._delivered_to, self.next = offset, SeekOffset(offset + 1)
 
-    def _first_bound(self, reader: SnapshotReader) -> SeekPosition:
+    def _first_seek_position(self, reader: SnapshotReader) -> SeekPosition:
         """Return the seek position of the start.
 
         A start that no message has reached yet (latest, a time in the future) is the topic's end.
         """
-        bound = reader.seek_position(self._start, read_compacted=False)
-        return SeekOffset(reader.end) if self._start == LATEST or bound == NOWHERE else bound
+        seek = reader.seek_position(self._start, read_compacted=False)
+        return SeekOffset(reader.end) if self._start == LATEST or seek == NOWHERE else seek
 
-    def _is_over(self, reader: SnapshotReader, bound: SeekPosition) -> bool:
+    def _is_over(self, reader: SnapshotReader, seek: SeekPosition) -> bool:
         """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
-        if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(bound):
+        if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(seek):
             return False
         compacted = reader.snapshot.compacted
-        stands = compacted is not None and not bound.surely_begins_after(compacted.horizon)
+        stands = compacted is not None and not seek.surely_begins_after(compacted.horizon)
         if self._or_compacted and (stands or self._delivered_to >= 0):
             self.is_gone = True
             return True
         if self._reset is OffsetReset.FAIL:
             first = reader.first_offset
             raise OffsetOutOfRange(
-                f"{bound} is before the first message of {reader.snapshot.topic.name}, which is at offset {first}",
+                f"{seek} is before the first message of {reader.snapshot.topic.name}, which is at offset {first}",
                 f"read from earliest, from latest, or from offset {first} on",
             )
         if self._reset is OffsetReset.LATEST:

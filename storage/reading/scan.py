@@ -55,7 +55,8 @@ class ScanRange:
 
 @dataclass(frozen=True)
 class _Window:
-    """The bound of a piece (storage/ledger/seek.py). `offsets`: those that may have a wanted key; None: any."""
+    """The seek position of a piece (storage/ledger/seek.py), which ends, too. `offsets`: those that may have one of the
+    keys; None: any."""
 
     range: ScanRange
     offsets: tuple[int, ...] | None = None

@@ -164,15 +164,15 @@ class SnapshotReader:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
 
-    def is_before_first(self, bound: SeekPosition) -> bool:
-        """Return whether the message that a bound by offset or id names is before the topic's first message.
+    def is_before_first(self, seek: SeekPosition) -> bool:
+        """Return whether the message that a seek position by offset or id names is before the topic's first message.
 
         EARLIEST and LATEST never are.
         """
-        if isinstance(bound, SeekOffset):
-            return bound.offset < self.first_offset
-        assert isinstance(bound, SeekMessageId)
-        start = bound.message_id
+        if isinstance(seek, SeekOffset):
+            return seek.offset < self.first_offset
+        assert isinstance(seek, SeekMessageId)
+        start = seek.message_id
         if start in (EARLIEST, LATEST) or not self.extents:
             return start not in (EARLIEST, LATEST)
         if start.ledger_id != self.extents[0].ledger_id:
@@ -210,7 +210,7 @@ class SnapshotReader:
         return self.end == 0  # of what was truncated no id is known any more
 
     def seek_position(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
-        """Return the bound of `start`; for a time, that of the first message published then or later.
+        """Return the seek position of `start`; for a time, that of the first message published then or later.
 
         NOWHERE: there is no such message. `read_compacted`: search the compacted ledger first. Raises ObjectMissing,
         ObjectDamaged, SegmentNotLocal.
@@ -218,15 +218,15 @@ class SnapshotReader:
         if not isinstance(start, StartTime):
             return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
-        bound = SeekTime(start.publish_time)
+        seek = SeekTime(start.publish_time)
         if read_compacted and compacted:
             after = compacted.horizon.offset
-            for table in self.compacted(bound, self.manifest(compacted)):
+            for table in self.compacted(seek, self.manifest(compacted)):
                 return SeekOffset(table.column("offset")[0].as_py())
         # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
         newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
-        for table in self._raw(candidates, bound, after):
+        for table in self._raw(candidates, seek, after):
             return SeekOffset(table.column("offset")[0].as_py())
         return NOWHERE
 
@@ -247,50 +247,50 @@ class SnapshotReader:
         with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
-    def compacted(self, bound: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
-        """Yield the visible messages of the compacted ledger from `bound` on; no table is empty.
+    def compacted(self, seek: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
+        """Yield the visible messages of the compacted ledger from `seek` on; no table is empty.
 
         Raises DataLoss, naming the compacted ledger.
         """
         for part in manifest.parts:
-            yield from self.part(part, bound)
+            yield from self.part(part, seek)
 
-    def part(self, part: Part, bound: SeekPosition) -> Iterator[pa.Table]:
-        """Yield the visible messages of a part of the compacted ledger from `bound` on; no table is empty.
+    def part(self, part: Part, seek: SeekPosition) -> Iterator[pa.Table]:
+        """Yield the visible messages of a part of the compacted ledger from `seek` on; no table is empty.
 
         Raises DataLoss, naming the compacted ledger.
         """
-        if bound.surely_begins_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
+        if seek.surely_begins_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
             return
         with naming_compacted(self.snapshot):
-            for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                if len(table := _from(bound, table if self.retention is None else self.retention.apply(table))):
+            for table in self._groups_from(part.rows, seek, read_deleted(self._store, part), part.first.offset):
+                if len(table := _from(seek, table if self.retention is None else self.retention.apply(table))):
                     yield table
 
-    def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
-        """Yield the raw messages from `bound` on whose offsets are after `after_offset`; no table is empty.
+    def raw(self, seek: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
+        """Yield the raw messages from `seek` on whose offsets are after `after_offset`; no table is empty.
 
         Raises ObjectMissing, ObjectDamaged, SegmentNotLocal.
         """
-        return self._raw(self.extents, bound, after_offset)
+        return self._raw(self.extents, seek, after_offset)
 
     def _raw(
-        self, extents: tuple[LedgerRecord | SegmentRecord, ...], bound: SeekPosition, after_offset: int
+        self, extents: tuple[LedgerRecord | SegmentRecord, ...], seek: SeekPosition, after_offset: int
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for extent in extents:
             last = last_of(extent)
-            if last is not None and (bound.surely_begins_after(last) or last.offset <= after):
+            if last is not None and (seek.surely_begins_after(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
-                tables = self._rows(extent.rows_object, bound)
+                tables = self._groups_from(extent.rows_object, seek)
             else:
-                tables = self.unsealed.tables(self.snapshot.topic, extent, bound, after)
+                tables = self.unsealed.tables(self.snapshot.topic, extent, seek, after)
             for table in tables:
                 table = _from(SeekOffset(after + 1), table)
-                if len(passed := _from(bound, table)):
+                if len(passed := _from(seek, table)):
                     self.read_to = passed.column("offset")[-1].as_py()
-                if len(table := _from(bound, deliverable(table))):
+                if len(table := _from(seek, deliverable(table))):
                     yield table
             if last is not None:
                 self.read_to = last.offset
@@ -308,7 +308,7 @@ class SnapshotReader:
             if extent.first_offset >= end:
                 continue
             if isinstance(extent, LedgerRecord):
-                tables = self._rows_before(extent.rows_object, end)
+                tables = self._groups_before(extent.rows_object, end)
             else:
                 windows = self.segment_windows_backwards(extent, first, end, WINDOW // 16)
                 tables = (deliverable(table) for window in windows for table in reversed(window))
@@ -324,7 +324,7 @@ class SnapshotReader:
             for part in reversed(manifest.parts):
                 if part.first.offset >= end or (self.retention is not None and self.retention.hides_all(part)):
                     continue
-                for table in self._rows_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
+                for table in self._groups_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
                     if len(table := between(table if self.retention is None else self.retention.apply(table), 0, end)):
                         yield table
 
@@ -360,25 +360,28 @@ class SnapshotReader:
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """Yield the messages of one of the snapshot's ledgers from `first_offset` on; no table is empty."""
-        bound = SeekOffset(first_offset)
-        for table in self._rows(ledger.rows_object, bound):
-            if len(table := _from(bound, table)):
+        seek = SeekOffset(first_offset)
+        for table in self._groups_from(ledger.rows_object, seek):
+            if len(table := _from(seek, table)):
                 yield table
 
-    def _rows(
+    def _groups_from(
         self,
         rows_object: RowsObject,
-        bound: SeekPosition,
+        seek: SeekPosition,
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
-        """Yield the messages of the row groups that `bound` does not skip, also those before it; no table is empty."""
+        """Yield the messages of the row groups that may hold any from `seek` on, a table each; none is empty.
+
+        The first tables may begin before it. `deleted`: the positions of superseded rows, counted from `first_offset`.
+        """
         reader = RowsReader(self._store, rows_object)
-        numbers = [number for number in range(len(reader.groups)) if not bound.skips_row_group(reader, number)]
+        numbers = [number for number in range(len(reader.groups)) if not seek.skips_row_group(reader, number)]
         reader.announce_row_groups(numbers)
         return self._groups(reader, numbers, deleted, first_offset)
 
-    def _rows_before(
+    def _groups_before(
         self, rows_object: RowsObject, end: int, deleted: BitMap | None = None, first_offset: int = 0
     ) -> Iterator[pa.Table]:
         """Yield the messages of the row groups that begin before the offset `end`, the last one first."""
@@ -403,9 +406,9 @@ class SnapshotReader:
                 del table
 
 
-def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
-    """Return the rows from `bound` on. Filter other rows out first: any row may be the first of a time."""
-    return table.slice(bound.first_row(table)) if len(table) else table
+def _from(seek: SeekPosition, table: pa.Table) -> pa.Table:
+    """Return the rows from `seek` on. Filter other rows out first: any row may be the first of a time."""
+    return table.slice(seek.first_row(table)) if len(table) else table
 
 
 def between(table: pa.Table, first: int, end: int) -> pa.Table:

@@ -124,17 +124,17 @@ class SourceReader:
             return self._positions(table, 0) if _count_up_to(horizon, table) else None
         return None
 
-    def _tables(self, bound: SeekPosition) -> Iterator[pa.Table]:
+    def _tables(self, seek: SeekPosition) -> Iterator[pa.Table]:
         manifest = self._reader.manifest(self.compacted)
-        if isinstance(bound, SeekSource):
-            first = bisect_left(manifest.parts, True, key=lambda part: not self._is_before(part, bound))
+        if isinstance(seek, SeekSource):
+            first = bisect_left(manifest.parts, True, key=lambda part: not self._is_before(part, seek))
             manifest = replace(manifest, parts=manifest.parts[first:])
-        return self._reader.compacted(bound, manifest)
+        return self._reader.compacted(seek, manifest)
 
-    def _is_before(self, part: Part, bound: SeekSource) -> bool:
+    def _is_before(self, part: Part, seek: SeekSource) -> bool:
         """Return whether a part ends before a position, by its footer."""
         reader = RowsReader(self._environment.store, part.rows)
-        return bound.skips_row_group(reader, len(reader.groups) - 1)
+        return seek.skips_row_group(reader, len(reader.groups) - 1)
 
     def _positions(self, table: pa.Table, row: int) -> SourcePosition:
         self._check(table)
