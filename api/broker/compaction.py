@@ -197,7 +197,8 @@ def trim_topic(
     """Trim raw ledgers: all before an offset or message id; None: those that the cleanup policies allow.
 
     They disappear from listings at once; garbage collection deletes their objects after `file.delete.delay.ms` (C3).
-    `force`: also messages that cursors and compaction need. Raise TopicNotFound, InvalidInput, Conflict, DataLoss.
+    `force`: also messages that cursors and compaction need. `dry_run`: change nothing, and return what a trim would do.
+    Raise TopicNotFound, InvalidInput, Conflict, DataLoss, Unavailable.
     """
     from compactor.maintenance.retention import Retention
 

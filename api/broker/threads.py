@@ -226,8 +226,8 @@ class Pool:
         return await self._call(_job(work, arguments), None)
 
     async def run_queued(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do the same as `run_without_deadline`, and never refuse the call: for callers whose number and memory are
-        bounded elsewhere."""
+        """Do the same as `run_without_deadline`, however many calls wait: for callers whose number and memory are
+        bounded elsewhere. Raises PoolBusy if the pool can start no thread."""
         return await self._call(_job(work, arguments, is_required=True), None)
 
     async def run_begun(self, begin: Callable[..., object], *arguments: Any) -> Any:
@@ -248,7 +248,8 @@ class Pool:
     async def run_required(self, work: Callable[[], Result]) -> Result:
         """Return or raise the result of `work`, a call that ends other work, such as the release of a lease.
 
-        The pool never refuses it. At the deadline the caller gets PoolBusy, and a thread calls `work` nevertheless.
+        The pool refuses it only if it can start no thread. At the deadline the caller gets PoolBusy, and a thread calls
+        `work` nevertheless.
         """
         return await self._call(_job(work, is_required=True), self._deadline_ms)
 
@@ -286,7 +287,10 @@ class Pool:
         return job.future.result()
 
     def _enqueue(self, job: _Job[Any]) -> None:
-        """Queue a call, and start a thread if none is free. Raises PoolBusy, but not for a required call."""
+        """Queue a call, and start a thread if none is free.
+
+        Raises PoolBusy; for a required call only if the pool has no thread and cannot start one.
+        """
         with self._lock:
             if not job.is_required and self._running >= self._threads:
                 self._check_room()

@@ -130,7 +130,7 @@ def cause(word: str) -> str:
 
 
 def duration(value: int | None) -> str:
-    """Format a duration in milliseconds."""
+    """Format a duration in milliseconds, as in "850 ms", "4.2 s" and "63 min 5 s"; None: NONE."""
     if value is None:
         return NONE
     if value < 1:

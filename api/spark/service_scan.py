@@ -140,8 +140,11 @@ def _ranges(first: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _compacted_ledger(token: str) -> tuple[_CompactedLedger | None, int]:
-    """Return the compacted ledger in which a read is after its first message, and the first offset after its horizon;
-    None and 0: it has read raw. `token`: of that read."""
+    """Return the compacted ledger that gave the first message of a read, and the first offset after its horizon.
+
+    None and 0: the first message was raw. `token`: the position of the read after that message. Raises Unavailable if
+    this version does not know the token.
+    """
     state = ContinuationToken.from_token(token, _no_other_start)
     assert isinstance(state.start, StartOffset)
     progress = state.compacted

@@ -116,7 +116,7 @@ class RunHistory:
 
     @property
     def unkeyed_removable_to(self) -> int:
-        """The offset up to which the topic's limits (C2) may have removed any row outside the key map; −1: none."""
+        """The last offset at which the topic's limits (C2) may have removed a row outside the key map; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         limited = (run for run in self.runs if run.policies.retention_ms is not None or run.policies.start_offset)

@@ -90,7 +90,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that is not negative."""
+    """An unsigned number: at most `limit`."""
 
     limit: int
 

@@ -267,4 +267,4 @@ class EndTxn(Request):
 
 
 class TcClientConnectRequest(Request):
-    """A connection to a transaction coordinator."""
+    """A request to connect to a transaction coordinator."""
