@@ -123,10 +123,10 @@ class _StrippingEngine:
         self,
         count: int,
         task: Callable[[int], Answer],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
-        return self.engine.run(count, _Stripped(task, self.without), on_done, weights)
+        return self.engine.run(count, _Stripped(task, self.without), on_progress, weights)
 
     def cancel(self) -> None:
         self.engine.cancel()

@@ -291,7 +291,7 @@ class BatchRunner:
         phases = dict.fromkeys(work.name for work in works)
         self.progress.begin_phase(" and ".join(phases), len(weights), sum(work.messages for work in works))
 
-        def on_done(tasks: int) -> None:
+        def on_progress(tasks: int) -> None:
             self.stall_detector.record_finished_tasks(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(weights))
@@ -299,7 +299,7 @@ class BatchRunner:
 
         self.stall_detector.begin()
         try:
-            outcomes = self.engine.run(len(weights), join_task_sets(works), on_done, weights)
+            outcomes = self.engine.run(len(weights), join_task_sets(works), on_progress, weights)
         except CompactorError as error:
             return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:

@@ -64,13 +64,13 @@ def run(
         if key in markers and markers[key] > _order(message, policies):
             continue  # too late: a removed message of the key has a larger event time
         markers.pop(key, None)
-        first_kept = state.retained_at.get(message.offset, now)
+        kept_at = state.retained_at.get(message.offset, now)
         removed = message.offset in too_old
         if not removed and not message.is_tombstone and not _expired(message, policies, now):
             kept.append(message)
-        elif not removed and message.is_tombstone and _retained(message, first_kept, policies, now, cursor_floor):
+        elif not removed and message.is_tombstone and _tombstone_stays(message, kept_at, policies, now, cursor_floor):
             kept.append(message)
-            retained_at[message.offset] = first_kept
+            retained_at[message.offset] = kept_at
         else:
             dropped_to = max(dropped_to, message.offset)
             if _remembered(message.event_time, policies, now):
@@ -141,10 +141,12 @@ def _removed(message: Message, policies: RunPolicies, now: int) -> bool:
     return too_old or message.offset < policies.start_offset
 
 
-def _retained(message: Message, first_kept: int, policies: RunPolicies, now: int, cursor_floor: int | None) -> bool:
-    if first_kept + policies.tombstone_retention_ms > now:
+def _tombstone_stays(message: Message, kept_at: int, policies: RunPolicies, now: int, floor: int | None) -> bool:
+    """Return whether a tombstone stays: for its retention time from `kept_at` on, and until no cursor needs it
+    (T1)."""
+    if kept_at + policies.tombstone_retention_ms > now:
         return True
-    return cursor_floor is not None and message.offset > cursor_floor
+    return floor is not None and message.offset > floor
 
 
 def _remembered(event_time: int | None, policies: RunPolicies, now: int) -> bool:

@@ -177,7 +177,7 @@ class Topic:
         environment, unsealed = self._environment, self._unsealed
 
         def read(snapshot: TopicSnapshot) -> SnapshotReader:
-            return SnapshotReader(environment.store, snapshot, unsealed, self._retention_filter(snapshot))
+            return SnapshotReader(environment.store, snapshot, unsealed, self._compacted_retention_filter(snapshot))
 
         return open_source_reader(environment, self.record.id, self._hasher, read, generation)
 
@@ -268,11 +268,11 @@ class Topic:
             state,
             unsealed or self._unsealed,
             reset,
-            self._retention_filter,
+            self._compacted_retention_filter,
         )
 
-    def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
-        """Return the filter of the compacted ledger for now; policies are read only if there is a compacted ledger."""
+    def _compacted_retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
+        """Return the present filter of the compacted ledger's messages; None: there is no compacted ledger."""
         if snapshot.compacted is None:
             return None
         policies = self._environment.metadata.policies.effective(snapshot.topic)
@@ -281,7 +281,9 @@ class Topic:
     def snapshot_reader(self) -> SnapshotReader:
         """Return a reader of the topic as it is now, raw and compacted. It does not follow later changes."""
         snapshot = self.snapshot()
-        return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention_filter(snapshot))
+        return SnapshotReader(
+            self._environment.store, snapshot, self._unsealed, self._compacted_retention_filter(snapshot)
+        )
 
     def scan(
         self,
@@ -330,7 +332,7 @@ class Topic:
         If an object is lost, and the topic has changed since the snapshot, read again: the object was sealed, trimmed
         or collected.
         """
-        store, retention = self._environment.store, self._retention_filter
+        store, retention = self._environment.store, self._compacted_retention_filter
         return read_snapshot(store, self.snapshot, self._unsealed, retention, read)
 
     def newest_message(
@@ -344,7 +346,7 @@ class Topic:
         `sealed_only`; SearchStopped, if the search ended before the message is known.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
-        now, retention = self._environment.clock.now_ms(), self._retention_filter
+        now, retention = self._environment.clock.now_ms(), self._compacted_retention_filter
         store = self._environment.store
         return point_read(store, take_snapshot, self._hasher, key, now, self._unsealed, retention, should_stop)
 

@@ -88,12 +88,12 @@ class HookedEngine(InProcessEngine):
         self._before, self._after = before, after
 
     def run(
-        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+        self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
     ) -> list[Any]:
         self.jobs.append(count)
         self.weights.append(weights)
         self._before(len(self.jobs))
-        return self._after(super().run(count, task, on_done, weights))
+        return self._after(super().run(count, task, on_progress, weights))
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -154,7 +154,7 @@ def _column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
     if kind not in ("AVRO", "JSON"):
         return None
     try:
-        _parse(newest.data)
+        _parse_avro(newest.data)
     except (avro_resolution.MalformedDefinition, avro_resolution.TooComplex, RecursionError):
         return None  # older clients describe JSON by another kind of definition
     if kind == "JSON":
@@ -264,7 +264,7 @@ class _AvroRecords:
         return reader
 
     def _new_reader(self, record: SchemaRecord) -> Callable[[bytes], Any]:
-        parsed = _parse(record.data)
+        parsed = _parse_avro(record.data)
         written = _fast_definition(json.loads(record.data))
         if written is None or self._target is None:
             return lambda data: avro_values.decode(parsed, data)
@@ -280,7 +280,7 @@ class _AvroRecords:
         return read
 
 
-def _parse(definition: bytes) -> Any:
+def _parse_avro(definition: bytes) -> Any:
     """Return a definition as `avro_resolution.py` does, without warnings of logical types that are not known."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from api.formats.field_values import Rows, SomeRows, messages
+from api.formats.field_values import Rows, ScatteredRows, messages
 from api.formats.input_stream import read_line_blocks
 from api.formats.inputs import InputOptions
 from api.formats.json_events import ONE_A_LINE, JsonField, check_text, event_times, keys
@@ -63,7 +63,7 @@ def read_debezium_events(file: str, options: InputOptions) -> Iterator[pa.Table]
         check_text(rows, lines)
         events = {index: event for index, line in enumerate(lines) if (event := _event(rows, index, line)) is not None}
         changes = [_change(rows, index, event) for index, event in events.items()]
-        placed = SomeRows(file, "line", first, list(events))
+        placed = ScatteredRows(file, "line", first, list(events))
         key_bytes = keys(placed, key, [row for row, _ in changes], options)
         values = pa.array([value for _, value in changes], pa.binary())
         times = None if time is None else event_times(placed, time, list(events.values()))

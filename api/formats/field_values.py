@@ -32,7 +32,7 @@ _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError
 
 @dataclass(frozen=True)
 class Rows:
-    """The place of some rows, for errors. `noun`: line or row; `first`: the number of the first one."""
+    """Consecutive rows of a file, for errors. `noun`: line or row; `first`: the number of the first one."""
 
     file: str
     noun: str
@@ -67,8 +67,8 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class SomeRows(Rows):
-    """The place of rows that do not follow each other. `indices`: how far each is behind the first one."""
+class ScatteredRows(Rows):
+    """Rows of a file that are not consecutive. `indices`: the distance of each from the row `first`."""
 
     indices: Sequence[int]
 

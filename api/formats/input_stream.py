@@ -107,7 +107,7 @@ def open_input(file: str) -> io.BufferedIOBase:
     try:
         # Standard input stays open: it is closed only with the process.
         name, closes = (sys.stdin.fileno(), False) if file == "-" else (file, True)
-        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=closes)), _READ_BYTES)
+        raw = io.BufferedReader(_InterruptibleFile(io.FileIO(name, closefd=closes)), _READ_BYTES)
     except OSError as error:
         raise InvalidInput(
             f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
@@ -121,11 +121,11 @@ def stop_waiting(stream: io.BufferedIOBase) -> None:
     """End the wait of another thread for bytes of a stream of `open_input`, by an error there."""
     buffered = stream.buffered if isinstance(stream, _OwningGzip) else stream
     raw = getattr(buffered, "raw", None)
-    if isinstance(raw, _Attentive):
+    if isinstance(raw, _InterruptibleFile):
         raw.stop()
 
 
-class _Attentive(io.RawIOBase):
+class _InterruptibleFile(io.RawIOBase):
     """A file, pipe or terminal. Ctrl-C and SIGTERM end the wait for its next bytes.
 
     Python handles a signal between two bytecode instructions. A read that begins just after a signal arrived would
@@ -160,7 +160,7 @@ class _Attentive(io.RawIOBase):
 class _OwningGzip(gzip.GzipFile):
     """A gzip reader that also closes the file below it."""
 
-    def __init__(self, raw: io.BufferedReader[_Attentive]) -> None:
+    def __init__(self, raw: io.BufferedReader[_InterruptibleFile]) -> None:
         super().__init__(fileobj=raw, mode="rb")
         self.buffered = raw
 

@@ -25,7 +25,7 @@ from storage.entries.offloaded_ledger import (
     DAMAGED_REMEDY,
     OffloadedEntry,
     OffloadIndex,
-    entry_bytes,
+    first_entry_bytes,
     read_block_header,
     read_entries,
     read_index,
@@ -91,7 +91,7 @@ class OffloadedLedger:
             at = block.position
             while at < block.end:
                 piece = data.read(at, min(READ_BYTES, block.end - at))
-                size = entry_bytes(piece)
+                size = first_entry_bytes(piece)
                 if size is None:
                     break
                 if size > block.end - at:

@@ -71,7 +71,7 @@ class PulsarServer:
             LOG.warning(
                 "cannot read the broker's limit of message sizes now; the default holds until it is read: %s", error
             )
-        self.context.topics.start()
+        self.context.topics.register_callbacks()
         self._broker.clients.connections = lambda: len(self._connections)
         settings = self._broker.settings
         limit = connection_limit(settings.broker_max_connections, max(1, len(self._sockets)))

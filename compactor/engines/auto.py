@@ -68,7 +68,7 @@ class AutoEngine:
         self,
         count: int,
         task: Callable[[int], Answer],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
         """Run the job. Raises the errors of `open_spark` too."""
@@ -78,7 +78,7 @@ class AutoEngine:
         self._current = self._in_process if is_small else self.open_for_large_jobs()
         name, relation = (IN_PROCESS, "below") if is_small else (SPARK, "not below")
         self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {limit >> 20} MiB"
-        return self._current.run(count, task, on_done, weights)
+        return self._current.run(count, task, on_progress, weights)
 
     def open_for_large_jobs(self) -> Engine:
         """Return the engine for large jobs."""

@@ -210,15 +210,15 @@ class JobWatch:
     """A context manager around a job of a driver. It reports progress, and ends the job if the driver fails.
 
     Then the code that waits for the job inside gets an error of Spark; `DriverMonitor.failure` has the reason.
-    `on_done` gets the number of finished tasks at each poll, in a thread of this object.
+    `on_progress` gets the number of finished tasks at each poll, in a thread of this object.
     """
 
     def __init__(
-        self, monitor: DriverMonitor, group: str, on_done: Callable[[int], None], poll_seconds: float = POLL_SECONDS
+        self, monitor: DriverMonitor, group: str, on_progress: Callable[[int], None], poll_seconds: float = POLL_SECONDS
     ) -> None:
         self._monitor = monitor
         self._group = group
-        self._on_done = on_done
+        self._on_progress = on_progress
         self._poll_seconds = poll_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark-watch", daemon=True)
@@ -245,7 +245,7 @@ class JobWatch:
             if status is not None and not self._ended.is_set():
                 self.is_waiting = status.is_waiting
                 with suppress(Exception):  # progress is for display; the terminal may be closed
-                    self._on_done(status.ended_tasks)
+                    self._on_progress(status.ended_tasks)
             if monitor.failure:
                 monitor.cancel(self._group)
                 if not self._ended.wait(monitor.deadlines.end_seconds):

@@ -125,12 +125,12 @@ class Engine(Protocol):
         self,
         count: int,
         task: Callable[[int], Answer],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
         """Return the outcomes of `task(0)` … `task(count - 1)`, in order. `task` must travel by pickle.
 
-        `on_done` gets the approximate number of finished tasks from time to time. `weights`: approximate bytes that
+        `on_progress` gets the approximate number of finished tasks from time to time. `weights`: approximate bytes that
         each task reads and writes, or holds; with them, light tasks share partitions. Raises Fenced (cancelled),
         Unavailable (the engine itself failed).
         """
@@ -187,7 +187,7 @@ class InProcessEngine:
         self,
         count: int,
         task: Callable[[int], Answer],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
         stop = self._stop = threading.Event()
@@ -206,11 +206,11 @@ class InProcessEngine:
         before = _CURRENT_TASK.set(TaskInProcess(stop, concurrent))
         try:
             if concurrent > 1:
-                return _in_threads(outcome_of, _heaviest_first(count, weights), concurrent, on_done, stop)
+                return _in_threads(outcome_of, _heaviest_first(count, weights), concurrent, on_progress, stop)
             outcomes = []
             for number in range(count):
                 outcomes.append(outcome_of(number))
-                on_done(number + 1)
+                on_progress(number + 1)
             return outcomes
         finally:
             _CURRENT_TASK.reset(before)
@@ -228,19 +228,19 @@ def _in_threads(
     outcome_of: Callable[[int], Answer | TaskFailure],
     numbers: Sequence[int],
     threads: int,
-    on_done: Callable[[int], None],
+    on_progress: Callable[[int], None],
     stop: threading.Event,
 ) -> list[Answer | TaskFailure]:
     """Return the outcomes of all tasks, by number. `numbers`: the tasks in the order of their starts.
 
-    The first error of a task, or of `on_done`, sets `stop`, and is raised when all threads have ended.
+    The first error of a task, or of `on_progress`, sets `stop`, and is raised when all threads have ended.
     """
     with ThreadPoolExecutor(threads, "compaction-task") as pool:
         try:
             futures = {number: pool.submit(copy_context().run, outcome_of, number) for number in numbers}
             for done, future in enumerate(as_completed(futures.values()), 1):
                 future.result()
-                on_done(done)
+                on_progress(done)
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -320,7 +320,7 @@ class SparkEngine:
         self,
         count: int,
         task: Callable[[int], Answer],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
         if count == 0:
@@ -331,7 +331,7 @@ class SparkEngine:
         partitions = pack(count, weights, self.parallelism)
 
         def report(ended: int) -> None:
-            on_done(ended * count // len(partitions))
+            on_progress(ended * count // len(partitions))
 
         try:  # any call fails if Java has ended; the watch kills a Java that is stopped
             with JobWatch(self.monitor, self._group, report) as self._watch:

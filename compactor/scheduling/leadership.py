@@ -68,7 +68,7 @@ class Leadership:
         acquired: int | None = None
         if token is not None:
             try:
-                self._services.renew(token, self._ttl_ms)
+                self._services.renew_leadership(token, self._ttl_ms)
                 acquired = token
             except Fenced as error:
                 if not self._resigned:

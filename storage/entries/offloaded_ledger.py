@@ -119,8 +119,9 @@ def read_entries(data: bytes, position: int) -> Iterator[OffloadedEntry]:
         at = end
 
 
-def entry_bytes(data: bytes) -> int | None:
-    """Return the bytes that the entry at the start of `data` takes in a block; None: padding is there, or its end."""
+def first_entry_bytes(data: bytes) -> int | None:
+    """Return the size of the entry at the start of `data`, with its header; None: padding or the end of the block is
+    there."""
     if len(data) < _ENTRY.size:
         return None
     size = int(_ENTRY.unpack_from(data)[0])

@@ -81,7 +81,7 @@ def acquire_leadership(connection: Connection, context: Context, name: str, ttl_
     return token
 
 
-def renew(connection: Connection, context: Context, token: int, ttl_ms: int) -> None:
+def renew_leadership(connection: Connection, context: Context, token: int, ttl_ms: int) -> None:
     """Start a new TTL now, also after the old one if no other service took the leadership. Raises Fenced."""
     _check(_locked(connection), token)
     _set(connection, expires_at=context.now + ttl_ms)

@@ -364,7 +364,7 @@ class ServiceStore(Store):
     leave = writes(services.leave)
     purge_dead = writes(services.purge_dead)
     acquire_leadership = writes(services.acquire_leadership)
-    renew = writes(services.renew)
+    renew_leadership = writes(services.renew_leadership)
     resign = writes(services.resign)
     leader = reads(services.leader)
 

@@ -104,12 +104,12 @@ class ObservedEngine(SparkEngine):
         self,
         count: int,
         task: Callable[[int], Any],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Any | TaskFailure]:
         self.phase += 1
         stalls = self.stall_from is not None and self.phase >= self.stall_from
-        return super().run(count, Observed(task, self.folder, self.phase, stalls), on_done, weights)
+        return super().run(count, Observed(task, self.folder, self.phase, stalls), on_progress, weights)
 
 
 def main() -> None:

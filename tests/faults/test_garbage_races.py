@@ -105,14 +105,16 @@ class CollectsMeanwhile(InProcessEngine):
     def __init__(self, between: Callable[[], None]) -> None:
         self._between = between
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
+    ) -> Any:
         def watched(number: int) -> Any:
             answer = task(number)
             if number == 0:
                 self._between()
             return answer
 
-        return super().run(count, watched, on_done, weights)
+        return super().run(count, watched, on_progress, weights)
 
 
 def run_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:

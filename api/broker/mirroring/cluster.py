@@ -58,7 +58,7 @@ class KafkaCluster:
         self._addresses: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, AIOKafkaConnection] = {}
 
-    async def topic(self) -> SourceTopic:
+    async def describe_topic(self) -> SourceTopic:
         """Return the topic as it is now, and remember the brokers. Raises Unavailable, Misconfigured."""
         response = await self._metadata()
         self._addresses = {node: (host, port) for node, host, port, _, _ in response.brokers}

@@ -35,7 +35,7 @@ def run_in_foreground(settings: Settings, topic: TopicName, *, to_end: bool) -> 
 
 async def _run(broker: Broker, topic: TopicName, to_end: bool) -> int:
     registry = TopicRegistry(broker, LogThrottle(broker.environment.clock, LOG))
-    registry.start()
+    registry.register_callbacks()
     service = MirrorService(broker, registry, topic)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -98,7 +98,7 @@ async def _described(source: MirrorSource) -> SourceTopic:
     cluster = KafkaCluster(source)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await cluster.topic()
+            return await cluster.describe_topic()
     except TimeoutError as error:
         raise Unavailable(
             f"no broker of {source.url} has answered within {ANSWER_SECONDS:g} s",

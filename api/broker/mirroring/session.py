@@ -159,7 +159,7 @@ class MirrorSession:
 
     async def _described(self) -> SourceTopic:
         """Return the topic at the source. Raises MirrorStopped if it is another one than the mirror was added for."""
-        topic = await self._cluster.topic()
+        topic = await self._cluster.describe_topic()
         again = "remove the mirror, and add it with another topic: offsets of the new one say nothing about this"
         if topic.cluster_id != self._mirror.cluster_id:
             raise MirrorStopped(

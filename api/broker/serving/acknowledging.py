@@ -250,7 +250,7 @@ class Acknowledgements:
 
     def _is_acknowledged(self, key: EntryKey) -> bool:
         """Return whether an entry is known to be wholly acknowledged. It reads nothing."""
-        if self._pending.is_settled(key):
+        if self._pending.is_acknowledged(key):
             return True
         mark = self._position.current.mark_delete
         if mark is None:

@@ -150,7 +150,7 @@ class PendingAcks:
         entries = self._settled[ledger_id] = BitMap()
         return entries
 
-    def is_settled(self, key: EntryKey) -> bool:
+    def is_acknowledged(self, key: EntryKey) -> bool:
         """Return whether the entry is known to be wholly acknowledged. False: unknown, or not acknowledged."""
         entries = self._settled.get(key[0])
         return entries is not None and 0 <= key[1] < _MAX_ENTRY_ID and key[1] in entries

@@ -73,7 +73,7 @@ class TopicRegistry:
     def __iter__(self) -> Iterator[PersistentTopic]:
         return iter(list(self._by_name.values()))
 
-    def start(self) -> None:
+    def register_callbacks(self) -> None:
         """Register for appended entries, and offer statistics and subscriptions to other doors."""
         loop = asyncio.get_running_loop()
         self._broker.logs.on_appended = partial(self._appended, loop)

@@ -37,11 +37,11 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
             "last_offset": ledger.last_offset,
             "messages": ledger.messages,
             "bytes": ledger.rows.size,
-            "offset_base": ledger.first_offset if counts_from_zero(ledger) else 0,
+            "offset_base": ledger.first_offset if has_relative_offsets(ledger) else 0,
         }
         for ledger in snapshot.ledgers
     ]
-    if relative := sum(map(counts_from_zero, snapshot.ledgers)):
+    if relative := sum(map(has_relative_offsets, snapshot.ledgers)):
         say(
             f"{counted(relative, 'object')} that Spark wrote: the columns offset and ledger_id count from 0 there; "
             "add offset_base, which `--output json` has, to offset"
@@ -59,8 +59,8 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
         print_line(str(document["object"]))
 
 
-def counts_from_zero(ledger: LedgerRecord) -> bool:
-    """Return whether the rows of a ledger count from 0: a task has written it."""
+def has_relative_offsets(ledger: LedgerRecord) -> bool:
+    """Return whether the offsets of a ledger's rows count from 0 instead of its first offset: a task has written it."""
     parsed = names.parse(ledger.rows.name)
     return parsed is not None and parsed.is_of_task
 

@@ -39,12 +39,12 @@ class Recording(InsteadOfSpark):
         self,
         count: int,
         task: Callable[[int], Any],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Any | TaskFailure]:
         self.jobs.append(task)
         self.during()
-        return super().run(count, task, on_done, weights)
+        return super().run(count, task, on_progress, weights)
 
 
 @pytest.fixture

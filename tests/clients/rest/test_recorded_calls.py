@@ -68,10 +68,10 @@ class Breaking(InProcessEngine):
 
     broken = False
 
-    def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
+    def run(self, count: int, task: Any, on_progress: Any, weights: Any = None) -> list[Any]:
         if self.broken:
             return [TaskFailure(Unavailable("the workers are away", "try again later"))] * count
-        return super().run(count, task, on_done, weights)
+        return super().run(count, task, on_progress, weights)
 
 
 # What happens before a call

@@ -74,7 +74,7 @@ def test_a_leader_waits_for_no_topic(database_url: URL, open_stores: OpenStores,
                     assert not claimed.done()
             with store.database.write() as renewing:
                 renewing.execute(text("SET LOCAL lock_timeout = '1s'"))
-                services.renew(renewing, Context(clock, {}, RUN_DEAD_MS), token, TTL)
+                services.renew_leadership(renewing, Context(clock, {}, RUN_DEAD_MS), token, TTL)
         assert claimed.result().state is RunState.RUNNING
 
 

@@ -67,11 +67,11 @@ def test_of_many_candidates_one_leads(open_stores: OpenStores, clock: ManualCloc
     leader = names[tokens.index(token)]
     assert stores[0].services.leader() == leader
     clock.advance(TTL_MS)
-    stores[0].services.renew(1, TTL_MS)
+    stores[0].services.renew_leadership(1, TTL_MS)
     assert stores[0].services.leader() == leader, "late, but no other service took it"
     stores[0].services.resign(7)
     assert stores[0].services.leader() == leader
     stores[0].services.resign(1)
     assert stores[0].services.leader() is None
     with pytest.raises(Fenced, match="it was released"):
-        stores[0].services.renew(1, TTL_MS)
+        stores[0].services.renew_leadership(1, TTL_MS)

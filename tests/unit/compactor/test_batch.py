@@ -314,16 +314,16 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
         cancelled = threading.Event()
 
         def run(
-            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+            self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
         ) -> list[Any]:
             clock.advance(900)
-            on_done(1)
+            on_progress(1)
             clock.advance(900)
             if stalls and stalls.pop(0):
                 clock.advance(101)
                 assert self.cancelled.wait(HOLD_SECONDS)
                 raise Fenced("the compaction was cancelled", "start it again")
-            return super().run(count, task, on_done, weights)
+            return super().run(count, task, on_progress, weights)
 
         def cancel(self) -> None:
             self.cancelled.set()
@@ -370,9 +370,9 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
     seen: list[Mapping[str, object]] = []
 
     class Halfway(InProcessEngine):
-        def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
+        def run(self, count: int, task: Any, on_progress: Any, weights: Any = None) -> list[Any]:
             seen.extend({"phase": last.phase, **last.statistics} for last in map(last_run, some))
-            on_done(count // 2)
+            on_progress(count // 2)
             assert at_half.wait(HOLD_SECONDS)
             seen.extend({"phase": last.phase, **last.statistics} for last in map(last_run, some))
             return [number * number for number in range(count)]

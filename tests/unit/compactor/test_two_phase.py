@@ -343,7 +343,9 @@ def test_no_run_begins_until_something_is_due_and_one_is_enough(bench: Workbench
 class TasksElsewhere(InProcessEngine):
     """An engine whose tasks do not know that they are in this process, as those of a worker."""
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
+    ) -> Any:
         return [task(number) for number in range(count)]
 
 

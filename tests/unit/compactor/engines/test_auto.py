@@ -30,11 +30,11 @@ class InsteadOfSpark(InProcessEngine):
         self,
         count: int,
         task: Callable[[int], Any],
-        on_done: Callable[[int], None],
+        on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Any]:
         self.jobs.append(count)
-        return super().run(count, task, on_done, weights)
+        return super().run(count, task, on_progress, weights)
 
     def cancel(self) -> None:
         self.cancelled += 1

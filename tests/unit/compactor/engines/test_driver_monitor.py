@@ -67,9 +67,11 @@ class StoppedDriver(FakeDriver):
         raise ConnectionResetError
 
 
-def wait_for_job(driver: FakeDriver, monitor: DriverMonitor, on_done: Callable[[int], None] = lambda _: None) -> None:
+def wait_for_job(
+    driver: FakeDriver, monitor: DriverMonitor, on_progress: Callable[[int], None] = lambda _: None
+) -> None:
     """Wait, as the thread of a run does, until the watch has ended the job."""
-    with JobWatch(monitor, "job", on_done, poll_seconds=0):
+    with JobWatch(monitor, "job", on_progress, poll_seconds=0):
         assert driver.ended.wait(HOLD_SECONDS)
 
 

@@ -34,7 +34,9 @@ class Held(InProcessEngine):
         self._engines = engines
         self._stopped = threading.Event()
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
+    ) -> Any:
         engines = self._engines
         with engines.lock:
             engines.at_work.append(self)
@@ -46,7 +48,7 @@ class Held(InProcessEngine):
             engines.at_work.remove(self)
         if self._stopped.is_set():
             raise Fenced("the compaction was cancelled", "start it again if it is still wanted")
-        return super().run(count, task, on_done, weights)
+        return super().run(count, task, on_progress, weights)
 
     def cancel(self) -> None:
         self._stopped.set()

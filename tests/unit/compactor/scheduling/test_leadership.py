@@ -37,15 +37,15 @@ class Slow(ServiceStore):
     takes_ms = 0
     away = False
 
-    def acquire_leadership(self, name: str, term_ms: int) -> int | None:
-        term = super().acquire_leadership(name, term_ms)
+    def acquire_leadership(self, name: str, ttl_ms: int) -> int | None:
+        token = super().acquire_leadership(name, ttl_ms)
         self._wait()
-        return term
+        return token
 
-    def renew(self, token: int, term_ms: int) -> None:
+    def renew_leadership(self, token: int, ttl_ms: int) -> None:
         if self.away:
             raise Unavailable("the database is away", "wait")
-        super().renew(token, term_ms)
+        super().renew_leadership(token, ttl_ms)
         self._wait()
 
     def _wait(self) -> None:
@@ -154,10 +154,10 @@ def test_who_resigns_while_it_becomes_leader_gives_it_back(metadata: MetadataSto
     first: Leadership
 
     class Resigning(ServiceStore):
-        def acquire_leadership(self, name: str, term_ms: int) -> int | None:
-            term = super().acquire_leadership(name, term_ms)
+        def acquire_leadership(self, name: str, ttl_ms: int) -> int | None:
+            token = super().acquire_leadership(name, ttl_ms)
             first.resign()
-            return term
+            return token
 
     first = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
     assert first.acquire_or_renew() is None
@@ -170,9 +170,9 @@ def test_a_leader_that_resigns_while_it_renews_is_no_cause_for_a_warning(
     leader: Leadership
 
     class Resigning(ServiceStore):
-        def renew(self, token: int, term_ms: int) -> None:
+        def renew_leadership(self, token: int, ttl_ms: int) -> None:
             leader.resign()
-            super().renew(token, term_ms)
+            super().renew_leadership(token, ttl_ms)
 
     leader = Leadership(Resigning(metadata.database, clock, {}, RUN_DEAD_MS), clock, "a:1:x", TERM)
     assert leader.acquire_or_renew() is not None

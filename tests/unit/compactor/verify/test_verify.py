@@ -252,11 +252,13 @@ class Meanwhile(InProcessEngine):
     def __init__(self, deed: Callable[[], object]) -> None:
         self._deed: Callable[[], object] | None = deed
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_progress: Callable[[int], None], weights: Any = None
+    ) -> Any:
         deed, self._deed = self._deed, None
         if deed is not None:
             deed()
-        return super().run(count, task, on_done, weights)
+        return super().run(count, task, on_progress, weights)
 
 
 def two_runs(bench: Workbench) -> Topic:

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, strategies as st
 
-from storage.entries.offloaded_ledger import entry_bytes, read_block_header, read_entries, read_index
+from storage.entries.offloaded_ledger import first_entry_bytes, read_block_header, read_entries, read_index
 from storage.errors import InvalidRecord
 from tests.offloaded_objects import HEADER_BYTES, data_object, index_object
 
@@ -22,7 +22,7 @@ def test_every_entry_is_in_one_block(entries: list[bytes], block_bytes: int) -> 
         block = read_block_header(data[position : position + HEADER_BYTES], position, len(data))
         content = list(read_entries(data[block.position : block.end], block.position))
         assert content[0].entry_id == block.first_entry_id
-        assert entry_bytes(data[content[-1].end : block.end]) is None
+        assert first_entry_bytes(data[content[-1].end : block.end]) is None
         result += content
         position = block.end
     assert [(entry.entry_id, entry.data) for entry in result] == list(enumerate(entries))

@@ -44,7 +44,7 @@ class Mirrored:
     async def serving(self) -> AsyncIterator[Serving]:
         """Run the mirrors meanwhile."""
         registry = TopicRegistry(self.broker, LogThrottle(self.broker.environment.clock, logging.getLogger()))
-        registry.start()
+        registry.register_callbacks()
         mirroring = MirrorService(self.broker, registry)
         try:
             yield Serving(mirroring, registry)

@@ -93,20 +93,20 @@ def test_an_entry_that_is_released_waits_for_its_next_delivery() -> None:
 def test_an_acknowledgement_that_is_repeated_is_known() -> None:
     acks, reader = PendingAcks(), consumer("a")
     pending = deliver(acks, reader, 3)
-    assert not acks.is_settled((LEDGER, 3))
+    assert not acks.is_acknowledged((LEDGER, 3))
     acks.settle(pending)
-    assert acks.is_settled((LEDGER, 3))
-    assert not acks.is_settled((LEDGER, 4))
-    assert not acks.is_settled((LEDGER, 1 << 40))
+    assert acks.is_acknowledged((LEDGER, 3))
+    assert not acks.is_acknowledged((LEDGER, 4))
+    assert not acks.is_acknowledged((LEDGER, 1 << 40))
     acks.clear()
-    assert not acks.is_settled((LEDGER, 3))
+    assert not acks.is_acknowledged((LEDGER, 3))
 
 
 def test_the_ledgers_whose_ids_are_kept_are_bounded() -> None:
     acks = PendingAcks()
     for ledger_id in range(pending_acks.MAX_LEDGERS + 5):
         acks.settle(PendingAck((ledger_id, 0), 0, 0, 1, False, 1, None))
-    assert [acks.is_settled((number, 0)) for number in (4, 5)] == [False, True]
+    assert [acks.is_acknowledged((number, 0)) for number in (4, 5)] == [False, True]
 
 
 def test_a_late_acknowledgement_finds_what_was_retired(monkeypatch: pytest.MonkeyPatch) -> None:
