@@ -76,10 +76,17 @@ class RangeResolution:
 
 def winners_of(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
     """Return the winner of each key, in hash order. `runs`: oldest first, each in hash order, one record per key."""
+    if by_event:
+        records = [run.event_winners() for run in runs]
+    else:
+        records = [IndexRecords(run.hi, run.lo, run.offset) for run in runs]
+    return concatenated([_winners(block, by_event) for block in key_index.blocks(records)])
+
+
+def _winners(runs: Sequence[IndexRecords], by_event: bool) -> IndexRecords:
+    dirty = concatenated(runs)
     if not by_event:
-        dirty = concatenated([IndexRecords(run.hi, run.lo, run.offset) for run in runs])
         return dirty.take(key_index.latest(dirty.hi, dirty.lo))
-    dirty = concatenated([run.event_winners() for run in runs])
     if dirty.event_time is None:
         return dirty
     return dirty.take(key_index.latest_by_event(dirty.hi, dirty.lo, dirty.event_time))
@@ -120,6 +127,30 @@ def resolve(
 
     The first `merged` levels have all their records, the others at least those of the dirty keys.
     """
+    blocks = key_index.blocks([winners, *levels])
+    return _joined([_resolve(winners, levels, merged, rules) for winners, *levels in blocks])
+
+
+def _joined(blocks: Sequence[RangeResolution]) -> RangeResolution:
+    """Return the resolution of a hash range from those of its blocks, in hash order."""
+    if len(blocks) == 1:
+        return blocks[0]
+    totals = {
+        name: sum(getattr(block, name) for block in blocks)
+        for name in ("keys", "tombstones", "tombstones_removed", "tombstones_kept", "expired")
+    }
+    return RangeResolution(
+        survivors=np.concatenate([block.survivors for block in blocks]),
+        superseded=np.concatenate([block.superseded for block in blocks]),
+        level=concatenated([block.level for block in blocks]),
+        dropped_to=max(block.dropped_to for block in blocks),
+        **totals,
+    )
+
+
+def _resolve(
+    winners: IndexRecords, levels: Sequence[IndexRecords], merged: int, rules: ResolutionRules
+) -> RangeResolution:
     by_event = rules.policies.event_time_order
     front = _first_hits(levels[:merged], winners)
     behind = _first_hits(levels[merged:], winners)

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from compactor.run.plan import RunPolicies
 from compactor.run.resolve import RangeResolution, ResolutionRules, mark_expired, resolve, winners_of
+from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 from tests.budgets import examples
 
@@ -216,10 +217,18 @@ steps = st.builds(
 
 @pytest.mark.slow
 @settings(max_examples=examples(400))
-@given(st.lists(steps, max_size=7), st.booleans())
-@example([Step([[Sent(1, False, 5)]]), Step([[Sent(1, True, 5)]]), Step([[Sent(1, False, 4)]], merged=4)], True)
-@example([Step([[Sent(0, False, None)]]), Step([[Sent(0, True, None)]]), Step([], merged=4)], False)
-def test_every_run_of_any_schedule_decides_as_the_model(schedule: list[Step], by_event: bool) -> None:
+@given(st.lists(steps, max_size=7), st.booleans(), st.sampled_from([1, 3, 1000]))
+@example([Step([[Sent(1, False, 5)]]), Step([[Sent(1, True, 5)]]), Step([[Sent(1, False, 4)]], merged=4)], True, 1)
+@example([Step([[Sent(0, False, None)]]), Step([[Sent(0, True, None)]]), Step([], merged=4)], False, 1000)
+def test_every_run_of_any_schedule_decides_as_the_model(
+    schedule: list[Step], by_event: bool, block_records: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "BLOCK_RECORDS", block_records)
+        check_schedule(schedule, by_event)
+
+
+def check_schedule(schedule: list[Step], by_event: bool) -> None:
     model, levels, now, offset = Model(by_event), list[IndexRecords](), 5, 0
     for step in schedule:
         now += step.later

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 from pyroaring import BitMap64
 
 from storage.errors import ObjectDamaged, ObjectMissing
@@ -270,11 +271,30 @@ COLLIDING = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=6
 """Hashes of which many share the high half and not the low one."""
 
 
-@given(HASHES | COLLIDING)
-def test_the_last_record_of_each_hash_wins(hashes: list[tuple[int, int]]) -> None:
-    winners = key_index.latest(u64([hi for hi, _ in hashes]), u64([lo for _, lo in hashes]))
+@given(HASHES | COLLIDING, st.sampled_from([0, 1000]))
+@example([(7, 0), (7, 1), (7, 0), (9, 1), (7, 1), (7, 0)], 0)
+def test_the_last_record_of_each_hash_wins(hashes: list[tuple[int, int]], merged_runs: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "MERGED_RUNS", merged_runs)
+        winners = key_index.latest(u64([hi for hi, _ in hashes]), u64([lo for _, lo in hashes]))
     expected = {pair: position for position, pair in enumerate(hashes)}
     assert winners.tolist() == [expected[pair] for pair in sorted(expected)]
+
+
+@given(st.lists(RECORDS, max_size=4), st.integers(1, 50))
+def test_blocks_have_the_records_of_each_run_in_order_and_a_hash_in_one_block(
+    drawn: list[list[Record]], block_records: int
+) -> None:
+    runs = [columns(run, events=True) for run in drawn]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "BLOCK_RECORDS", block_records)
+        blocks = list(key_index.blocks(runs))
+    assert len(blocks) == sum(map(len, runs)) // block_records + 1
+    for number, run in enumerate(runs):
+        assert [record for block in blocks for record in plain(block[number])] == plain(run)
+    highs = [{hi for run in block for hi in run.hi.tolist()} for block in blocks]
+    filled = [hashes for hashes in highs if hashes]
+    assert all(max(before) < min(after) for before, after in pairwise(filled))
 
 
 @given(st.lists(st.tuples(FEW, FEW, EVENT_TIMES), max_size=60))
