@@ -70,7 +70,7 @@ def schema_history(registry: SchemaRegistry, topic: TopicName) -> SchemaHistory:
 
 
 def _lines(definitions: Mapping[int, list[str]], version: int, previous: int | None) -> Sequence[DiffLine] | None:
-    """Return the lines of a version, compared with the version `previous` if there is one.
+    """Return the lines of a version, compared with the version `previous` if there is one; None: they are too many.
 
     `definitions`: those that are not too long, by version.
     """

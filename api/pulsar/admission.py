@@ -75,6 +75,6 @@ class Admission:
         self._lookups += is_lookup
 
     def release(self, role: str, is_lookup: bool) -> None:
-        """Count a request that has its response."""
+        """End the count of a request that `admit` has counted: it has its response."""
         self._lookups -= is_lookup
         self._of_role.add(role, -1)

@@ -135,7 +135,7 @@ def task_ledgers_prefix(topic_uid: str, attempt_id: str) -> str:
 
 
 def new_nonce() -> str:
-    """Return a nonce, of which rows and key index of one ledger of a task share one."""
+    """Return a random text for names of objects. The rows and the key index of a ledger of a task share one."""
     return secrets.token_hex(4)
 
 

@@ -87,7 +87,7 @@ class SegmentLifecycle:
         return writer
 
     def _adopt(self, files: SegmentPaths, end: int) -> SegmentWriter:
-        """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss."""
+        """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss, Fenced."""
         refusal = partial(self._not_adopted, files)
         if files.first_offset != end:
             raise refusal(f"the topic ends at offset {end} in the database, so messages in between are missing")

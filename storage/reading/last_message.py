@@ -66,7 +66,10 @@ class LastMessageFinder:
             return self._last_compacted(compacted) or EARLIEST
 
     def _last_raw(self, first: int, compacted: CompactedLedgerRecord | None) -> MessageId | None:
-        """Return the id of the last raw message from an offset on."""
+        """Return the id of the last raw message from an offset on.
+
+        `compacted`: the compacted ledger before that offset, which may hold the first chunks of such a message.
+        """
         unfinished = _Unfinished()
         for extent in reversed(self._reader.extents):
             if isinstance(extent, LedgerRecord):

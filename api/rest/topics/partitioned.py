@@ -168,7 +168,10 @@ def _has_clients(stats: bytes) -> bool:
 
 
 def _check_number(topic: TopicName, partitions: int) -> None:
-    """Raise RestException (406) in the words of a broker, which name no topic; `compactor-admin` shows the cause."""
+    """Raise RestException (406) for a number of partitions that no topic can have, in the words of a broker.
+
+    They name no topic; `compactor-admin` shows the cause.
+    """
     if not 0 < partitions <= MAX_PARTITIONS:
         bound = "more than 0" if partitions <= 0 else f"less than or equal to {MAX_PARTITIONS}"
         cause = InvalidInput(f"{topic} cannot have {partitions} partitions", f"give 1 to {MAX_PARTITIONS}")
