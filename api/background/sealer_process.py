@@ -266,7 +266,7 @@ class Sealing:
         if not self._writer_lives():
             return False
         turn = self._turns.pop(topic.id, None) or LogManager(self._environment, prepared=self._prepared).seal(topic)
-        self._preparing.forget(topic.id)
+        self._preparing.discard_row(topic.id)
         if next(turn, None) is None:
             return False
         self._turns[topic.id] = turn
@@ -295,8 +295,8 @@ class _Preparing:
         if len(self._turns) < _TOPICS_AT_ONCE:
             self._turns[topic_id] = True
 
-    def forget(self, topic_id: int) -> None:
-        """Read the open segment of a topic again before its next turn."""
+    def discard_row(self, topic_id: int) -> None:
+        """Discard the row of a topic's open segment: its next turn reads it again."""
         self._rows.pop(topic_id, None)
 
     def prepare_next(self) -> HasMore:
@@ -310,13 +310,13 @@ class _Preparing:
             if active is not None and active.open is not None and self._prepared.extend(active.topic, active.open):
                 self._turns[topic_id] = False
             elif is_new:
-                self.forget(topic_id)  # it may have another open segment now
+                self.discard_row(topic_id)  # it may have another open segment now
         except (CompactorError, OSError) as error:  # its sealer or readers report it
             LOG.debug("the open segment of topic %d is not prepared: %s", topic_id, error)
-            self.forget(topic_id)
+            self.discard_row(topic_id)
         except Exception as error:  # whatever it is, segments must be sealed
             self._report(error)
-            self.forget(topic_id)
+            self.discard_row(topic_id)
         return self.has_more
 
     def _active_segment(self, topic_id: int) -> TopicActiveSegment | None:

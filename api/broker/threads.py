@@ -110,11 +110,11 @@ class LimitedWorkers:
             ) from error
         loop = asyncio.get_running_loop()
 
-        def give_back() -> None:
+        def release_turn() -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._turns.release)
 
-        turn = _SharedUse(give_back)
+        turn = _SharedUse(release_turn)
         try:
             yield turn
         finally:

@@ -137,10 +137,10 @@ def breaks_compacted_reads(error: CompactorError | None) -> bool:
     return lost is not None and lost.breaks_reads(lost.ledger_id)
 
 
-def is_unreadable(
+def is_topic_unreadable(
     present: CompactorError | None, raw: CompactorError | None, errors: Iterable[CompactorError] = ()
 ) -> bool:
-    """Return whether the pages of a topic call it unreadable. `present`: the result of `present_loss`; `raw`: that of
+    """Return whether reads of a topic fail, as its pages show. `present`: the result of `present_loss`; `raw`: that of
     `raw_loss`; `errors`: of the reads of a page."""
     is_manifest = present is not None and lost_object(present) is None  # it cannot be read for another reason
     known = (present, raw, *errors)

@@ -20,7 +20,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import Failure, lost_object, read_failure
 from api.dashboard.fields import parse_time
-from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss, raw_loss
+from api.dashboard.lost_objects import LossCache, is_topic_unreadable, present_loss, raw_loss
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -161,7 +161,7 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: Loss
     losses.note(topic.record.id, errors)
     present = present_loss(topic, broker.environment.store, losses)
     raw = raw_loss(topic, broker.environment.store, losses)
-    page = replace(page, is_unreadable=is_unreadable(present, raw, errors))
+    page = replace(page, is_unreadable=is_topic_unreadable(present, raw, errors))
     if present is not None and True in query.view.read_compacted_flags and not _is_of_a_part(present):
         errors.append(present)  # the page may need no message of the compacted ledger
     return _with_errors(page, errors)

@@ -14,7 +14,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.lost_objects import LossCache, is_unreadable, present_loss, raw_loss
+from api.dashboard.lost_objects import LossCache, is_topic_unreadable, present_loss, raw_loss
 from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
@@ -85,7 +85,7 @@ def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache
     payload = message.payload or b""
     undecoded = payload_views(payload, message.payload_size) if payload else []
     store = broker.environment.store
-    unreadable = is_unreadable(present_loss(topic, store, losses), raw_loss(topic, store, losses), errors)
+    unreadable = is_topic_unreadable(present_loss(topic, store, losses), raw_loss(topic, store, losses), errors)
     return MessageView(name, message, state, [*decoded, *undecoded], described, problem, errors, unreadable)
 
 

@@ -81,7 +81,7 @@ class FrameParser:
         held = self._held
         count = max(0, _SIZE.size - len(held))
         held += piece[:count]
-        lacking = self._first_bytes - len(held)
+        lacking = self._first_frame_bytes - len(held)
         if lacking >= 0:
             end = count + lacking
             held += piece[count:end]
@@ -92,16 +92,16 @@ class FrameParser:
     @property
     def is_complete(self) -> bool:
         """Return whether `take` would return a frame, or raise an error."""
-        size = self._first_bytes
+        size = self._first_frame_bytes
         return bool(size) and (size <= len(self._held or self._piece) or size > _SIZE.size + self._max_bytes)
 
     @property
     def incomplete_bytes(self) -> int:
         """Return the size of an incomplete frame; 0: it is complete, or its size is not known yet."""
-        return 0 if self.is_complete else self._first_bytes
+        return 0 if self.is_complete else self._first_frame_bytes
 
     @property
-    def _first_bytes(self) -> int:
+    def _first_frame_bytes(self) -> int:
         """Return the size of the first frame; 0: it is not known yet."""
         front = self._held or self._piece
         return _SIZE.size + int(_SIZE.unpack_from(front)[0]) if len(front) >= _SIZE.size else 0
@@ -110,7 +110,7 @@ class FrameParser:
         """Return the next frame, or None until it is complete. Raise MalformedFrame."""
         held = self._held
         front = held or self._piece
-        end = self._first_bytes
+        end = self._first_frame_bytes
         if end and not _SIZE.size <= end - _SIZE.size <= self._max_bytes:
             raise MalformedFrame(f"a frame of {end - _SIZE.size} bytes: {_SIZE.size} to {self._max_bytes} are allowed")
         if len(front) >= _SIZES.size + 2:

@@ -45,7 +45,7 @@ class PublishBudget:
                 item.resume_if_half_free()
         return is_full
 
-    def forget(self, pending: PendingPublishes) -> None:
+    def remove(self, pending: PendingPublishes) -> None:
         """Note that a connection has ended, so that it is not resumed. Its bytes count until its entries are
         appended."""
         self._held.discard(pending)

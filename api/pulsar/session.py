@@ -261,7 +261,7 @@ class Session:
         """
         self.is_closed = True
         self._creating.clear()
-        self.context.publish_budget.forget(self.pending_publishes)
+        self.context.publish_budget.remove(self.pending_publishes)
         self.note_alive()  # its callers see that it is closed
         removal = self._remove_all(list(self.producers.values()), list(self.consumers.values()))
         self.producers.clear()

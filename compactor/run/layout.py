@@ -8,8 +8,8 @@ rows, unless
   with them when together they have four times those bytes. What is written then has a tier of its own. So the number
   of parts, and of copies per row, grows with the logarithm of the number of small regular runs;
 - it is smaller than twice its newer neighbour, which is rewritten because of its garbage.
-Neighbouring rewritten sources form one *extent*, which becomes one or more parts of equal cost. The dirty ledgers are
-the last extent. The ratios are chosen by a model (benchmarks/merging.py): merging earlier writes twice the bytes,
+Neighbouring rewritten sources form one *group*, which becomes one or more parts of equal cost. The dirty ledgers are
+the last group. The ratios are chosen by a model (benchmarks/merging.py): merging earlier writes twice the bytes,
 merging later keeps more garbage and more parts for readers.
 
 Pure functions over a few numbers per part.
@@ -65,15 +65,15 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class _Extent:
+class _SourceGroup:
     """Neighbouring sources that are rewritten together, or one kept part. `size`: approximate live bytes as stored."""
 
     sources: tuple[int, ...]
     size: float
     rewritten: bool
 
-    def __add__(self, newer: _Extent) -> _Extent:
-        return _Extent(self.sources + newer.sources, self.size + newer.size, True)
+    def __add__(self, newer: _SourceGroup) -> _SourceGroup:
+        return _SourceGroup(self.sources + newer.sources, self.size + newer.size, True)
 
 
 def lay_out(
@@ -81,45 +81,47 @@ def lay_out(
 ) -> Layout:
     """Return the layout of the survivors. `row_sets`: by source (plan.row_sets_by_source). `expected`:
     plan.expected_totals."""
-    extents = _merged_by_garbage(_old_extents(plan, expected, sizing), sizing)
+    groups = _merged_by_garbage(_old_groups(plan, expected, sizing), sizing)
     dirty = tuple(number for number in sorted(expected) if number >= plan.old_parts and expected[number].count)
     if dirty:
         size = sum(_written(plan, number, expected[number]) for number in dirty)
-        extents = _merged_by_tier(extents, _Extent(dirty, size, True), sizing)
+        groups = _merged_by_tier(groups, _SourceGroup(dirty, size, True), sizing)
     parts: list[PartTask] = []
-    for extent in extents:
-        if extent.rewritten:
-            cut = cut_parts(plan, extent.sources, row_sets, expected, sizing)
+    for group in groups:
+        if group.rewritten:
+            cut = cut_parts(plan, group.sources, row_sets, expected, sizing)
             parts += [replace(part, number=len(parts) + number) for number, part in enumerate(cut)]
-    kept = tuple(extent.sources[0] for extent in extents if not extent.rewritten)
-    last = kept[-1] if kept and not extents[-1].rewritten else None
+    kept = tuple(group.sources[0] for group in groups if not group.rewritten)
+    last = kept[-1] if kept and not groups[-1].rewritten else None
     return Layout(kept, tuple(parts), tuple(_bitmaps(plan, kept, row_sets, last, len(parts))))
 
 
-def _old_extents(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Sizing) -> list[_Extent]:
-    """Return an extent of each old part with live rows; those with much garbage are rewritten."""
-    extents = []
+def _old_groups(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Sizing) -> list[_SourceGroup]:
+    """Return a group of each old part with live rows; those with much garbage are rewritten."""
+    groups = []
     for number in range(plan.old_parts):
         source = plan.sources[number]
         if expected[number].count:
             share = expected[number].count / _rows_held(source)
-            extents.append(_Extent((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio))
-    return extents
+            groups.append(
+                _SourceGroup((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio)
+            )
+    return groups
 
 
-def _merged_by_garbage(extents: list[_Extent], sizing: Sizing) -> list[_Extent]:
-    """Return the extents; those that are rewritten are merged with rewritten and with smaller neighbours."""
-    merged: list[_Extent] = []
-    for extent in extents:
-        merged.append(extent)
+def _merged_by_garbage(groups: list[_SourceGroup], sizing: Sizing) -> list[_SourceGroup]:
+    """Return the groups; those that are rewritten are merged with rewritten and with smaller neighbours."""
+    merged: list[_SourceGroup] = []
+    for group in groups:
+        merged.append(group)
         while len(merged) > 1 and _belong_together(merged[-2], merged[-1], sizing):
             newer = merged.pop()
             merged.append(merged.pop() + newer)
     return merged
 
 
-def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
-    """Return whether to write two neighbours as one extent. Two kept neighbours always stay."""
+def _belong_together(older: _SourceGroup, newer: _SourceGroup, sizing: Sizing) -> bool:
+    """Return whether to write two neighbours as one group. Two kept neighbours always stay."""
     if older.rewritten and newer.rewritten:
         return True
     if not (older.rewritten or newer.rewritten):
@@ -127,35 +129,35 @@ def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
     return _is_smaller(older, newer) and not _is_full(newer if older.rewritten else older, sizing)
 
 
-def _merged_by_tier(extents: list[_Extent], dirty: _Extent, sizing: Sizing) -> list[_Extent]:
-    """Return the extents and that of the dirty ledgers, which is merged with a rewritten neighbour and full tiers."""
-    while tier := _tier(extents, dirty, sizing):
-        if sum(extent.size for extent in tier) < TIER_RATIO * dirty.size:
+def _merged_by_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
+    """Return the groups and that of the dirty ledgers, which is merged with a rewritten neighbour and full tiers."""
+    while tier := _tier(groups, dirty, sizing):
+        if sum(group.size for group in tier) < TIER_RATIO * dirty.size:
             if not tier[0].rewritten:
                 break
             tier = tier[:1]
         for older in tier:
             dirty = older + dirty
-        extents = extents[: -len(tier)]
-    return [*extents, dirty]
+        groups = groups[: -len(tier)]
+    return [*groups, dirty]
 
 
-def _tier(extents: list[_Extent], dirty: _Extent, sizing: Sizing) -> list[_Extent]:
-    """Return the extents before the dirty one, newest first, that are smaller than it, or rewritten anyway."""
+def _tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
+    """Return the groups before the dirty one, newest first, that are smaller than it, or rewritten anyway."""
     return list(
         takewhile(
             lambda older: older.rewritten or (_is_smaller(older, dirty) and not _is_full(older, sizing)),
-            reversed(extents),
+            reversed(groups),
         )
     )
 
 
-def _is_smaller(older: _Extent, newer: _Extent) -> bool:
+def _is_smaller(older: _SourceGroup, newer: _SourceGroup) -> bool:
     return older.size < MERGE_RATIO * newer.size
 
 
-def _is_full(extent: _Extent, sizing: Sizing) -> bool:
-    return extent.size >= sizing.part_bytes / 2
+def _is_full(group: _SourceGroup, sizing: Sizing) -> bool:
+    return group.size >= sizing.part_bytes / 2
 
 
 def _bitmaps(

@@ -237,13 +237,13 @@ class ControlLoop:
     def _walk(self, token: int) -> None:
         """Let the reconciler take a step, and add its sums to the result of the last check."""
         if self._reconciler.step(token):
-            self._unreadable = self._unreadable_policies()
+            self._unreadable = self._log_unreadable_policies()
         if self.last_check is not None:
             totals = replace(self._reconciler.totals, unreadable_policies=self._unreadable)
             self.last_check = with_totals(self.last_check, totals)
 
-    def _unreadable_policies(self) -> int:
-        """Return the number of stored policies that this version cannot read. Log each value once."""
+    def _log_unreadable_policies(self) -> int:
+        """Log each stored policy that this version cannot read, once. Return their number."""
         unreadable = self._environment.metadata.policies.unreadable()
         for item in unreadable:
             if item not in self._logged_policies:

@@ -98,7 +98,7 @@ class PreparedSegments:
         return True
 
     def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreparedSegment | None:
-        """Return what is prepared of a segment, and forget it; None: nothing is."""
+        """Return what is prepared of a segment, and remove it; None: nothing is."""
         prepared = self._by_ledger.pop(segment.ledger_id, None)
         if prepared is None or (prepared.topic_uid, prepared.first_offset) != (topic.uid, segment.first_offset):
             return None

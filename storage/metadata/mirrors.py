@@ -129,7 +129,7 @@ def counts(connection: Connection) -> dict[MirrorState, int]:
 
 
 def partitions(connection: Connection, topic: TopicName) -> list[MirrorPartition]:
-    """Return the known partitions of a mirror, by number."""
+    """Return the known partitions of a mirror, in ascending order of number."""
     statement = select(mirror_partitions).where(mirror_partitions.c.topic == str(topic))
     return queries.fetch(connection, statement.order_by(mirror_partitions.c.partition), _partition)
 
@@ -144,7 +144,7 @@ def resume(
     connection: Connection, context: Context, topic: TopicName, options: Mapping[str, object], accept_gaps: bool
 ) -> None:
     """Let a mirror run again. `options`: those that replace old ones. `accept_gaps`: go on after the gaps at which it
-    stopped; False: forget them, and stop there again. Idempotent. Raises NotFound."""
+    stopped; False: clear them, and stop there again. Idempotent. Raises NotFound."""
     mirror = get(connection, topic)
     stopped = (mirror_partitions.c.topic == str(topic)) & mirror_partitions.c.gap_end.is_not(None)
     start = {"start_offset": mirror_partitions.c.gap_end} if accept_gaps else {}
@@ -185,7 +185,7 @@ def note_epochs(connection: Connection, mirror: MirrorRecord, partition: int, ep
         queries.put(connection, mirror_partitions, row)
 
 
-def forget_progress(connection: Connection, topic: TopicName, partition: int) -> None:
+def clear_progress(connection: Connection, topic: TopicName, partition: int) -> None:
     """Delete the last report about a partition, if there is any: its log has lost entries."""
     reported = (mirror_partitions.c.topic == str(topic)) & (mirror_partitions.c.partition == partition)
     queries.change_where(connection, mirror_partitions, reported, next_offset=None)

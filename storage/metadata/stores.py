@@ -412,7 +412,7 @@ class MirrorStore(Store):
     fail = writes(mirrors.fail)
     begin = writes(mirrors.begin)
     note_epochs = writes(mirrors.note_epochs)
-    forget_progress = writes(mirrors.forget_progress)
+    clear_progress = writes(mirrors.clear_progress)
     note_error = writes(mirrors.note_error)
     report = writes(mirrors.report)
     remove = writes(mirrors.remove)

@@ -140,7 +140,7 @@ class PartitionMirror:
         """Go on at an offset: nothing before it is missing here."""
         self.position = FetchPosition(offset)
 
-    def forget_epochs(self) -> bool:
+    def stop_sending_epochs(self) -> bool:
         """Ask without epochs from now on; return whether the last question had one."""
         had, self._has_epochs = self.position.epoch != _UNKNOWN_EPOCH, False
         self.position = FetchPosition(self.position.offset)

@@ -63,13 +63,13 @@ class AnswerBudget:
         """True if more than half of the turns are taken."""
         return self._taken > self._half
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for a turn."""
         await self._free.acquire()
         self._taken += 1
 
-    def give_back(self) -> None:
-        """Give a turn back."""
+    def release(self) -> None:
+        """Release a turn."""
         self._taken -= 1
         self._free.release()
 
@@ -292,7 +292,7 @@ class MirrorSession:
         fetching.cancel()
         await asyncio.wait([fetching])
         if not fetching.cancelled() and fetching.exception() is None and fetching.result() is not None:
-            self._context.budget.give_back()
+            self._context.budget.release()
 
     async def _fetch(
         self,
@@ -313,18 +313,18 @@ class MirrorSession:
             if not due:
                 await asyncio.sleep(min(resting.values()) - loop.time())
                 continue
-            await budget.take()
+            await budget.acquire()
             try:
                 is_short = budget.is_short
                 positions = {number: partitions[number].position for number in due}
                 wait_ms = 0 if is_short else _WAIT_MS
                 fetched = await self._cluster.fetch(leader, topic.topic_id, positions, FETCH_BYTES, wait_ms)
             except BaseException:
-                budget.give_back()
+                budget.release()
                 raise
             if any(part.records or part.error_code or part.common_end is not None for part in fetched):
                 return fetched
-            budget.give_back()
+            budget.release()
             for part in fetched:
                 partitions[part.number].note_ends(part)
             await self._note_answers(fetched, resting)
@@ -349,7 +349,7 @@ class MirrorSession:
         try:
             yield
         finally:
-            self._context.budget.give_back()
+            self._context.budget.release()
 
     async def _read_all(
         self,
@@ -398,7 +398,7 @@ class MirrorSession:
                 f"resume the mirror with --accept-gaps (acceptGaps) to go on at offset {earliest} without them",
                 (number, earliest),
             )
-        if offset <= latest and partition.forget_epochs():
+        if offset <= latest and partition.stop_sending_epochs():
             LOG.warning("%s: Kafka keeps no epochs of it, so records that an election loses stay here", partition.label)
             return
         raise MirrorStopped(

@@ -158,7 +158,7 @@ class Acknowledgements:
             self._is_settling = True
             self._topic.spawn(repeat_while(partial(self._settle_some, consumer), self._note_settled))
 
-    def forget_acknowledged_end(self) -> None:
+    def reset_acknowledged_end(self) -> None:
         """Note that the position was opened: the known end of the acknowledged messages does not hold any more."""
         self._end = -1
 
@@ -166,7 +166,7 @@ class Acknowledgements:
         """Drop everything that is about an earlier position."""
         self._pending.clear()
         self._acked_ids.clear()
-        self.forget_acknowledged_end()
+        self.reset_acknowledged_end()
 
     def _acknowledge_known(self, consumer: Consumer, ack: AckedEntry, cumulative: bool) -> bool:
         """Acknowledge an entry that is pending. Return False if it has to be looked up: it is neither pending nor

@@ -98,6 +98,6 @@ class Assignment:
         if self._by_key and isinstance(group, int):
             self._draining.remove(group)
 
-    def forget_partial_chunks(self) -> None:
-        """Forget the consumers of partly delivered chunked messages: all entries are read again."""
+    def clear_partial_chunks(self) -> None:
+        """Remove the consumers of partly delivered chunked messages: all entries are read again."""
         self._chunks.clear()

@@ -183,7 +183,7 @@ class Dispatcher:
         self._generation += 1
         self._ahead.rewind()
         self._waiting.clear()
-        self._assignment.forget_partial_chunks()
+        self._assignment.clear_partial_chunks()
         self._note_memory()
         self.wake()
 

@@ -88,7 +88,7 @@ def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequ
             LOG.warning("%s: %s. To fill the gap, %s", topic.name, _gap(cluster, progress, missing[cluster]), _AGAIN)
     if highest != stored.highest:
         partition = topic.name
-        metadata.mirrors.forget_progress(partition.partitioned_topic or partition, partition.partition)
+        metadata.mirrors.clear_progress(partition.partitioned_topic or partition, partition.partition)
     accepted = replace(
         stored,
         end_offset=end,

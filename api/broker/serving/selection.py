@@ -26,7 +26,7 @@ RING_POINTS = 100
 _NUMBER_BITS = 32
 """A point of the ring is one integer: its hash, and the number of its consumer in the low bits."""
 MAX_CHUNKED = 10_000
-"""Chunked messages of one subscription that may be partly delivered; the oldest is forgotten first."""
+"""Chunked messages of one subscription that may be partly delivered; the oldest is removed first."""
 
 CanReceive = Callable[[Consumer], bool]
 
@@ -254,9 +254,9 @@ class ChunkAssignments:
         return self._consumers.get(uuid)
 
     def note(self, uuid: str, consumer: Consumer, is_last: bool) -> None:
-        """Note that a chunk of a message was delivered to a consumer. `is_last`: forget the message, which is complete.
+        """Note that a chunk of a message was delivered to a consumer. `is_last`: remove the message, which is complete.
 
-        At most `MAX_CHUNKED` messages are kept; beyond, the oldest one is forgotten.
+        At most `MAX_CHUNKED` messages are kept; beyond, the oldest one is removed.
         """
         if is_last:
             self._consumers.pop(uuid, None)

@@ -2,7 +2,7 @@
 
 Every door moves the same state: consumers acknowledge, REST and pulsar-admin skip, expire, reset and delete here while
 the topic is open in this process. Delivered entries are kept until they are acknowledged, `MAX_PENDING` at most: then
-shared consumers receive no more; for the single active consumer of the other types the oldest entry is forgotten, and
+shared consumers receive no more; for the single active consumer of the other types the oldest entry is removed, and
 its acknowledgement is looked up in the topic.
 
 For the event loop alone; calls that wait for database or store are awaited.
@@ -59,7 +59,7 @@ class Subscription:
     async def open(self, request: SubscribeRequest) -> None:
         """Find or create its cursor, or the position where its reader begins. Raises CompactorError."""
         await self.position.open(request)
-        self.acks.forget_acknowledged_end()
+        self.acks.reset_acknowledged_end()
 
     async def prepare_for_consumer(self, request: SubscribeRequest) -> None:
         """Prepare for another consumer. A cursor without consumers is opened again: another process may have moved it.

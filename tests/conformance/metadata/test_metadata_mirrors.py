@@ -91,6 +91,6 @@ def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> Non
     ]
     epochs = (LeaderEpoch(0, 3), LeaderEpoch(1 << 40, 4))
     mirrors.note_epochs(mirrors.get(TOPIC), 1, epochs)
-    mirrors.forget_progress(TOPIC, 1)
+    mirrors.clear_progress(TOPIC, 1)
     assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now, epochs)
     assert (first.lag, second.lag) == ((1 << 40) - 5, 0)

@@ -440,11 +440,11 @@ def test_idle_mirrors_leave_turns_to_a_busy_one() -> None:
     async def run() -> None:
         budget = AnswerBudget(4)
         for _ in range(2):
-            await budget.take()
+            await budget.acquire()
         assert not budget.is_short
-        await budget.take()
+        await budget.acquire()
         assert budget.is_short
-        budget.give_back()
+        budget.release()
         assert not budget.is_short
 
     asyncio.run(run())
