@@ -109,13 +109,13 @@ def decode_batches(batches: Sequence[Batch]) -> Iterator[DecodedBatches]:
 
 
 def _neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
-    """Yield all batches, in order, together up to `_BLOCK_MESSAGES` messages and `_BLOCK_BYTES` bytes.
+    """Yield all batches, in order, together until they have `_BLOCK_MESSAGES` messages or `_BLOCK_BYTES` bytes.
 
     Many messages of one size stay apart from others.
     """
     first = messages = size = message_size = 0
     for number, batch in enumerate(batches):
-        is_full = messages + batch.count > _BLOCK_MESSAGES or size + len(batch.data) > _BLOCK_BYTES
+        is_full = messages >= _BLOCK_MESSAGES or size >= _BLOCK_BYTES
         if number > first and (is_full or (message_size not in (0, batch.message_size) and messages >= _EVEN_MESSAGES)):
             yield batches[first:number]
             first, messages, size = number, 0, 0
