@@ -193,6 +193,8 @@ class IndexBuilder:
     def add(self, table: pa.Table) -> None:
         """Add rows (`rows.SCHEMA`). They ascend from call to call."""
         self._records.append(ledger_records(table, self._hasher))
+        if _has_only_keyed(table):
+            return
         for kind, bitmap in unkeyed_offsets(table).items():
             self.unkeyed[kind] |= bitmap
         chunks = chunk_records(table, self._hasher)
@@ -227,9 +229,8 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
-    keyed = keyed_mask(table)
-    if not pc.all(keyed).as_py():
-        table = table.filter(keyed)
+    if not _has_only_keyed(table):
+        table = table.filter(keyed_mask(table))
     hi, lo = hasher(rows.contiguous(table.column("key")))
     flagged = tombstone_flagged_offsets(table)
     newest = key_index.latest(hi, lo)
@@ -241,6 +242,12 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
     return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
 
 
+def _has_only_keyed(table: pa.Table) -> bool:
+    """Return whether all rows are in the key map."""
+    is_message = pc.equal(table.column("slot"), int(rows.RowType.MESSAGE))
+    return table.column("key").null_count == 0 and bool(pc.all(is_message).as_py())
+
+
 def keyed_mask(table: pa.Table) -> pa.ChunkedArray:
     """Return a mask of the rows in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
     return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.RowType.MESSAGE)))
@@ -248,11 +255,12 @@ def keyed_mask(table: pa.Table) -> pa.ChunkedArray:
 
 def tombstone_flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
     """Return the offsets of keyed rows, shape (n,), with TOMBSTONE where the payload is null or empty (P5)."""
-    payload = table.column("payload")
-    empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()
-    offsets = table.column("offset").to_numpy().astype(np.uint64)
-    flagged: npt.NDArray[np.uint64] = np.where(empty, offsets | key_index.TOMBSTONE, offsets)
-    return flagged
+    lengths = pc.binary_length(table.column("payload"))
+    offsets: npt.NDArray[np.uint64] = table.column("offset").to_numpy().view(np.uint64)
+    if not lengths.null_count and (pc.min(lengths).as_py() or 0) > 0:
+        return offsets
+    empty = pc.fill_null(pc.equal(lengths, 0), True).to_numpy()
+    return np.where(empty, offsets | key_index.TOMBSTONE, offsets)
 
 
 def unkeyed_offsets(table: pa.Table) -> dict[str, BitMap64]:
