@@ -127,7 +127,7 @@ def batch_table(ledger_id: int, entries: Sequence[EntryFields], batches: BatchCo
             "key": batches.keys,
             "key_base64": np.zeros(count, dtype=bool),
             "payload": batches.payloads,
-            "event_time": pa.array(batches.event_times, mask=batches.event_times == 0),
+            "event_time": _nonzero(batches.event_times),
             "sequence_id": batches.sequence_ids,
             "properties": _properties(count, batches.property_rows, batches.property_keys, batches.property_values),
             **{name: pa.nulls(count, rows.SCHEMA.field(name).type) for name in _CHUNK_COLUMNS},
@@ -148,27 +148,31 @@ def _table(
     `columns`: the columns whose values differ within an entry; `metadata`: of the rows that have some of their own.
     """
     counts = np.asarray(sizes, dtype=np.int64)
+    length = int(counts.sum())
     entry_of = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(len(entry_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.arange(length, dtype=np.int32) - np.repeat((np.cumsum(counts) - counts).astype(np.int32), counts)
     batched = np.fromiter((entry.batched for entry in entries), dtype=bool, count=len(counts))
     unknown = np.fromiter((entry.producer is None for entry in entries), dtype=bool, count=len(counts))
 
-    def each(name: str) -> npt.NDArray[np.int64]:
-        values = (getattr(entry, name) for entry in entries)
-        return np.repeat(np.fromiter(values, dtype=np.int64, count=len(counts)), counts)
+    def each(name: str) -> Any:
+        """Return a number of each entry for its rows."""
+        values = [getattr(entry, name) for entry in entries]
+        if len(set(values)) == 1:
+            return rows.constant(values[0], name, length)
+        return np.repeat(np.array(values, rows.SCHEMA.field(name).type.to_pandas_dtype()), counts)
 
     columns |= {
-        "offset": each("offset") + index,
-        "ledger_id": rows.constant(ledger_id, "ledger_id", len(index)),
+        "offset": np.repeat(np.array([entry.offset for entry in entries], np.int64), counts) + index,
+        "ledger_id": rows.constant(ledger_id, "ledger_id", length),
         "entry_id": each("entry_id"),
-        "batch_index": np.where((index > 0) | batched[entry_of], index, -1),
+        "batch_index": index if batched.all() else np.where((index > 0) | batched[entry_of], index, np.int32(-1)),
         "batch_size": each("batch_size"),
         "publish_time": each("publish_time"),
         "producer": _repeated([entry.producer for entry in entries], entry_of, pa.string()),
         "sequence_id": pa.array(columns["sequence_id"], mask=unknown[entry_of] if unknown.any() else None),
         "codec": each("codec"),
         "metadata": _metadata([entry.metadata for entry in entries], entry_of, metadata),
-        "retained_at": rows.constant(None, "retained_at", len(index)),
+        "retained_at": rows.constant(None, "retained_at", length),
         **_source_columns([entry.source for entry in entries], counts),
     }
     arrays = []
@@ -210,6 +214,11 @@ def _properties(count: int, property_rows: npt.NDArray[np.int64], keys: pa.Array
     offsets = np.append(0, np.cumsum(having)).astype(np.int32)
     empty = np.append(having == 0, False)
     return pa.MapArray.from_arrays(pa.array(offsets, mask=empty), keys, values, data_type)
+
+
+def _nonzero(values: npt.NDArray[np.int64]) -> pa.Array:
+    """Return values, null for 0."""
+    return pa.array(values, mask=values == 0) if values.any() else pa.nulls(len(values), pa.int64())
 
 
 def _flags(count: int, chosen: list[int]) -> npt.NDArray[np.bool_]:
