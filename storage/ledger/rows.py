@@ -170,6 +170,7 @@ def writer_options(sample: pa.Table) -> dict[str, Any]:
         "write_statistics": [name for name in SCHEMA.names if name not in _BYTES_COLUMNS],
         "column_encoding": {**dict.fromkeys(deltas, "DELTA_BINARY_PACKED"), **dict.fromkeys(_BYTES_COLUMNS, "PLAIN")},
         "store_schema": False,  # ARROW_SCHEMA is added instead
+        "write_batch_size": GROUP_ROWS,  # a column of a row group is one page
     }
 
 
