@@ -73,8 +73,8 @@ def _check_new(environment: Environment, topic: TopicName) -> None:
 
 
 def _check_position(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> None:
-    """Raise Conflict if a partition has messages, and none is of the source. Messages that another machine has are not
-    seen: the mirror stops there."""
+    """Raise Conflict if a partition has messages, and none that is known or read here is of the source. Messages that
+    another machine has are not seen: the mirror stops there."""
     from api.broker.mirroring.position import has_position, producer_names
     from storage.topic import Topic
 
@@ -85,8 +85,8 @@ def _check_position(environment: Environment, record: TopicRecord, cluster_id: s
     with suppress(SegmentNotLocal):
         if not has_position(Topic(environment, record), of_source):
             raise Conflict(
-                f"{record.name} has messages, and none says that it came from {source_topic} of the Kafka cluster "
-                f"{cluster_id}",
+                f"{record.name} has messages, and neither the first nor the last ones say that they came from "
+                f"{source_topic} of the Kafka cluster {cluster_id}",
                 "name another topic, or one that does not exist: it is created",
             )
 

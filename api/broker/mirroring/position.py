@@ -9,10 +9,15 @@ Must not know: Kafka's protocol, the registry of topics.
 
 from __future__ import annotations
 
+from itertools import chain, islice
+
 from api.broker.serving.older_log import MIRROR_PREFIX
 from storage.entries.sequence_ids import last_complete_number
 from storage.errors import Conflict
 from storage.topic import Topic
+
+LAST_MESSAGES = 10_000
+"""The last messages of a log that may say the position: more than an entry of a mirror has."""
 
 
 def producer_name(cluster_id: str, topic: str, partition: int) -> str:
@@ -55,9 +60,15 @@ def position_in_log(storage: Topic, names: tuple[str, str], start: int | None) -
 
 
 def has_position(storage: Topic, names: tuple[str, str]) -> bool:
-    """Return whether a topic can be the mirror of a partition: it has had no message, or says its position. The log is
-    read up to the first entry that says it. For threads. Raises SegmentNotLocal, DataLoss."""
+    """Return whether a topic can be the mirror of a partition: it has had no message, or its first or its last messages
+    say its position. For threads. Raises SegmentNotLocal, DataLoss.
+
+    A mirror's first entry begins a log, unless an import did; whatever others write after it, deduplication has stored
+    its position. So the rest of a log need not be read.
+    """
     reader = storage.snapshot_reader()
     if not reader.end:
         return True
-    return any(name in scanned.highest for scanned in storage.producer_sequences(reader.first_offset) for name in names)
+    first = islice(storage.producer_sequences(reader.first_offset), 1)
+    last = storage.producer_sequences(max(reader.first_offset, reader.end - LAST_MESSAGES))
+    return any(not scanned.highest.keys().isdisjoint(names) for scanned in chain(first, last))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.broker import partitions
-from api.broker.mirroring import operations, session
+from api.broker.mirroring import operations, position, session
 from api.broker.mirroring.session import AnswerBudget
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
 from api.broker.serving.producer import ProducerOptions
@@ -21,6 +21,7 @@ from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEn
 from api.broker.serving.topic import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import NO_ERROR, Conflict, Unavailable
+from storage.log import segment_tables
 from storage.metadata.mirrors import LeaderEpoch, MirrorRecord, MirrorState
 from storage.model import TopicName
 from storage.topic import Topic
@@ -267,7 +268,9 @@ def test_a_topic_of_others_is_refused_and_not_changed(mirrored: Mirrored) -> Non
         log.append(single(b"k", b"v"))
     mirrored.kafka.topic.partitions.append(Log())
     source = MirrorSource.parse(mirrored.kafka.url, MirrorOptions())
-    with pytest.raises(Conflict, match="others-partition-0 has messages, and none says that it came from users of"):
+    with pytest.raises(
+        Conflict, match=r"others-partition-0 has messages, and neither the first nor the last ones say .* from users of"
+    ):
         operations.add(environment, source, name)
     assert [record.name.partition for record in operations.partitions_here(environment, name)] == [0]
     assert not environment.metadata.policies.effective(topic.record).deduplication_enabled
@@ -276,6 +279,26 @@ def test_a_topic_of_others_is_refused_and_not_changed(mirrored: Mirrored) -> Non
     operations.add(environment, source, name)
     assert len(operations.partitions_here(environment, name)) == 2
     assert environment.metadata.policies.effective(topic.record).deduplication_enabled
+
+
+def test_a_long_log_of_others_is_not_read_whole(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first and its last messages count, whatever is between them."""
+    monkeypatch.setattr(position, "LAST_MESSAGES", 2)
+    monkeypatch.setattr(segment_tables, "ENTRIES_BYTES", 1)
+    environment, name = mirrored.broker.environment, TopicName.parse("others")
+    partitions.create(environment, name, 1, {})
+    topic = Topic(environment, environment.metadata.topics.get(name.of_partition(0)))
+    imported = encode_message(b"k", b"v", producer="kafka:users-0", sequence_id=4, publish_time=NOW)
+    with topic.append_log() as log:
+        for entry in (single(b"k", b"v"), imported, single(b"k", b"v"), single(b"k", b"v")):
+            log.append(entry)
+    source = MirrorSource.parse(mirrored.kafka.url, MirrorOptions())
+    with pytest.raises(Conflict, match="neither the first nor the last ones say"):
+        operations.add(environment, source, name)
+    with topic.append_log() as log:
+        log.append(imported)
+        log.append(single(b"k", b"v"))
+    operations.add(environment, source, name)
 
 
 @pytest.mark.parametrize("failure", ["error_code", pytest.param("leader", marks=pytest.mark.slow)])
