@@ -137,6 +137,10 @@ class SnapshotReader:
         self.read_to = -1
         """The last offset that `raw` has passed, including rows that no reader gets."""
 
+    def of_columns(self, columns: Sequence[str]) -> SnapshotReader:
+        """Return a reader of the same snapshot that reads only some columns of sealed ledgers and parts."""
+        return SnapshotReader(self._store, self.snapshot, self.unsealed, self.retention, columns)
+
     @property
     def first_offset(self) -> int:
         """The offset of the first raw message; of the next message, if there is none."""

@@ -44,6 +44,8 @@ from storage.model import EARLIEST, SourcePosition, SourceProgress
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.snapshot_reader import SnapshotReader
 
+_PLACES = ("offset", "ledger_id", "entry_id", "batch_index", "slot", "publish_time", *rows.SOURCE_COLUMNS)
+"""The columns that tell where a message is, and whether a reader gets it."""
 _ROWS = 8_192
 """The rows that become entries together: a caller may stop after any entry, and a row group has many pages."""
 
@@ -69,6 +71,7 @@ class SourceReader:
     ) -> None:
         self._environment = environment
         self._reader = reader
+        self._places = reader.of_columns(_PLACES)
         self._hasher = hasher
         self.compacted = compacted
 
@@ -78,9 +81,9 @@ class SourceReader:
             return self.compacted.source_horizon
         end = self.compacted.horizon.offset + 1
         if self._reader.first_offset < end:
-            for table in self._reader.raw_before(end):
+            for table in self._places.raw_before(end):
                 return self._positions(table, len(table) - 1)
-        for table in self._reader.raw(SeekOffset(end)):
+        for table in self._places.raw(SeekOffset(end)):
             next_entry = self._positions(table, 0)
             return SourcePosition(next_entry.ledger_id, next_entry.entry_id - 1)
         stored = self._stored_sources()
@@ -95,15 +98,19 @@ class SourceReader:
         last = finder.compacted_message_id(self.compacted)
         if last == EARLIEST:
             return None
-        table = next(self._tables(SeekMessageId(last)))
-        row = table.slice(0, 1).select(["batch_index", "batch_size", "slot", "payload", "publish_time"]).to_pylist()[0]
+        columns = (*_PLACES, "batch_size")
+        table = next(self._tables(self._reader.of_columns(columns), SeekMessageId(last))).slice(0, 1)
+        (row,) = table.to_pylist()
+        if row["slot"] == rows.RowType.WHOLE_ENTRY:
+            whole = next(self._tables(self._reader.of_columns((*columns, "payload")), SeekMessageId(last))).slice(0, 1)
+            row["payload"] = whole.column("payload")[0].as_py()
         return SourceMessage(self._positions(table, 0), _last_index(row), row["publish_time"])
 
     def entries(self, start: SourcePosition, horizon: SourcePosition) -> Iterator[DeliverableEntry]:
         """Yield the entries from `start` to `horizon`, both inclusive, with the ids and metadata of the source."""
         builder = EntryBuilder()
         clusters: frozenset[str] = frozenset()
-        for table in self._tables(SeekSource(start)):
+        for table in self._tables(self._reader, SeekSource(start)):
             self._check(table)
             count = _count_up_to(horizon, table)
             for first in range(0, count, _ROWS):
@@ -119,17 +126,18 @@ class SourceReader:
     def first_since(self, publish_time: int, horizon: SourcePosition) -> SourcePosition | None:
         """Return the first entry up to `horizon` with a message that was published then (ms) or later, if there is
         one."""
-        for table in self._tables(SeekTime(publish_time)):
+        for table in self._tables(self._places, SeekTime(publish_time)):
             self._check(table)
             return self._positions(table, 0) if _count_up_to(horizon, table) else None
         return None
 
-    def _tables(self, seek: SeekPosition) -> Iterator[pa.Table]:
-        manifest = self._reader.manifest(self.compacted)
+    def _tables(self, reader: SnapshotReader, seek: SeekPosition) -> Iterator[pa.Table]:
+        """Yield the messages of the compacted ledger from a seek position on, with the columns of a reader."""
+        manifest = reader.manifest(self.compacted)
         if isinstance(seek, SeekSource):
             first = bisect_left(manifest.parts, True, key=lambda part: not self._is_before(part, seek))
             manifest = replace(manifest, parts=manifest.parts[first:])
-        return self._reader.compacted(seek, manifest)
+        return reader.compacted(seek, manifest)
 
     def _is_before(self, part: Part, seek: SeekSource) -> bool:
         """Return whether a part ends before a position, by its footer."""
@@ -187,7 +195,7 @@ def first_entry(reader: SnapshotReader) -> SourcePosition | None:
     """
     if reader.first_offset:
         return None
-    table = next(reader.raw(SeekOffset(0)), None)
+    table = next(reader.of_columns(_PLACES).raw(SeekOffset(0)), None)
     if table is None or not has_positions(table.slice(0, 1)):
         return None
     return SourcePosition(*(table.column(name)[0].as_py() for name in rows.SOURCE_COLUMNS))
@@ -198,7 +206,7 @@ def position_before(reader: SnapshotReader, end: int) -> SourcePosition | None:
     it."""
     if reader.first_offset >= end:
         return None
-    table = next(reader.raw_before(end), None)
+    table = next(reader.of_columns(_PLACES).raw_before(end), None)
     if table is None or not has_positions(table):
         return None
     return SourcePosition(*(table.column(name)[-1].as_py() for name in rows.SOURCE_COLUMNS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import update
 
@@ -13,6 +14,8 @@ from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies
 from storage.entries.source_position import with_position
 from storage.errors import Conflict
+from storage.ledger import rows
+from storage.ledger.rows_file import RowsReader
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.tables import compacted_ledgers
 from storage.model import SourcePosition, SourceProgress
@@ -146,6 +149,24 @@ def test_horizon_and_last_message(topic: Topic) -> None:
     assert reader is not None
     assert reader.horizon() == (9, 10), "a deletion counts, although it left no row"
     assert reader.last_message() == SourceMessage(SourcePosition(9, 9), -1, PUBLISHED + 109)
+
+
+def test_the_view_decodes_no_payloads(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker asks for it at each load of a topic."""
+    decoded: set[str] = set()
+    read = RowsReader.read
+
+    def watched(reader: RowsReader, group: int, columns: list[str] | None = None) -> pa.Table:
+        decoded.update(columns or rows.SCHEMA.names)
+        return read(reader, group, columns)
+
+    monkeypatch.setattr(RowsReader, "read", watched)
+    reader = topic.source_reader()
+    assert reader is not None
+    assert reader.last_message() == SourceMessage(SourcePosition(9, 9), -1, PUBLISHED + 109)
+    assert topic.first_source_entry() == (7, 0)
+    assert "source_entry_id" in decoded
+    assert not decoded & {"key", "payload", "properties", "metadata"}
 
 
 def test_only_deletions_leave_no_message(bench: Workbench) -> None:
