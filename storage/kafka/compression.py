@@ -33,7 +33,7 @@ class Codec(IntEnum):
 
 
 _STREAMS = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 16
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
