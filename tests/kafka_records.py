@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage.kafka.located_records import SCHEMA
 from storage.kafka.record_batch import read_batches
-from storage.kafka.records import SCHEMA, decode_batches
+from storage.kafka.records import decode_batches
 from tests.kafka_batches import text_properties
 
 

@@ -54,12 +54,25 @@ def plain_messages(
     before_key.add_varints(key_lengths, has_key)
     sized = before_key.length + _common(key_lengths) + after_key.length
     size = _Fields(len(keys))
-    if gaps is not None and gaps.any():
-        size.add_stubs(gaps)
     for shift in (24, 16, 8, 0):
         size.add_byte(sized >> shift & 0xFF)
     size.extend(before_key)
-    return _joined([size, _Column(keys, key_lengths), after_key, _Column(payloads, payload_lengths)], len(keys))
+    parts: list[_Column | _Fields | _Stubs] = [size, _Column(keys, key_lengths), after_key]
+    parts.append(_Column(payloads, payload_lengths))
+    if gaps is not None and gaps.any():
+        parts.insert(0, _Stubs(gaps))
+    return _joined(parts, len(keys))
+
+
+class _Stubs:
+    """Slots without a message, a number of them before each message."""
+
+    def __init__(self, counts: I64) -> None:
+        self.length = counts * len(STUB)
+
+    def array(self) -> pa.Array:
+        ends = np.cumsum(self.length)
+        return _large_binary(np.append(0, ends), np.frombuffer(STUB * (int(ends[-1]) // len(STUB)), np.uint8))
 
 
 class _Column:
@@ -81,19 +94,20 @@ class _Column:
 
 
 class _Field(NamedTuple):
-    """A field of each message. `length`: of all, or of each. `values`: bytes, or varints; None: stubs."""
+    """A field of each message. `length`: of all, or of each. `values`: bytes, or varints."""
 
     length: int | I64
-    values: int | I64 | None
+    values: int | I64
     is_varint: bool
 
-    def column(self, place: int, last: Flags | bool) -> U8:
-        """Return one byte of each; `last`: which have no more."""
+    def column(self, place: int) -> U8:
+        """Return one byte of each message."""
         if not self.is_varint:
             return np.asarray(self.values, np.uint8)
         assert isinstance(self.values, np.ndarray)
-        part = (self.values.view(np.uint64) >> np.uint64(7 * place)).astype(np.uint8)
-        return part & np.uint8(0x7F) | np.where(last, np.uint8(0), np.uint8(0x80))
+        part = (self.values.view(np.uint64) >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(0x7F)
+        is_last = self.length == place + 1
+        return part | np.where(is_last, np.uint8(0), np.uint8(0x80))
 
 
 class _Fields:
@@ -112,10 +126,6 @@ class _Fields:
         """Add numbers in protobuf's encoding to the rows of the mask `where`; None: to all."""
         self._add(_Field(_where(_varint_lengths(numbers), where), numbers, True))
 
-    def add_stubs(self, counts: I64) -> None:
-        """Add a number of slots without a message to each row."""
-        self._add(_Field(counts * len(STUB), None, False))
-
     def extend(self, other: _Fields) -> None:
         """Add all fields of other strings."""
         for item in other._fields:
@@ -132,36 +142,29 @@ class _Fields:
         for item in self._fields:
             assert isinstance(item.length, int)
             for place in range(item.length):
-                matrix[:, at] = item.column(place, place == item.length - 1)
+                matrix[:, at] = item.column(place)
                 at += 1
 
     def array(self) -> pa.Array:
-        """Return strings of different lengths."""
-        ends = np.cumsum(np.broadcast_to(self.length, self._rows))
-        data = np.empty(int(ends[-1]), np.uint8)
-        at = ends - self.length
-        for item in self._fields:
-            lengths = np.broadcast_to(item.length, self._rows)
-            if item.values is None:
-                stubs = np.frombuffer(STUB * (int(lengths.max()) // len(STUB)), np.uint8)
-                for row in np.flatnonzero(lengths).tolist():
-                    data[at[row] : at[row] + lengths[row]] = stubs[: lengths[row]]
-            else:
-                for place in range(int(lengths.max())):
-                    filled = lengths > place
-                    data[at[filled] + place] = np.broadcast_to(item.column(place, lengths == place + 1), self._rows)[
-                        filled
-                    ]
-            at = at + lengths
-        return _large_binary(np.append(0, ends), data)
+        """Return strings of different lengths: rows of a matrix, without the places that a field leaves empty."""
+        longest = [int(np.max(item.length)) for item in self._fields]
+        matrix = np.empty((self._rows, sum(longest)), np.uint8)
+        is_filled = np.empty(matrix.shape, bool)
+        at = 0
+        for item, length in zip(self._fields, longest, strict=True):
+            for place in range(length):
+                matrix[:, at] = item.column(place)
+                is_filled[:, at] = item.length > place
+                at += 1
+        return _large_binary(np.append(0, np.cumsum(self.length)), matrix[is_filled])
 
 
-def _joined(parts: Sequence[_Column | _Fields], rows: int) -> tuple[I64, memoryview]:
+def _joined(parts: Sequence[_Column | _Fields | _Stubs], rows: int) -> tuple[I64, memoryview]:
     """Return the bytes of all parts of a row, row by row."""
     blocks: list[pa.Array] = []
     even: list[_Column | _Fields] = []
     for part in parts:
-        if isinstance(part.length, int):
+        if not isinstance(part, _Stubs) and isinstance(part.length, int):
             even.append(part)
             continue
         blocks += [*_block(even, rows), part.array()]

@@ -95,7 +95,7 @@ class RecordBatch(NamedTuple):
         return self.data[_V2.size :]
 
 
-def batch_bytes(data: bytes, position: int, at: int = 0) -> int | None:
+def batch_bytes(data: bytes | memoryview, position: int, at: int = 0) -> int | None:
     """Return the size of the batch that begins at `at` in `data`; None: `data` ends before its magic.
 
     `position`: of `data`, for errors. Raises InvalidRecord for a size or a magic that no batch has.
@@ -111,13 +111,13 @@ def batch_bytes(data: bytes, position: int, at: int = 0) -> int | None:
     return size
 
 
-def is_preallocated(data: bytes, at: int = 0) -> bool:
+def is_preallocated(data: bytes | memoryview, at: int = 0) -> bool:
     """Return whether zeros are at `at` instead of a batch: space that a broker has reserved and not written yet."""
     start = data[at : at + PREFIX_BYTES]
     return bool(start) and not any(start)
 
 
-def read_batches(data: bytes, position: int = 0, *, verify: bool = True) -> Iterator[RecordBatch]:
+def read_batches(data: bytes | memoryview, position: int = 0, *, verify: bool = True) -> Iterator[RecordBatch]:
     """Yield the whole batches in `data`, up to one that ends after it, or to zeros.
 
     The caller knows if more must follow. `position`: of `data` in its file or answer. `verify`: compare checksums.

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.entries.encode import encode_entry
 from storage.entries.plain_messages import plain_messages
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.entries.rebuild import EntryBuilder
+from storage.kafka.located_records import LocatedRecords
 from storage.ledger import rows
 from storage.slices import I64
 
@@ -46,10 +46,10 @@ class RecordEntry:
 
 
 def to_entries(
-    records: pa.Table, producer: str, now_ms: int, max_bytes: int = MOST_ENTRY_BYTES
+    records: LocatedRecords, producer: str, now_ms: int, max_bytes: int = MOST_ENTRY_BYTES
 ) -> Iterator[RecordEntry]:
-    """Yield the entries of records (records.SCHEMA, at least one), in order. None is larger than `max_bytes` but for
-    one of a single record.
+    """Yield the entries of records (at least one), in order. None is larger than `max_bytes` but for one of a single
+    record.
 
     `producer`: the name of their producer here. `now_ms`: the publish time of records without a timestamp, and the
     latest one of any entry: a wrong clock at the source must not stop a mirror.
@@ -59,25 +59,30 @@ def to_entries(
         if len(entry.data) <= max_bytes or entry.messages == 1:
             yield entry
         else:  # its metadata make it larger
-            half = entry.messages // 2
-            for start, count in ((at, half), (at + half, entry.messages - half)):
-                yield from to_entries(records.slice(start, count), producer, now_ms, max_bytes)
+            middle = at + entry.messages // 2
+            for start, end in ((at, middle), (middle, at + entry.messages)):
+                yield from to_entries(records.part(start, end), producer, now_ms, max_bytes)
         at += entry.messages
 
 
-def _entries(records: pa.Table, producer: str, now_ms: int, entry_bytes: int) -> Iterator[RecordEntry]:
+def _entries(records: LocatedRecords, producer: str, now_ms: int, entry_bytes: int) -> Iterator[RecordEntry]:
     ends = _entry_ends(_sizes(records), entry_bytes)
     for first in range(0, len(ends), _ENTRIES_AT_ONCE):
         start = 0 if not first else int(ends[first - 1])
         some = ends[first : first + _ENTRIES_AT_ONCE]
-        part = records.slice(start, int(some[-1]) - start).combine_chunks()
-        encode = _encode_plain if _is_plain(part) else _encode
+        part = records.part(start, int(some[-1]))
+        encode = _encode if len(part.headers.rows) else _encode_plain
         yield from encode(part, some - start, producer, now_ms)
 
 
-def _sizes(records: pa.Table) -> I64:
-    names = {"key": "key", "value": "payload", "properties": "properties"}
-    return rows.logical_sizes(pa.table([records.column(name) for name in names], list(names.values())))
+def _sizes(records: LocatedRecords) -> I64:
+    """Return the bytes of each record's key, value and headers."""
+    sizes = np.maximum(records.keys.sizes, 0) + np.maximum(records.values.sizes, 0)
+    headers = records.headers
+    if len(headers.rows):
+        own = headers.name_sizes + np.maximum(headers.value_sizes, 0)
+        sizes += np.bincount(headers.rows, own, records.count).astype(np.int64)
+    return sizes
 
 
 def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
@@ -91,25 +96,19 @@ def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
     return np.array(ends, np.int64)
 
 
-def _is_plain(records: pa.Table) -> bool:
-    """Return whether no record has headers, or a key that is not UTF-8."""
-    if records.column("properties").null_count < len(records):
-        return False
+def _encode_plain(records: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    """Yield the entries of records without headers."""
+    keys, values = records.keys_and_values()
     try:
-        records.column("key").cast(pa.string())
+        keys = keys.cast(pa.string())
     except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _encode_plain(records: pa.Table, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+        yield from _encode(records, ends, producer, now_ms)
+        return
     starts = np.append(0, ends[:-1])
-    offsets = records.column("offset").to_numpy()
-    timestamps, keys = records.column("timestamp"), records.column("key")
-    times = pc.fill_null(timestamps, now_ms).to_numpy()
-    latest = np.minimum(np.maximum.reduceat(times, starts), now_ms)
-    event_times = None if timestamps.null_count == len(records) else pc.fill_null(timestamps, 0).to_numpy()
-    at, data = plain_messages(keys.chunk(0), records.column("value").chunk(0), event_times, offsets)
+    offsets, timestamps = records.offsets, records.timestamps
+    latest = _latest(timestamps, starts, now_ms)
+    event_times = np.maximum(timestamps, 0) if (timestamps >= 0).any() else None
+    at, data = plain_messages(keys, values, event_times, offsets)
     numbers = starts, ends, at[starts], at[ends], offsets[starts], offsets[ends - 1], latest
     columns = [*(column.tolist() for column in numbers), keys.take(pa.array(starts)).to_pylist()]
     for start, end, first_byte, end_byte, first, last, time, key in zip(*columns, strict=True):
@@ -120,18 +119,23 @@ def _encode_plain(records: pa.Table, ends: I64, producer: str, now_ms: int) -> I
             highest_sequence_id=last,
             num_messages_in_batch=end - start,
             uncompressed_size=end_byte - first_byte,
-            partition_key=key,
+            partition_key=None if key is None else key.encode(),
         )
         yield RecordEntry(encode_entry(metadata, data[first_byte:end_byte]), first, last, end - start)
 
 
-def _encode(records: pa.Table, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+def _latest(timestamps: I64, starts: I64, now_ms: int) -> I64:
+    """Return the publish time of each entry."""
+    times = np.where(timestamps < 0, now_ms, timestamps)
+    return np.minimum(np.maximum.reduceat(times, starts), now_ms)
+
+
+def _encode(located: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    records = located.table()
     starts = np.append(0, ends[:-1])
     counts = ends - starts
     entry_of = np.repeat(np.arange(len(ends)), counts)
-    offsets = records.column("offset").to_numpy()
-    times = pc.fill_null(records.column("timestamp"), now_ms).to_numpy()
-    latest = np.minimum(np.maximum.reduceat(times, starts), now_ms)
+    offsets, latest = located.offsets, _latest(located.timestamps, starts, now_ms)
     keys = records.column("key")
     values = {
         "offset": pa.array(np.arange(len(records))),

@@ -20,18 +20,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from api.broker.mirroring.protocol import FetchedPartition, FetchPosition
 from api.broker.mirroring.target import AppendedEntries, PartitionTarget
 from api.formats.inputs import EmptyValues
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidRecord
+from storage.kafka.located_records import LocatedRecords
 from storage.kafka.record_batch import DAMAGED_REMEDY, RecordBatch, read_batches
 from storage.kafka.record_entries import RecordEntry, to_entries
-from storage.kafka.records import decode_batches
+from storage.kafka.records import locate_batches
 from storage.kafka.transactions import CommittedBatches
 from storage.metadata.mirrors import LeaderEpoch, MirrorProgress
 
@@ -155,17 +152,17 @@ class PartitionMirror:
         waiting: asyncio.Future[None] | None = None
         try:
             accepted = (batch for batch in batches if committed.accepts(batch))
-            for records in decode_batches(accepted, _BATCH_BYTES):
-                new = self._new(records)
-                if not len(new):
+            for records in locate_batches(accepted, _BATCH_BYTES):
+                new = records.since(self.next_offset)
+                if not new.count:
                     continue
                 self._check_empty_values(new)
                 entries = list(to_entries(new, self._producer, self._clock.now_ms(), self._max_entry_bytes))
                 if waiting is not None:
                     await waiting
                 waiting = self._submit(entries)
-                self._records += len(new)
-                self._totals.records += len(new)
+                self._records += new.count
+                self._totals.records += new.count
                 self._totals.bytes += sum(len(entry.data) for entry in entries)
                 await asyncio.sleep(0)  # other partitions, and the connection, have a turn
         except InvalidRecord as error:
@@ -205,16 +202,11 @@ class PartitionMirror:
         """True if everything is here that the source gave to readers when it answered last."""
         return self.stable_offset is not None and self.next_offset >= self.stable_offset
 
-    def _new(self, records: pa.Table) -> pa.Table:
-        if records.column("offset")[0].as_py() >= self.next_offset:
-            return records
-        return records.filter(pc.greater_equal(records.column("offset"), self.next_offset))
-
-    def _check_empty_values(self, records: pa.Table) -> None:
+    def _check_empty_values(self, records: LocatedRecords) -> None:
         """Raise MirrorStopped for an empty value that must not become a deletion."""
         if self._empty_values is EmptyValues.DELETE:
             return
-        offset = first_empty_value(records)
+        offset = records.first_empty_value()
         if offset is not None:
             raise MirrorStopped(
                 f"{self.label}: the record at offset {offset} has a key and an empty value: a value for Kafka, a "
@@ -238,10 +230,3 @@ class PartitionMirror:
     def _stopped(self, error: InvalidRecord) -> MirrorStopped:
         remedy = "" if error.remedy == DAMAGED_REMEDY else f"{error.remedy}; "
         return MirrorStopped(f"{self.label}: {error.message}", f"{remedy}{_WAY_PAST}")
-
-
-def first_empty_value(records: pa.Table) -> int | None:
-    """Return the offset of the first record that has a key and an empty value; None: there is none."""
-    values, keys = records.column("value"), records.column("key")
-    empty = pc.and_(pc.fill_null(pc.equal(pc.binary_length(values), 0), False), pc.is_valid(keys)).to_numpy()
-    return records.column("offset")[int(np.argmax(empty))].as_py() if empty.any() else None

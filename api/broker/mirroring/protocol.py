@@ -57,6 +57,20 @@ class Uuid(AbstractType[bytes]):
         return data.read(16)
 
 
+class Records(CompactBytes):
+    """Batches, as a view of the whole answer: a copy of them would cost as much as to receive them."""
+
+    @classmethod
+    def decode(cls, data: io.BytesIO) -> memoryview | None:
+        size = UnsignedVarInt32.decode(data) - 1
+        if size < 0:
+            return None
+        at = data.tell()
+        if data.seek(size, io.SEEK_CUR) > len(whole := data.getvalue()):
+            raise ValueError("an answer ends inside its batches")
+        return memoryview(whole)[at : at + size]
+
+
 class Tags(TaggedFields):
     """Optional fields, by number. aiokafka's class writes none of them rightly."""
 
@@ -183,7 +197,7 @@ class FetchResponse(Response):
             ("log_start_offset", Int64),
             ("aborted", CompactArray(("producer_id", Int64), ("first_offset", Int64), _TAGS)),
             ("preferred_read_replica", Int32),
-            ("records", CompactBytes),
+            ("records", Records),
         ),
         _TAGS,
     )
@@ -243,7 +257,7 @@ class FetchedPartition(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     aborted: Sequence[AbortedTransaction]
-    records: bytes
+    records: bytes | memoryview
     common_end: int | None = None
 
 

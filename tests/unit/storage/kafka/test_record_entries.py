@@ -11,8 +11,11 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import inspect, parse_metadata
 from storage.entries.sequence_ids import sequence_of
 from storage.kafka import record_entries
+from storage.kafka.located_records import LocatedRecords
+from storage.kafka.record_batch import read_batches
 from storage.kafka.record_entries import RecordEntry, to_entries
-from storage.kafka.records import SCHEMA
+from storage.kafka.records import locate_batches
+from tests.kafka_batches import Batch, Record, encode
 
 NOW = 1_800_000_000_000
 PRODUCER = "kafka:c:t-0"
@@ -41,14 +44,15 @@ EVEN = st.builds(
 """Records of one size."""
 
 
-def table(rows: list[tuple[Any, ...]]) -> pa.Table:
-    """Records of (gap to the offset before, timestamp, key, value, properties)."""
-    offset, columns = 0, []
-    for gap, *fields in rows:
+def located(rows: list[tuple[Any, ...]]) -> LocatedRecords:
+    """Records of (gap to the offset before, timestamp, key, value, headers)."""
+    offset, records = 0, []
+    for gap, timestamp, key, value, headers in rows:
         offset += gap
-        columns.append((offset, *fields))
-    arrays = [pa.array(column, field.type) for column, field in zip(zip(*columns, strict=True), SCHEMA, strict=True)]
-    return pa.table(arrays, schema=SCHEMA)
+        pairs = [(name.encode(), text.encode()) for name, text in headers or ()]
+        records.append(Record(offset, -1 if timestamp is None else timestamp, key, value, pairs))
+    (result,) = locate_batches(read_batches(encode(Batch(records))))
+    return result
 
 
 def decoded(entries: list[RecordEntry]) -> pa.Table:
@@ -64,9 +68,8 @@ def decoded(entries: list[RecordEntry]) -> pa.Table:
 @settings(max_examples=90)
 @given(st.one_of(RECORDS, PLAIN, EVEN))
 def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
-    records = table(rows)
-    entries = list(to_entries(records, PRODUCER, NOW))
-    messages = decoded(entries)
+    entries = list(to_entries(located(rows), PRODUCER, NOW))
+    messages, records = decoded(entries), located(rows).table()
     assert messages.column("sequence_id").to_pylist() == records.column("offset").to_pylist()
     for name, column in (
         ("key", "key"),
@@ -83,29 +86,29 @@ def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
 
 def test_an_entry_states_its_highest_offset() -> None:
     """Deduplication and the mirror read the position from it."""
-    (entry,) = to_entries(table([(7, NOW, b"k", b"v", None), (20, NOW, b"k", b"v", None)]), PRODUCER, NOW)
+    (entry,) = to_entries(located([(7, NOW, b"k", b"v", None), (20, NOW, b"k", b"v", None)]), PRODUCER, NOW)
     assert (entry.first_offset, entry.last_offset, entry.messages) == (7, 27, 2)
     assert sequence_of(parse_metadata(entry.data)[0])[0] == 27
 
 
 def test_entries_are_cut_by_messages_and_by_bytes() -> None:
     count = record_entries.ENTRY_MESSAGES
-    many = table([(1, NOW, b"k", b"v", None)] * (2 * count + 1))
+    many = located([(1, NOW, b"k", b"v", None)] * (2 * count + 1))
     assert [entry.messages for entry in to_entries(many, PRODUCER, NOW)] == [count, count, 1]
     half = record_entries.ENTRY_BYTES // 2
-    large = table([(1, NOW, None, b"x" * size, None) for size in (half, half, 1, 4 * half, 1)])
+    large = located([(1, NOW, None, b"x" * size, None) for size in (half, half, 1, 4 * half, 1)])
     assert [entry.messages for entry in to_entries(large, PRODUCER, NOW)] == [2, 1, 1, 1]
 
 
 def test_any_number_of_entries_is_in_order() -> None:
     value = b"x" * record_entries.ENTRY_BYTES
-    entries = list(to_entries(table([(1, NOW, b"k", value, None)] * 70), PRODUCER, NOW))
+    entries = list(to_entries(located([(1, NOW, b"k", value, None)] * 70), PRODUCER, NOW))
     assert [entry.first_offset for entry in entries] == list(range(1, 71))
 
 
 def test_entries_are_as_small_as_the_topic_takes() -> None:
     """Metadata of short records count, too; a single record may be larger."""
-    records = table([(1, NOW, b"k", b"v", None)] * 300 + [(1, NOW, b"k", b"x" * 3_000, None)])
+    records = located([(1, NOW, b"k", b"v", None)] * 300 + [(1, NOW, b"k", b"x" * 3_000, None)])
     entries = list(to_entries(records, PRODUCER, NOW, 1_000))
     assert decoded(entries).column("sequence_id").to_pylist() == list(range(1, 302))
     assert max(len(entry.data) for entry in entries[:-1]) <= 1_000 < len(entries[-1].data)
