@@ -7,10 +7,7 @@ number of ledgers and each deployment with one of these, `make soak` with all.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,39 +23,22 @@ from storage.model import Message
 from storage.objects.interface import ObjectStore, StoreLocation
 from storage.objects.registry import open_store
 from storage.topic import Topic
-from tests.budgets import IN_CI
+from tests.real_input import CHANGES, RealInput, real_input
 from tests.servers.fixtures_postgres import postgres_server
 from tests.servers.fixtures_s3 import use_credentials, versitygw
 from tests.workbench import Workbench, compacted_only, view
 
 __all__ = ["postgres_server", "versitygw"]
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-CHANGES = DATA / "bookkeeper.changes.jsonl.gz"
 MESSAGES = 33_098
 LOGICAL_BYTES = 5_234_894
 
 
-@dataclass(frozen=True)
-class RealInput:
-    """The input of an import, and its expected result."""
-
-    changes: list[dict[str, object]]
-    tree: dict[bytes, bytes | None]
-
-
-@pytest.fixture(scope="module")
-def real_input() -> RealInput:
-    if not CHANGES.exists():
-        if IN_CI:
-            pytest.fail(f"{CHANGES.name} is missing: CI needs ../shared beside the clone")
-        pytest.skip(f"{CHANGES.name} is not beside this clone (../shared/data)")
-    with gzip.open(CHANGES, "rt", encoding="utf-8") as lines:
-        changes = [json.loads(line) for line in lines]
-    with gzip.open(DATA / "bookkeeper.tree.tsv.gz", "rb") as rows:
-        tree = dict(row.rstrip(b"\n").split(b"\t") for row in rows)
-    assert len(changes) == MESSAGES
-    return RealInput(changes, dict(tree))
+@pytest.fixture(scope="module", name="real_input")
+def changes_and_tree() -> RealInput:
+    source = real_input()
+    assert len(source.changes) == MESSAGES
+    return source
 
 
 def embedded(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, ObjectStore]:

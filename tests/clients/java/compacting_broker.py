@@ -68,7 +68,7 @@ class CompactingBroker:
 
     def send(self, topic: str, *messages: tuple[str | None, bytes | None], batch: int = 1) -> None:
         """Produce messages, `batch` of them in an entry."""
-        options: dict[str, Any] = {"batching_enabled": batch > 1}
+        options: dict[str, Any] = {"batching_enabled": batch > 1, "block_if_queue_full": True}
         if batch > 1:
             options |= {"batching_max_messages": batch, "batching_max_publish_delay_ms": 10_000}
         producer = self.client.create_producer(topic, **options)

@@ -6,7 +6,6 @@ Kafka's own view is that of a consumer with `read_committed`. One broker for the
 from __future__ import annotations
 
 import asyncio
-import gzip
 import itertools
 import json
 import random
@@ -26,15 +25,14 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from benchmarks.peers.broker import free_ports
 from benchmarks.peers.kafka import Kafka
 from storage.kafka.header_properties import BASE64, NULL
-from tests.budgets import IN_CI
 from tests.certificates import certificate
 from tests.clients.java.kafka_broker import PASSWORD, USER, kafka_broker
 from tests.clients.java.service_lives import Lives
-from tests.clients.python.conftest import Admin, wait_for
+from tests.clients.python.conftest import Admin, compacted_values, wait_for
+from tests.real_input import real_input
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2_400)]
 CAUGHT_UP_WITHIN_SECONDS = 120
-CHANGES = Path(__file__).parents[3].parent / "shared" / "data" / "bookkeeper.changes.jsonl.gz"
 _NUMBERS = itertools.count()
 Row = tuple[Any, ...]
 """Key, value, timestamp and properties of a message."""
@@ -335,39 +333,39 @@ def test_a_topic_made_again_stops_the_mirror(broker: Kafka, service: Lives, topi
     assert [row[1] for row in _here(service.rest, topic, 0)] == [b"old"]
 
 
-def test_real_input_is_compacted_to_its_tree(broker: Kafka, service: Lives, topic: str) -> None:
-    """33,098 changes of a large repository (tests/conformance/test_real_input.py), from Kafka's client to the tree."""
-    if not CHANGES.exists():
-        if IN_CI:
-            pytest.fail(f"{CHANGES.name} is missing: CI needs ../shared beside the clone")
-        pytest.skip(f"{CHANGES.name} is not beside this clone (../shared/data)")
-    with gzip.open(CHANGES, "rt", encoding="utf-8") as lines:
-        changes = [json.loads(line) for line in lines]
-    with gzip.open(CHANGES.with_name("bookkeeper.tree.tsv.gz"), "rb") as rows:
-        tree = dict(row.rstrip(b"\n").split(b"\t") for row in rows)
-    partitions = 3
+def test_real_input_is_compacted_to_its_tree(broker: Kafka, service: Lives, service_folder: Path, topic: str) -> None:
+    """From Kafka's client to the tree, by a mirror, and by an import of the broker's segments."""
+    source, partitions = real_input(), 3
     _create(broker, topic, partitions)
-    _produce(broker, topic, [{name: _encoded(change[name]) for name in ("key", "value")} for change in changes])
+    _produce(broker, topic, [{"key": key.encode(), "value": value} for key, value in source.messages])
     _add(service.rest, broker, topic)
-    names = [f"public/default/{topic}-partition-{number}" for number in range(partitions)]
 
     def is_here() -> bool:
         parts = _mirror(service.rest, topic)["partitions"]
-        return sum(part["next_offset"] or 0 for part in parts) == len(changes)
+        return sum(part["next_offset"] or 0 for part in parts) == len(source.changes)
 
     wait_for(is_here, seconds=CAUGHT_UP_WITHIN_SECONDS)
-    live: dict[bytes, bytes] = {}
-    for name in names:
+    assert _compacted(service, topic, partitions) == source.tree
+
+    imported = f"{topic}-files"
+    path = f"/admin/v2/persistent/public/default/{imported}/partitions"
+    assert service.rest.put(path, json=partitions).is_success
+    folders = [str(broker.folder / "logs" / f"{topic}-{number}") for number in range(partitions)]
+    command = [sys.executable, "-m", "api.cli.main", "import", imported, *folders, "--format", "kafka-segments"]
+    environment = {"COMPACTOR_DATA": str(service_folder / "data"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert _compacted(service, imported, partitions) == source.tree
+
+
+def _compacted(service: Lives, topic: str, partitions: int) -> dict[bytes, bytes]:
+    """Compact all partitions of a topic, and return the values of their keys."""
+    values: dict[bytes, bytes] = {}
+    for number in range(partitions):
+        name = f"public/default/{topic}-partition-{number}"
         Admin(service.service.url).compact(f"persistent://{name}")
-        options = {"stream": "true", "readCompacted": "true"}
-        for line in service.rest.get(f"/admin/v2/persistent/{name}/messages", params=options).text.splitlines():
-            message = json.loads(line)
-            live[message["key"].encode()] = message["value"].encode()
-    assert live == tree
-
-
-def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+        values |= compacted_values(service.rest, name)
+    return values
 
 
 def test_tls_and_sasl(broker: Kafka, service: Lives, secure: SecureListener, topic: str) -> None:

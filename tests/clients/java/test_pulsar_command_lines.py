@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -15,12 +13,12 @@ from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
 from tests.clients.java.maven import class_path
 from tests.clients.java.messaging import java_client
 from tests.clients.python.conftest import connected
+from tests.real_input import real_input
 from tests.servers.compactor_service import RunningService
 
 pytestmark = pytest.mark.slow
 
 _HERE = Path(__file__).resolve().parent
-_DATA = _HERE.parents[3] / "shared" / "data"
 TOPIC = "persistent://public/default/command-line"
 
 
@@ -66,20 +64,17 @@ def test_pulsar_perf_produces_consumes_and_reads(service: RunningService, conf: 
 
 
 def test_real_changes_through_python_pulsar_admin_and_java(service: RunningService, conf: str) -> None:
-    """../shared/data: a changelog of a repository's files, and the tree that it ends in."""
+    source = real_input()
     topic = "persistent://public/default/bookkeeper"
     client = connected(service.broker_service_url)
     producer = client.create_producer(topic, batching_enabled=True, block_if_queue_full=True)
     failed: list[object] = []
-    with gzip.open(_DATA / "bookkeeper.changes.jsonl.gz", "rt") as lines:
-        for line in lines:
-            change = json.loads(line)
-            value = change["value"]
-            producer.send_async(
-                b"" if value is None else value.encode(),
-                lambda result, _: None if result == pulsar.Result.Ok else failed.append(result),
-                partition_key=change["key"],
-            )
+    for key, value in source.messages:
+        producer.send_async(
+            value or b"",
+            lambda result, _: None if result == pulsar.Result.Ok else failed.append(result),
+            partition_key=key,
+        )
     producer.flush()
     client.close()
     assert not failed
@@ -91,8 +86,5 @@ def test_real_changes_through_python_pulsar_admin_and_java(service: RunningServi
         jvm(class_path(_HERE / "pulsar-messaging.lock")) as gateway,
         java_client(gateway, service.broker_service_url) as reader,
     ):
-        values = {message.key: message.value.decode() for message in reader.reader(topic, compacted=True).all()}
-
-    with gzip.open(_DATA / "bookkeeper.tree.tsv.gz", "rt") as lines:
-        tree = dict(line.rstrip("\n").split("\t", 1) for line in lines)
-    assert values == tree
+        values = {message.key.encode(): message.value for message in reader.reader(topic, compacted=True).all()}
+    assert values == source.tree

@@ -30,7 +30,8 @@ from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
 from tests.clients.java.maven import class_path
 from tests.clients.java.messaging import java_client
 from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_checks, plugin_jar
-from tests.clients.python.conftest import all_of, wait_for
+from tests.clients.python.conftest import all_of, compacted_values, wait_for
+from tests.real_input import real_input
 from tests.servers.compactor_service import compactor_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -244,6 +245,17 @@ def test_the_commands_of_the_readme(broker: CompactingBroker, gateway: JavaGatew
     assert broker.values(topic) == newest(messages)
     assert broker.status(topic)["status"] == "SUCCESS"
     assert broker.at_service("GET", topic, "/compacted").json()["messages"] == 3
+
+
+@ONE_VERSION
+def test_real_input_is_compacted_to_its_tree(broker: CompactingBroker) -> None:
+    """In the source's own compacted reads, and in the service to which it is replicated."""
+    source, topic = real_input(), broker.topic()
+    broker.send(topic, *source.messages, batch=500)
+    broker.compact(topic)
+    assert {key.encode(): value for key, value in broker.values(topic)} == source.tree
+    with httpx.Client(base_url=broker.service.url, timeout=60) as rest:
+        assert compacted_values(rest, topic.partition("://")[2]) == source.tree
 
 
 # Cursor and horizon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -98,6 +99,15 @@ def all_of(reader: pulsar.Reader) -> list[pulsar.Message]:
 
 def values(messages: list[pulsar.Message]) -> list[tuple[str, bytes]]:
     return [(message.partition_key(), message.data()) for message in messages]
+
+
+def compacted_values(rest: httpx.Client, topic: str) -> dict[bytes, bytes]:
+    """Return the value of each key of a compacted topic, `tenant/namespace/topic`, as the service has it."""
+    options = {"stream": "true", "readCompacted": "true"}
+    answer = rest.get(f"/admin/v2/persistent/{topic}/messages", params=options)
+    assert answer.is_success, answer.text
+    messages = map(json.loads, answer.text.splitlines())
+    return {message["key"].encode(): message["value"].encode() for message in messages}
 
 
 def position(message: pulsar.Message) -> tuple[int, int, int]:
