@@ -14,15 +14,17 @@ The steps per topic; their order makes them safe beside imports, runs, readers a
               grace time ago; without a row of their attempt, unless they are younger than a grace time and `skew_ms`
     purge     delete the rows of attempts that finished a grace time ago and have no object
 
-    settle    state when the topic needs the next collection, by the snapshot of `refer`; None: when it is queued again
+    reschedule  state when the topic needs the next collection, by the snapshot of `refer`; None: when it is queued
+              again
 
 If one snapshot shows that no step has work, as for most topics at most times, the collection ends with it.
 
 Garbage begins only with rows: an attempt ends, a compacted ledger retires, a ledger is trimmed, a topic is deleted. The
 transactions that make such rows queue the topic (storage/metadata/topic_work.py), and an attempt does so when it
 begins. `collect_due` collects the topics whose time has come, each with one listing of its own objects. A topic stays
-queued until a whole collection has settled it, so a collection that was interrupted is repeated, also if the rows that
-led to its garbage are deleted already; a mark that comes after the read of the queue, before `list`, is not removed.
+queued until a whole collection has rescheduled it, so a collection that was interrupted is repeated, also if the rows
+that led to its garbage are deleted already; a mark that comes after the read of the queue, before `list`, is not
+removed.
 `collect_all` lists the whole store, and so also finds what no row leads to: objects of writers that outlived their
 attempt, or that are younger than a database that was restored. It queues a topic that needs a later collection and is
 not queued.
@@ -201,7 +203,7 @@ class GarbageCollector:
         snapshot = self.environment.metadata.pins.gc_snapshot(topic.id)
         if self._is_clean(snapshot, listed, now):
             if not dry_run:
-                self._settle(snapshot, listed, listed_since, queued, now, 0, {})
+                self._reschedule(snapshot, listed, listed_since, queued, now, 0, {})
             return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
@@ -232,12 +234,12 @@ class GarbageCollector:
         if not dry_run:
             remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
-            self._settle(snapshot, listed, listed_since, queued, now, delay_ms, times)
+            self._reschedule(snapshot, listed, listed_since, queued, now, delay_ms, times)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
 
-    def _settle(
+    def _reschedule(
         self,
         snapshot: GcSnapshot,
         listed: list[ObjectInfo],
@@ -257,7 +259,7 @@ class GarbageCollector:
         due_at = min((time for time in times if time is not None), default=None)
         work = self.environment.metadata.topic_work
         if queued is not None:
-            work.settle([(queued, due_at)])
+            work.reschedule([(queued, due_at)])
         elif due_at is not None:
             work.queue(WorkKind.COLLECT, [snapshot.topic.id])
 

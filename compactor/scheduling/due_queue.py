@@ -29,7 +29,7 @@ class DueQueue:
     throttle: Throttle = lambda _: None
 
     def check(self, now: int, leader_token: int) -> list[DueTopic]:
-        """Return the topics that are due at `now` (ms), in the order of `due_topics`; settle the others.
+        """Return the topics that are due at `now` (ms), in the order of `due_topics`; reschedule the others.
 
         Raises Fenced if the leadership was lost.
         """
@@ -44,13 +44,13 @@ class DueQueue:
         topic_ids = [work.topic_id for work in page]
         backlogs = {backlog.topic.id: backlog for backlog in self.backlogs.read_triggered(topic_ids)}
         controls = self.metadata.compaction_control.of_topics(backlogs)
-        settled = []
+        rescheduled = []
         for work in page:
             due_at = queued_until(backlogs.get(work.topic_id), controls.get(work.topic_id), now)
             if due_at is None or due_at > now:
-                settled.append((work, due_at))
-        if settled:
-            self.metadata.topic_work.settle(settled, leader_token)
+                rescheduled.append((work, due_at))
+        if rescheduled:
+            self.metadata.topic_work.reschedule(rescheduled, leader_token)
         return due_topics(list(backlogs.values()), controls, now)
 
 

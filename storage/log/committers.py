@@ -31,7 +31,7 @@ IDLE_SECONDS = 5.0
 """The time without work after which a thread ends."""
 
 
-class Committed(Protocol):
+class AppendQueue(Protocol):
     """A queue of appends to one file."""
 
     def begin(self) -> int | None:
@@ -66,29 +66,29 @@ class Committers:
         """Forget all: a process that was forked has none of the threads."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._ready: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Committed]] = []
+        self._ready: queue.SimpleQueue[AppendQueue | None] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, AppendQueue]] = []
         self._numbers = itertools.count()
         self._threads = self._free = self._flushing = 0
 
-    def put(self, committed: Committed) -> None:
+    def put(self, appends: AppendQueue) -> None:
         """Commit what waits in a queue, after the queues that were put before. The caller puts a queue once."""
         self._check_process()
-        self._ready.put(committed)
+        self._ready.put(appends)
         with self._lock:
             self._ensure_thread()
 
-    def commit(self, committed: Committed) -> None:
+    def commit(self, appends: AppendQueue) -> None:
         """Commit what waits in a queue, in this thread, as one of the committing threads does."""
         self._check_process()
-        self._commit([committed])
+        self._commit([appends])
 
-    def put_at(self, at: float, committed: Committed) -> None:
+    def put_at(self, at: float, appends: AppendQueue) -> None:
         """Put a queue at a time of `time.monotonic`."""
         self._check_process()
         with self._lock:
-            heapq.heappush(self._timers, (at, next(self._numbers), committed))
-            if self._timers[0][2] is committed:
+            heapq.heappush(self._timers, (at, next(self._numbers), appends))
+            if self._timers[0][2] is appends:
                 self._ready.put(None)  # a waiting thread waits no longer than until then
             self._ensure_thread()
 
@@ -120,7 +120,7 @@ class Committers:
                 self._ensure_thread()
             raise
 
-    def _take(self) -> list[Committed]:
+    def _take(self) -> list[AppendQueue]:
         """Return the queues to commit next; none: the thread ends."""
         at_once = AT_ONCE if self._kernel.is_possible else 1
         while True:
@@ -156,7 +156,7 @@ class Committers:
     def _kernel(self) -> Flushes:
         return self._flushes or kernel_flushes()
 
-    def _commit(self, taken: list[Committed]) -> None:
+    def _commit(self, taken: list[AppendQueue]) -> None:
         flushes = [(descriptor, item.end_flush) for item in taken if (descriptor := item.begin()) is not None]
         begun = 0
         if len(flushes) > 1 or self._flushing >= self._most // 2:

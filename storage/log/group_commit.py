@@ -215,7 +215,7 @@ class GroupCommit:
         self._committers.commit(self)
 
     def begin(self) -> int | None:
-        """Write the waiting entries, for a committing thread (committers.py: Committed)."""
+        """Write the waiting entries, for a committing thread (committers.py: AppendQueue)."""
         with self._lock:
             self._is_put = False
             if self._timed_at is not None and self._timed_at <= time.monotonic():
@@ -241,7 +241,7 @@ class GroupCommit:
         return None
 
     def end_flush(self, error: BaseException | None) -> None:
-        """Answer the entries that were flushed (committers.py: Committed)."""
+        """Answer the entries that were flushed (committers.py: AppendQueue)."""
         group, self._flushed = self._flushed, []
         try:
             self._committer.end_flush(error)

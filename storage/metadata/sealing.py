@@ -148,6 +148,6 @@ def _open_claims(connection: Connection, rolled: Sequence[SegmentRecord]) -> dic
 
 
 def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
-    """Return the number of tries, without an open claim whose process lives: that process did not die of it."""
+    """Return the number of tries; the last one does not count if its claim is open and its process is alive."""
     last = claims.get(segment.sealing_attempt_id or "")
     return segment.sealing_tries - (last is not None and is_alive_here(last.owner))

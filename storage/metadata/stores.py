@@ -352,7 +352,7 @@ class TopicWorkStore(Store):
     set_note = writes(topic_work.set_note)
     due = reads(topic_work.due)
     of_topics = reads(topic_work.of_topics)
-    settle = writes(topic_work.settle)
+    reschedule = writes(topic_work.reschedule)
 
 
 class ServiceStore(Store):

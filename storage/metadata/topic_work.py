@@ -2,8 +2,8 @@
 
 The transaction that may make work for a topic marks it (`mark`, `mark_where`). A mark only means: check the topic. What
 work there is, and when, only the check decides, from the topic's rows, so a mark that was not needed does no harm. The
-leader checks the topics that are due, and `settle`s each: it stays, is due again at a later time, or is removed, until
-the next event marks it. Conditions that come with time alone, such as a maximum lag, are such later times.
+leader checks the topics that are due, and `reschedule`s each: it stays, is due again at a later time, or is removed,
+until the next event marks it. Conditions that come with time alone, such as a maximum lag, are such later times.
 
     COMPACT   the topic's compaction may be due. Marked by: bulk append, roll, publishing, trim, truncation, removal of
               `__compaction`, resumption, a change of policies in any scope, and appends to the open segment, by the
@@ -12,10 +12,11 @@ the next event marks it. Conditions that come with time alone, such as a maximum
               truncation, the retirement of a compacted ledger. A topic stays queued while an attempt is unfinished, so
               the end of one marks nothing (compactor/maintenance/garbage.py)
 
-Invariants: `settle` removes no mark that came after the read which the check is based on: each mark raises `changes`,
-which begins at a random number, so that a row that was removed and queued again differs. Due compactions are settled by
-the leader alone, fenced by its token, since what another process can read of open segments differs. Marks of several
-topics lock their rows in the order of ids; `settle` waits for no row. A topic that is deleted takes its marks with it.
+Invariants: `reschedule` removes no mark that came after the read which the check is based on: each mark raises
+`changes`, which begins at a random number, so that a row that was removed and queued again differs. The leader alone
+reschedules due compactions, fenced by its token, since what another process can read of open segments differs. Marks of
+several topics lock their rows in the order of ids; `reschedule` waits for no row. A topic that is deleted takes its
+marks with it.
 
 Policies that are not in SQL (a settings file, another version's defaults) mark nothing: a leader whose policies differ
 from those of the leader before it marks all topics (`begin_leading`).
@@ -43,7 +44,7 @@ AT_ONCE = 0
 """The time of a mark: the next check includes the topic."""
 _MAX_FIRST = 1 << 62
 _POLICIES = "policies"
-"""The note with the digest of the policies that are not in SQL, for which the queue was settled last."""
+"""The note with the digest of the policies that are not in SQL, for which all topics were queued last."""
 
 
 class WorkKind(StrEnum):
@@ -157,7 +158,7 @@ def of_topics(connection: Connection, kind: WorkKind, topic_ids: Collection[int]
     }
 
 
-def settle(
+def reschedule(
     connection: Connection, checked: Sequence[tuple[TopicWork, int | None]], leader_token: int | None = None
 ) -> None:
     """Let topics be due again at a time (ms), or remove them (None), unless they were marked since they were read.

@@ -104,7 +104,7 @@ def get_namespace(broker: Broker, request: Request, levels: str) -> dict[str, An
 
 @router.route("HEAD", _NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="headIcebergNamespace")
 def head_namespace(broker: Broker, request: Request, levels: str) -> None:
-    """Return whether there is a tenant or namespace with tables."""
+    """Check that a tenant or namespace with tables exists; 404 if it does not."""
     _check_namespace(broker, request, decoded(levels).split(SEPARATOR))
 
 

@@ -399,10 +399,10 @@ def test_a_mark_after_the_read_of_a_check_stays(bench: Workbench) -> None:
     (work,) = bench.metadata.topic_work.due(WorkKind.COMPACT, NOW * 2)
     bench.set_policies(topic, **{"max.compaction.lag.ms": 5})
     for due_at in (None, NOW * 3):
-        bench.metadata.topic_work.settle([(work, due_at)], leader.token)
+        bench.metadata.topic_work.reschedule([(work, due_at)], leader.token)
         (after,) = bench.metadata.topic_work.due(WorkKind.COMPACT, 0)
         assert (after.topic_id, after.changes) == (topic.record.id, work.changes + 1)
-    bench.metadata.topic_work.settle([(after, None)], leader.token)
+    bench.metadata.topic_work.reschedule([(after, None)], leader.token)
     assert leader.queued() == []
 
 
