@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from api.components import open_for_reading
+from api.spark.brief_errors import brief_errors
 from api.spark.partitions import partitions_of, read_partition, service_partitions
 from api.spark.read_columns import ReadColumns
 from api.spark.service_scan import plan_service_scan
@@ -35,6 +36,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
+@brief_errors
 class TopicReader(DataSourceReader):
     """The reader of a batch query."""
 

@@ -13,6 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from api.spark.brief_errors import brief_errors
 from api.spark.message_columns import WRITTEN_TYPES, message_tables
 from api.spark.source_options import SourceOptions
 from api.spark.topic_write import TopicWrite
@@ -42,6 +43,7 @@ class TaskLedgers(WriterCommitMessage):
     ledgers: tuple[LedgerRecord, ...]
 
 
+@brief_errors
 class TopicWriter(DataSourceArrowWriter):
     """The writer of one job. The driver has it, and each task a copy."""
 

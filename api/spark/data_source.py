@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from api.spark.batch_reader import TopicReader
 from api.spark.batch_writer import TopicWriter, check_written_columns
+from api.spark.brief_errors import brief_errors
 from api.spark.read_columns import DEFAULT_COLUMNS, SPARK_TYPES
 from api.spark.source_options import SourceOptions
 from api.spark.stream_reader import TopicStreamReader
@@ -30,6 +31,7 @@ from storage.errors import InvalidInput
 NAME = "compactor"
 
 
+@brief_errors
 class CompactorDataSource(DataSource):
     """Topics as tables. Needs Spark's setting of `register`."""
 

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from api.components import open_for_reading
+from api.spark.brief_errors import brief_errors
 from api.spark.partitions import partitions_of, read_partition
 from api.spark.read_columns import ReadColumns
 from api.spark.source_options import SourceOptions
@@ -27,6 +28,7 @@ from storage.reading.scan import END, ScanRange
 from storage.topic import Topic
 
 
+@brief_errors
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a streaming query."""
 

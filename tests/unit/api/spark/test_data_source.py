@@ -8,6 +8,7 @@ from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -24,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, ByteType, LongType, StringType, StructField, StructType
 
-from api.spark import message_columns
+from api.spark import message_columns, partitions
 from api.spark.batch_reader import TopicReader, narrowed
 from api.spark.batch_writer import TaskLedgers, TopicWriter
 from api.spark.data_source import CompactorDataSource
@@ -294,6 +295,29 @@ def test_what_a_topic_cannot_do_is_refused() -> None:
         CompactorDataSource({"path": "t", "readCompacted": "true"}).writer(KEYED, overwrite=False)
     with pytest.raises(InvalidInput, match="a service has no column slot"):
         source.reader(StructType([StructField("slot", ByteType())]))
+
+
+def test_errors_that_say_what_to_do_have_no_traceback_of_this_project(
+    bench: Workbench, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark prints it above the message; that of a fault stays."""
+
+    def frames_of(call: Callable[[], object], kind: type[Exception]) -> list[str]:
+        with pytest.raises(kind) as raised:
+            call()
+        assert raised.value.__cause__ is None
+        names = [Path(entry.path).name for entry in raised.traceback]
+        return [name for name in names if name != Path(__file__).name]
+
+    reader = stream()
+    assert frames_of(reader.initialOffset, TopicNotFound) == ["brief_errors.py"]
+    bench.append(bench.topic(), [content((b"a", b"1"))])
+    start = reader.initialOffset()
+    (piece,) = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
+    monkeypatch.setattr(partitions, "open_store", Mock(side_effect=Unavailable("away", "wait")))
+    assert frames_of(lambda: list(reader.read(piece)), Unavailable) == ["brief_errors.py"]
+    monkeypatch.setattr(partitions, "open_store", Mock(side_effect=KeyError))
+    assert "partitions.py" in frames_of(lambda: list(reader.read(piece)), KeyError)
 
 
 def test_batches_become_messages_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
