@@ -40,6 +40,8 @@ READS_AHEAD = 2
 """Ranged reads of up to `ObjectStore.preferred_read_bytes` that run ahead of a reader that reads all it announces."""
 _PLACED_COLUMNS = ("offset", "ledger_id")
 _IN_PLACE = LedgerPlace(0, 0)
+_VARIES = object()
+"""Stands for the value of a column that is not known to be constant."""
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 
@@ -258,7 +260,8 @@ class RowsReader:
     def read(self, group: int, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of row group `group`, with all columns or only `columns`, in the order of `columns`."""
         names = columns or rows.SCHEMA.names
-        return _assemble(names, [self._decode(group, names, None)], self._constants(group), self.groups[group].rows)
+        decoded = self._decode(group, names, None)
+        return _assemble(names, [decoded], self._constants(group, names), self.groups[group].rows)
 
     def decoded_bytes(self, group: int) -> int:
         """Return the approximate bytes of a row group in memory, by its metadata."""
@@ -275,7 +278,7 @@ class RowsReader:
         constants: dict[str, Any] = {}
         count = size = 0
         for number, positions in selections:
-            group, own = self.groups[number], self._constants(number)
+            group, own = self.groups[number], self._constants(number, rows.SCHEMA.names)
             full = size >= rows.GROUP_BYTES or count + len(positions) > rows.GROUP_ROWS
             if pieces and (full or own != constants):
                 yield _assemble(rows.SCHEMA.names, pieces, constants, count)
@@ -340,6 +343,14 @@ class RowsReader:
         schema = self._metadata.schema
         return {schema.column(number).path: number for number in range(len(schema))}
 
+    @cached_property
+    def _leaves(self) -> Mapping[str, list[int]]:
+        """The numbers of the leaves of each column of rows.SCHEMA in a row group."""
+        leaves: dict[str, list[int]] = {}
+        for path, number in self._column_numbers.items():
+            leaves.setdefault(path.partition(".")[0], []).append(number)
+        return leaves
+
     def __iter__(self) -> Iterator[pa.Table]:
         self.announce_row_groups(range(len(self.groups)))
         for number in range(len(self.groups)):
@@ -348,7 +359,8 @@ class RowsReader:
     def _decode(self, number: int, columns: list[str], positions: npt.NDArray[np.int64] | None) -> pa.Table:
         """Return the columns that vary in a row group; its bytes are checked even if none does."""
         self._load(number)
-        varying = [name for name in columns if name not in self._constants(number)]
+        constants = self._constants(number, columns)
+        varying = [name for name in columns if name not in constants]
         decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
         for name in _PLACED_COLUMNS:
             if (added := self._added(name)) and name in varying:
@@ -388,15 +400,16 @@ class RowsReader:
                 raise self._damaged(f"row group {number} (bytes {group.start} to {group.end})")
         return view
 
-    def _constants(self, number: int) -> dict[str, Any]:
-        """Return the columns of a row group that statistics prove constant, with their value."""
-        if number not in self._known_constants:
-            constants = self._absent | _constant_columns(self._metadata.row_group(number))
-            self._known_constants[number] = {
-                name: value + self._added(name) if name in _PLACED_COLUMNS else value
-                for name, value in constants.items()
-            }
-        return self._known_constants[number]
+    def _constants(self, number: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Return those of `columns` that statistics prove constant in a row group, with their value."""
+        known = self._known_constants.setdefault(number, {})
+        group = self._metadata.row_group(number)
+        for name in columns:
+            if name not in known:
+                statistics = [group.column(leaf).statistics for leaf in self._leaves.get(name, ())]
+                value: Any = None if name in self._absent else _constant_value(statistics, group.num_rows)
+                known[name] = value + self._added(name) if name in _PLACED_COLUMNS and value is not _VARIES else value
+        return {name: known[name] for name in columns if known[name] is not _VARIES}
 
     def _damaged(self, what: str) -> ObjectDamaged:
         return ObjectDamaged(
@@ -423,20 +436,13 @@ def _group_start(group: Any) -> int:
     return int(min(starts))
 
 
-def _constant_columns(group: Any) -> dict[str, Any]:
-    constant: dict[str, Any] = {}
-    leaves: dict[str, list[Any]] = {}
-    for i in range(group.num_columns):
-        column = group.column(i)
-        leaves.setdefault(column.path_in_schema.split(".")[0], []).append(column.statistics)
-    for name, statistics in leaves.items():
-        if any(statistic is None or not statistic.has_null_count for statistic in statistics):
-            continue
-        if all(statistic.null_count == group.num_rows and statistic.num_values == 0 for statistic in statistics):
-            constant[name] = None
-        elif len(statistics) == 1 and _is_one_value(statistics[0]):
-            constant[name] = statistics[0].min
-    return constant
+def _constant_value(statistics: Sequence[Any], count: int) -> Any:
+    """Return the value of a column in all `count` rows, by the statistics of its leaves; _VARIES: they prove none."""
+    if any(leaf is None or not leaf.has_null_count for leaf in statistics):
+        return _VARIES
+    if all(leaf.null_count == count and leaf.num_values == 0 for leaf in statistics):
+        return None
+    return statistics[0].min if len(statistics) == 1 and _is_one_value(statistics[0]) else _VARIES
 
 
 def _is_one_value(statistics: Any) -> bool:

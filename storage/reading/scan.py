@@ -36,7 +36,8 @@ END = 2**63 - 1
 """An end after every offset and time."""
 MAX_KEYS = 1000
 """More keys than these are not searched in the indexes: their reads would cost more than the rows."""
-_WHOLE = ("offset", "slot", "publish_time")
+_CHECKED = ("offset", "slot")
+"""Columns that are read whatever is asked for."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class ScanPiece:
         Raises ObjectDamaged, Unavailable, SegmentNotLocal, and InvalidInput for a row that is no message of its own (an
         encrypted entry, a chunk) unless `columns` has `slot`, by which a caller distinguishes it.
         """
-        read = list(dict.fromkeys((*columns, *_WHOLE)))
+        hiding = () if self.retention is None else ("publish_time",)
+        read = list(dict.fromkeys((*columns, *_CHECKED, *hiding)))
         reader = SnapshotReader(store, self.snapshot, unsealed, self.retention, read)
         tables = reader.raw(self.window) if self.part is None else reader.part(self.part, self.window)
         for table in _naming_the_plan(tables):

@@ -112,7 +112,18 @@ def test_only_wanted_columns_are_decoded(bench: Workbench, monkeypatch: pytest.M
     monkeypatch.setattr(RowsReader, "read", noting)
     pieces = topic.scan(ScanRange(), read_compacted=True)
     assert read(bench, pieces, ["key"]).column("key").to_pylist() == [b"b", b"a", b"c", b"b", b"c", b"d"]
-    assert decoded == {"key", "offset", "slot", "publish_time"}
+    assert decoded == {"key", "offset", "slot"}
+
+
+def test_messages_past_their_retention_are_left_out_of_parts(bench: Workbench) -> None:
+    """Although their time is not asked for."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.clock.advance(20)
+    bench.append(topic, [content((b"b", b"2"))])
+    bench.compact(topic)
+    bench.set_policies(topic, **{"cleanup.policy": "compact,delete", "retention.ms": 10})
+    assert read(bench, topic.scan(ScanRange(), read_compacted=True), ["key"]).column("key").to_pylist() == [b"b"]
 
 
 def test_raw_pieces_need_no_compacted_ledger(bench: Workbench) -> None:
