@@ -26,6 +26,7 @@ BENCHMARKS = {
     "sealing": "entries of the log to a sealed ledger, on one core",
     "cursors": "acknowledgements a second, by how many share a transaction",
     "checks": "the leader's regular check of 100,000 topics of which 100 are due, in CPU seconds",
+    "tables": "runs with and without an Iceberg table, in turns; a scan of Spark's data source beside plain Parquet",
     "service": "how soon the service answers, and stats and status with 10,000 topics and 100,000 ledgers",
     "plugin": "compaction and compacted reads of a real Pulsar broker, by itself and by the plug-in for brokers",
     "gateway": "produce and read with Pulsar's Java client, beside a real Apache Pulsar standalone",
