@@ -60,13 +60,13 @@ class Broker:
     def running(self) -> Iterator[None]:
         """Start the background work; at the end of the context, finish active work and stop in the opposite order."""
         with ExitStack() as started:
-            started.enter_context(self.writing())
+            started.enter_context(self.running_without_compactions())
             self.control.start()
             started.callback(self.control.drain, self.settings.shutdown_grace_ms / 1000)
             yield
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def running_without_compactions(self) -> Iterator[None]:
         """Do the same as `running` without compactions: for a process that appends, rolls and seals."""
         with ExitStack() as started:
             started.enter_context(self.maintenance)

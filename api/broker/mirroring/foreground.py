@@ -29,7 +29,7 @@ def run_in_foreground(settings: Settings, topic: TopicName, *, to_end: bool) -> 
     `to_end`: end when the source had no more records. Raises NotFound for a topic that is no mirror, Conflict for one
     that is paused, or with the reason for which it stopped; the errors of opening.
     """
-    with open_broker(settings) as broker, broker.writing():
+    with open_broker(settings) as broker, broker.running_without_compactions():
         return asyncio.run(_run(broker, topic, to_end))
 
 

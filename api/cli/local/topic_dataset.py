@@ -73,7 +73,7 @@ class OffsetSet:
 
 @dataclass(frozen=True)
 class TopicPieces:
-    """Pieces of a topic or partition, in order. `may_have_chunks` False: they are of a compacted ledger without.
+    """Pieces of a topic or partition, in order. `may_have_chunks` False: a compacted ledger has none.
 
     `newest`: the offsets of messages with a key that count; None: all.
     """

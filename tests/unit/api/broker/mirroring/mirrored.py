@@ -91,7 +91,7 @@ def kafka() -> Iterator[FakeKafka]:
 def opened(data: Path, kafka: FakeKafka, *, is_new: bool = True) -> Iterator[Mirrored]:
     """Open a store; a new one gets a mirror of `kafka.topic`."""
     settings = Settings(data=str(data), spark_master="in-process", compaction_automatic=False)
-    with open_broker(settings) as broker, broker.writing():
+    with open_broker(settings) as broker, broker.running_without_compactions():
         if is_new:
             broker.environment.metadata.tenancy.ensure_namespace(TOPIC)
             operations.add(broker.environment, MirrorSource.parse(kafka.url, MirrorOptions()), TOPIC)
