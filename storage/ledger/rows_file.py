@@ -42,6 +42,8 @@ _PLACED_COLUMNS = ("offset", "ledger_id")
 _IN_PLACE = LedgerPlace(0, 0)
 _VARIES = object()
 """Stands for the value of a column that is not known to be constant."""
+_WHOLE_BOUND = 60
+"""Characters up to which a bound of a text is whole. Writers may cut longer ones; pyarrow omits them from 4 KiB on."""
 _WRITE_BYTES = 1 << 20
 """Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 
@@ -391,7 +393,7 @@ class RowsReader:
         else:
             if size > len(self._scratch):
                 self._scratch = bytearray(size)
-            # The tables decoded from it do not refer to it: zstd pages are decompressed into memory of their own.
+            # The tables decoded from it do not refer to it: every value is copied.
             view = memoryview(self._scratch)[:size]
             self._store.read_into(self._stored.name, start, view)
         for number in window:
@@ -450,7 +452,7 @@ def _is_one_value(statistics: Any) -> bool:
         statistics.has_min_max
         and statistics.null_count == 0
         and statistics.min == statistics.max
-        and statistics.physical_type != "BYTE_ARRAY"  # bounds of long texts may be cut
+        and (statistics.physical_type != "BYTE_ARRAY" or len(statistics.min) <= _WHOLE_BOUND)
     )
 
 

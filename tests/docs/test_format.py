@@ -373,7 +373,7 @@ def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
         assert meaning
         for chunk in chunks[field.name]:
             assert chunk.physical_type == physical
-            assert chunk.compression == "ZSTD", "the example's values are short"
+            assert chunk.compression == ("UNCOMPRESSED" if encoding == "DELTA_BINARY_PACKED" else "ZSTD"), field.name
             assert chunk.dictionary_page_offset is None
             assert not encoding or encoding in chunk.encodings
             unmeasured = field.name in ("key", "payload", "metadata", "properties")

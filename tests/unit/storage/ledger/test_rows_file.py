@@ -120,6 +120,7 @@ CONSTANTS = {
     "none at all": {"key": None, "payload": None, "properties": None, "event_time": None},
     "maps that are empty and not null": {"properties": []},
     "texts of one value": {"producer": "p" * 200, "chunk_uuid": "", "properties": [("a", "b")]},
+    "short texts of one value": {"producer": "é" * 60, "chunk_uuid": "u"},
     "numbers at their ends": {
         "event_time": -(2**63),
         "publish_time": 2**63 - 1,
@@ -136,11 +137,22 @@ def test_a_column_of_one_value_is_read_as_it_was_written(object_store: ObjectSto
     assert read(object_store, write(object_store, table)).to_pylist() == table.to_pylist()
 
 
-def test_a_column_that_is_one_value_or_null_is_not_taken_for_constant(object_store: ObjectStore) -> None:
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("event_time", [7, None, 7, None]),
+        ("producer", ["p", None, "p", None]),
+        ("producer", ["p", "p", "p", "q"]),
+        ("producer", ["p" * 5000 + "q", *["p" * 5000] * 3]),
+    ],
+)
+def test_a_column_of_several_values_is_not_taken_for_constant(
+    object_store: ObjectStore, name: str, values: list[object]
+) -> None:
+    field = rows.SCHEMA.field(name)
     table = small_rows(4)
-    position = rows.SCHEMA.get_field_index("event_time")
-    table = table.set_column(position, rows.SCHEMA.field("event_time"), pa.array([7, None, 7, None], pa.int64()))
-    assert read(object_store, write(object_store, table)).column("event_time").to_pylist() == [7, None, 7, None]
+    table = table.set_column(rows.SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+    assert read(object_store, write(object_store, table)).column(name).to_pylist() == values
 
 
 def test_huge_payloads_get_row_groups_of_their_own(object_store: ObjectStore) -> None:
