@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from struct import (
     Struct,
     error as StructError,  # noqa: N812
@@ -45,8 +44,7 @@ _COPIED_BYTES = 1 << 12
 _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was kept"
 
 
-@dataclass(frozen=True, slots=True)
-class EntryHeader:
+class EntryHeader(NamedTuple):
     """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
     `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: the logical bytes

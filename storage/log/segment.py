@@ -78,8 +78,8 @@ class WriterOptions:
     max_pending_bytes: int = MAX_PENDING_BYTES
     index_spacing: int = SPACING_BYTES
 
-    def check(self, entry: bytes, now_ms: int) -> EntryHeader:
-        """Return the header of an entry.
+    def check(self, entry: bytes, now_ms: int, header: EntryHeader | None = None) -> EntryHeader:
+        """Return the header of an entry. `header`: the same, if the caller has it; None: it is read.
 
         Raises InvalidRecord for an entry that may not be appended at the time `now_ms`.
         """
@@ -90,7 +90,8 @@ class WriterOptions:
                 "send smaller batches, or messages in chunks, or raise the policy max.message.bytes (10 KiB of "
                 "metadata come on top); nothing of it was kept",
             )
-        header = inspect(entry)
+        if header is None:
+            header = inspect(entry)
         check_expansion(header, limit)
         if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:
             raise ahead_of_time_error(header.publish_time, now_ms, self.max_ahead_ms)

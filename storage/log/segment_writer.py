@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 
 from storage.clock import Clock
+from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
@@ -62,15 +63,21 @@ class SegmentWriter:
     # Appending
 
     def submit(
-        self, entry: bytes, on_done: Done | None = None, *, waits: bool = True, commits_later: bool = False
+        self,
+        entry: bytes,
+        on_done: Done | None = None,
+        *,
+        header: EntryHeader | None = None,
+        waits: bool = True,
+        commits_later: bool = False,
     ) -> PendingAppend:
         """Assign a place to an entry; `result()` of the returned append waits until it is acknowledged.
 
         `on_done` is called, in order, with the entry's position or its error; with it, and with `waits`, `submit` waits
-        while too many bytes are pending. `commits_later`: `commit_here` follows. Raises InvalidRecord, and the error
-        that ended the writer.
+        while too many bytes are pending. `commits_later`: `commit_here` follows. `header`: that of the entry; None: it
+        is read. Raises InvalidRecord, and the error that ended the writer.
         """
-        header = self._options.check(entry, self._clock.now_ms())
+        header = self._options.check(entry, self._clock.now_ms(), header)
         pending = PendingAppend(self._commits, entry, header, on_done)
         self._commits.enqueue(pending, self._place, waits=waits, commits_later=commits_later)
         return pending

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
+from storage.entries.entry import EntryHeader
 from storage.environment import Environment
 from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.heartbeat import Heartbeat
@@ -101,13 +102,19 @@ class TopicLog:
         return pending.result()
 
     def submit(
-        self, entry: bytes, on_done: Done, check: Callable[[], object] = lambda: None, *, commits_later: bool = False
+        self,
+        entry: bytes,
+        on_done: Done,
+        check: Callable[[], object] = lambda: None,
+        *,
+        header: EntryHeader | None = None,
+        commits_later: bool = False,
     ) -> None:
         """Append one entry without waiting: `on_done` is called, in order, with its position or with the error.
 
         Blocks while a segment is opened, recovered or rolled, and while too many bytes are pending. `on_done` must be
-        quick and must not append. `commits_later`: the caller bounds the pending bytes, and calls `commit_here` after
-        its last entry. Raises as `append`.
+        quick and must not append. `header`: that of the entry; None: it is read. `commits_later`: the caller bounds the
+        pending bytes, and calls `commit_here` after its last entry. Raises as `append`.
 
         After a failure the log is recovered and continues. `check` may refuse the entry because an earlier one failed:
         it is called after every failed entry was answered, and if it raises, nothing is appended.
@@ -115,7 +122,7 @@ class TopicLog:
         with self._lock:
             writer = self._current(entry)
             check()  # any failure from here on fails the writer, and with it this entry
-            writer.submit(entry, on_done, waits=not commits_later, commits_later=commits_later)
+            writer.submit(entry, on_done, header=header, waits=not commits_later, commits_later=commits_later)
             self._appended += 1
 
     def commit_here(self) -> None:
@@ -127,7 +134,9 @@ class TopicLog:
         if writer is not None:
             writer.commit_here()
 
-    def submit_at_once(self, entry: bytes, on_done: Done, check: Callable[[], object]) -> bool:
+    def submit_at_once(
+        self, entry: bytes, on_done: Done, check: Callable[[], object], *, header: EntryHeader | None = None
+    ) -> bool:
         """Do the same as `submit` if it needs neither a disk, the database nor another thread; else return False.
 
         For an event loop. The caller bounds the pending bytes.
@@ -141,7 +150,7 @@ class TopicLog:
             if not self._environment.log.is_known_to_accept:
                 return False
             check()
-            writer.submit(entry, on_done, waits=False)
+            writer.submit(entry, on_done, header=header, waits=False)
             self._appended += 1
             return True
         finally:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage.clock import Clock
+from storage.entries.entry import EntryHeader
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome, Done, OnAnswered
 from storage.log.lease_renewer import LeaseRenewer
@@ -330,10 +331,11 @@ class Appending:
         senders: Sequence[str],
         on_answered: OnAnswered,
         strict: Container[str] = (),
+        headers: Sequence[EntryHeader | None] = (),
     ) -> None:
-        """`entries`: an item that is an error is its own answer. `on_answered` is called once with an AppendResult or
-        an error for each entry, by a thread that commits, perhaps before `begin` and `finish` return; it must be
-        quick."""
+        """`entries`: an item that is an error is its own answer. `headers`: those of the entries, as far as the caller
+        has them; empty: of none. `on_answered` is called once with an AppendResult or an error for each entry, by a
+        thread that commits, perhaps before `begin` and `finish` return; it must be quick."""
         assert open_log.log is not None
         self._logs = logs
         self._open_log = open_log
@@ -342,6 +344,7 @@ class Appending:
         self._senders = senders
         self._on_answered = on_answered
         self._strict = strict
+        self._headers = headers or [None] * len(entries)
         self._answers: list[AppendOutcome | None] = [None] * len(entries)
         self._failures: dict[str, CompactorError] = {}
         self._lock = threading.Lock()
@@ -361,11 +364,13 @@ class Appending:
         finally:
             self._log.commit_here()
 
-    def _submit_waiting(self, entry: bytes, on_done: Done, check: Callable[[], object]) -> bool:
-        self._log.submit(entry, on_done, check, commits_later=True)
+    def _submit_waiting(
+        self, entry: bytes, on_done: Done, check: Callable[[], object], *, header: EntryHeader | None
+    ) -> bool:
+        self._log.submit(entry, on_done, check, header=header, commits_later=True)
         return True
 
-    def _submit(self, submit: Callable[[bytes, Done, Callable[[], object]], bool]) -> bool:
+    def _submit(self, submit: Callable[..., bool]) -> bool:
         if not self._entries:
             self._on_answered([])
         while self._next < len(self._entries):
@@ -374,7 +379,8 @@ class Appending:
             try:
                 if isinstance(entry, CompactorError):
                     raise entry
-                if not submit(entry, partial(self._answer, number), partial(self._check, number)):
+                done, check = partial(self._answer, number), partial(self._check, number)
+                if not submit(entry, done, check, header=self._headers[number]):
                     return False
             except CompactorError as error:
                 self._answer(number, error)
@@ -427,12 +433,13 @@ class HeldLog:
 
     def appending(
         self,
-        entries: Sequence[bytes],
+        entries: Sequence[bytes | CompactorError],
         senders: Sequence[str],
         on_answered: OnAnswered,
         strict: Container[str] = (),
+        headers: Sequence[EntryHeader | None] = (),
     ) -> Appending:
-        """Return entries to append in order. `senders`: the sender of each entry. `on_answered`: as in `Appending`.
+        """Return entries to append in order. `senders`: the sender of each entry. The others: as in `Appending`.
 
         After an entry that failed and may be sent again, no later one of the same sender is appended; after any that
         failed, none of a sender that is in `strict`. Raises Fenced if the topic is lost.
@@ -441,7 +448,7 @@ class HeldLog:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
             )
-        return Appending(self._logs, self._open_log, entries, senders, on_answered, strict)
+        return Appending(self._logs, self._open_log, entries, senders, on_answered, strict, headers)
 
     def release(self) -> None:
         """Release the log. Call it once."""

@@ -23,6 +23,7 @@ from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
+from storage.entries.entry import EntryHeader, inspect
 from storage.entries.replicated import Source
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import AppendOutcome
@@ -40,7 +41,8 @@ PublishOutcome = AppendOutcome | MessageId | BaseException
 class QueuedEntry:
     """An entry that waits to be appended. Its sequence ids are those of its receipt; `messages`: their number.
 
-    `source`: the origin of an entry of a replicator.
+    `source`: the origin of an entry of a replicator. `header`: that of the entry, or the error of an entry that cannot
+    be appended; None until it is queued.
     """
 
     producer: Producer
@@ -49,6 +51,7 @@ class QueuedEntry:
     messages: int
     entry: bytes
     source: Source | None = None
+    header: EntryHeader | InvalidRecord | None = None
 
     @property
     def is_strict(self) -> bool:
@@ -94,6 +97,10 @@ class PublishQueue:
         """
         if self._is_closed:
             return
+        try:  # now, while its bytes are in the processor's cache
+            entry.header = inspect(entry.entry)
+        except InvalidRecord as error:
+            entry.header = error
         self._waiting.append(entry)
         self._put += 1
         self._counts[entry.producer.name] = self._counts.get(entry.producer.name, 0) + 1

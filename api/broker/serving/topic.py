@@ -35,6 +35,7 @@ from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
 from compactor.maintenance.backlog_limits import ExceededQuota
 from storage.clock import Clock
+from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, InvalidInput, InvalidRecord, NotFound
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -47,7 +48,8 @@ _STORE_CALLS = 4
 """Concurrent reads of one topic's messages: an object that hangs leaves threads for other topics."""
 _STORE_SECONDS = 30.0
 LOOP_ENTRIES, LOOP_BYTES = 16, 16 << 10
-"""A group that the event loop checks by itself: a thread takes longer to wake. Larger ones would delay other tasks."""
+"""A group that the event loop passes to the log by itself: a thread takes longer to wake. For larger ones, two threads
+share the work."""
 CLIENTS_AT_ONCE = 100
 """Producers, consumers or subscriptions that are visited before other tasks have a turn."""
 _REFUSED_MS = 10_000
@@ -180,11 +182,21 @@ class PersistentTopic:
         return deduplication.answers(new, appended)
 
     async def _append(self, group: Sequence[QueuedEntry], is_small: bool) -> list[AppendOutcome]:
-        """Append entries; small groups are checked and queued by the event loop, which does not wait for a thread."""
+        """Append entries; small groups are queued by the event loop, which does not wait for a thread."""
         result = LoopResult[list[AppendOutcome]]()
-        entries, senders = [item.entry for item in group], [item.producer.name for item in group]
+        entries: list[bytes | CompactorError] = []
+        headers: list[EntryHeader | None] = []
+        for item in group:
+            header = item.header
+            if isinstance(header, InvalidRecord):
+                entries.append(header)
+                headers.append(None)
+            else:
+                entries.append(item.entry)
+                headers.append(header)
+        senders = [item.producer.name for item in group]
         strict = {item.producer.name for item in group if item.is_strict}
-        appending = self._held.appending(entries, senders, result.deliver, strict)
+        appending = self._held.appending(entries, senders, result.deliver, strict, headers)
         if not (is_small and appending.begin()):
             await self._pools[WaitsFor.LOG].run_queued(appending.finish)
         return await result.future
