@@ -1,7 +1,7 @@
 """The renewal of all leases of a process, and the rolls of its logs that are old or have a request to roll.
 
 A TopicLog alone has a thread for each; a thousand of them would query SQL five thousand times a second. Here one thread
-polls for all logs, with one statement for several hundred, and one renews all leases, in one transaction for several
+polls for all logs, with one statement, and one renews all leases, in one transaction for several
 hundred. The log's reaction (a roll, or the release of its segment) waits for disks and databases, so it runs in pools,
 one for rolls and one for fenced logs: neither thread ever waits for a log, and no log's failure reaches another.
 
@@ -154,12 +154,14 @@ class LeaseRenewer:
     def poll_logs(self) -> list[Future[object]]:
         """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
-        requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
+        if not logs:
+            return []
+        requests = self._metadata.segments.roll_requests()
         begun: list[Future[object] | None] = []
         for log in logs:
-            if log.topic_id not in requested:
+            if log.topic_id in requests.deleted:
                 begun.append(self._begin(log, self._fences, self._fence))
-            elif requested[log.topic_id] or _is_old(log):
+            elif log.topic_id in requests.requested or _is_old(log):
                 begun.append(self._begin(log, self._rolls, self._roll))
         return [work for work in begun if work is not None]
 

@@ -219,8 +219,8 @@ class TopicLog:
         writer = self._whole()
         if writer is not None and self._open_segments.is_full(writer):
             self._rolled(writer)
-            writer = None
-        if writer is None:
+            writer = self._writer = self._open_segments.open_for(entry)
+        elif writer is None:
             writer = self._writer = self._open_segments.recover() or self._open_segments.open_for(entry)
         return writer
 

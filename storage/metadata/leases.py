@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from storage.advice import Advice, AdviceKind
 from storage.errors import Fenced, LeaseHeld
@@ -22,6 +22,8 @@ from storage.metadata.records import Lease, TopicRecord
 from storage.metadata.tables import leases
 from storage.metadata.transactions import Context
 from storage.owner import is_alive_here, same_process
+
+_LOCKED = select(leases).where(leases.c.topic_id == bindparam("topic")).with_for_update()
 
 
 class UnrenewedLeases(NamedTuple):
@@ -181,8 +183,7 @@ def shown_time(milliseconds: int) -> str:
 
 
 def _locked(connection: Connection, topic_id: int) -> RowMapping:
-    statement = select(leases).where(leases.c.topic_id == topic_id).with_for_update()
-    row = connection.execute(statement).mappings().one_or_none()
+    row = connection.execute(_LOCKED, {"topic": topic_id}).mappings().one_or_none()
     if row is None:
         # The row is inserted and deleted together with the topic, so this raises TopicNotFound.
         topics.by_id(connection, topic_id)

@@ -25,19 +25,25 @@ LEDGER_SEQUENCE = "ledger"
 MOST_CLAIMED_ID = 1 << 48
 """Higher ids are not claimed: they would leave few to allocate."""
 _OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).order_by(ledgers.c.first_offset)
+_LAST_IDS = select(
+    *(
+        select(func.max(table.c.ledger_id)).where(table.c.topic_id == bindparam("topic")).scalar_subquery()
+        for table in (ledgers, segments)
+    )
+)
+_ALLOCATE = (
+    update(sequences)
+    .where(sequences.c.name == LEDGER_SEQUENCE)
+    .values(next_value=sequences.c.next_value + bindparam("count"))
+    .returning(sequences.c.next_value)
+)
 
 
 def allocate_ids(connection: Connection, count: int) -> int:
     """Return the first of `count` (1 or more) consecutive ledger ids. An id is allocated once; an unused id is lost."""
     if count < 1:
         raise ValueError(f"{count} ledger ids cannot be allocated")
-    after = connection.execute(
-        update(sequences)
-        .where(sequences.c.name == LEDGER_SEQUENCE)
-        .values(next_value=sequences.c.next_value + count)
-        .returning(sequences.c.next_value)
-    ).scalar_one()
-    return int(after) - count
+    return int(connection.execute(_ALLOCATE, {"count": count}).scalar_one()) - count
 
 
 def skip_ids(connection: Connection, highest: int) -> None:
@@ -93,10 +99,7 @@ def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, .
 
 def last_id(connection: Connection, topic_id: int) -> int | None:
     """Return the highest id of the topic's ledgers, also trimmed ones, and segments; None: it has none."""
-    highest = [
-        connection.execute(select(func.max(table.c.ledger_id)).where(table.c.topic_id == topic_id)).scalar_one()
-        for table in (ledgers, segments)
-    ]
+    highest = connection.execute(_LAST_IDS, {"topic": topic_id}).one()
     return max((ledger_id for ledger_id in highest if ledger_id is not None), default=None)
 
 

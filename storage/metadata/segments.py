@@ -9,9 +9,10 @@ What must hold beforehand is in invariants.py; sealing is in sealing.py. Must no
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select
+from sqlalchemy import Connection, Select, bindparam, delete, insert, literal, select, union_all
 
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
@@ -19,7 +20,7 @@ from storage.metadata import leases, ledgers, queries, row_mapping, topic_work, 
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, live_expiry_bounds
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
-from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
+from storage.metadata.tables import deleted_topics, leases as leases_table, segments, topics as topics_table
 from storage.metadata.transactions import Context
 from storage.model import TopicName
 
@@ -31,6 +32,28 @@ _OF_TOPIC = (
     .where(segments.c.topic_id == bindparam("topic"), segments.c.state.in_(bindparam("states", expanding=True)))
     .order_by(segments.c.first_offset)
 )
+DELETED_MS = 2 * LEASE_TTL_MS
+"""The age of deletions that a poll sees. Older ones were noticed before: the renewal of a lease sees that it is lost,
+also in a process whose clock is wrong."""
+_BY_LEDGER = select(segments).where(
+    segments.c.topic_id == bindparam("topic"), segments.c.ledger_id == bindparam("ledger")
+)
+_ROLL_REQUESTS = union_all(
+    select(topics_table.c.id, literal(0)).where(topics_table.c.roll_requested_at.is_not(None)),
+    select(deleted_topics.c.topic_id, literal(1)).where(
+        deleted_topics.c.collected_at.is_(None), deleted_topics.c.deleted_at >= bindparam("since")
+    ),
+)
+
+
+class RollRequests(NamedTuple):
+    """The ids of topics whose writer has something to do.
+
+    `requested`: a roll of them is requested; `deleted`: they were deleted lately.
+    """
+
+    requested: frozenset[int]
+    deleted: frozenset[int]
 
 
 # Changes by the lease owner
@@ -84,8 +107,7 @@ def roll(
         queries.change(connection, segments, ledger_id, **values)
         queries.change(connection, topics_table, topic.id, next_offset=content.last_offset + 1, roll_requested_at=None)
         topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id])
-        segment = find(connection, topic.id, ledger_id)
-        assert segment is not None
+        segment = replace(segment, state=SegmentState.ROLLED, rolled_at=context.now, content=content)
     failpoint(Failpoint.ROLL_INSIDE_COMMIT)
     return segment
 
@@ -153,8 +175,7 @@ def of_topic(
 
 def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
     """Return the topic's segment of that ledger id, in any state; None: there is none."""
-    statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
-    return queries.find(connection, statement, row_mapping.segment)
+    return queries.find(connection, _BY_LEDGER, row_mapping.segment, {"topic": topic_id, "ledger": ledger_id})
 
 
 def find_open(connection: Connection, topic_id: int) -> SegmentRecord | None:
@@ -178,14 +199,16 @@ def roll_requested(connection: Connection, topic_id: int) -> bool:
     return topics.value_of(connection, topic_id, topics_table.c.roll_requested_at) is not None
 
 
-def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int, bool]:
-    """Return by id whether a roll of each topic is requested; deleted topics are left out."""
-    requested: dict[int, bool] = {}
-    columns = (topics_table.c.id, topics_table.c.roll_requested_at)
-    for ids in queries.batches(topic_ids):
-        rows = connection.execute(select(*columns).where(topics_table.c.id.in_(ids)))
-        requested.update((topic_id, requested_at is not None) for topic_id, requested_at in rows)
-    return requested
+def roll_requests(connection: Connection, context: Context) -> RollRequests:
+    """Return the topics that are requested to roll, and those that were deleted in the last `DELETED_MS`.
+
+    One statement, whose cost depends on these topics alone: writers poll.
+    """
+    rows = connection.execute(_ROLL_REQUESTS, {"since": context.now - DELETED_MS}).all()
+    return RollRequests(
+        frozenset(topic_id for topic_id, is_deleted in rows if not is_deleted),
+        frozenset(topic_id for topic_id, is_deleted in rows if is_deleted),
+    )
 
 
 # Queries by log directory

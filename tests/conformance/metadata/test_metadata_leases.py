@@ -13,6 +13,7 @@ from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
 from storage.metadata.engine import POSTGRESQL
 from storage.metadata.records import SERVICE_DEAD_MS, AttemptKind, Lease, ServiceRecord, TopicRecord
+from storage.metadata.segments import DELETED_MS
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
 from storage.owner import is_alive_here, owner_name
@@ -150,13 +151,20 @@ def test_a_lease_of_a_live_owner_is_ended_by_force_alone(store: MetadataStore, t
     assert store.leases.current(topic.id) is None
 
 
-def test_wishes_to_roll_of_many(store: MetadataStore, topic: TopicRecord) -> None:
+def test_requests_to_roll_and_deletions_are_seen_by_all_writers(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
     others = [store.tenancy.ensure_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
+    assert store.segments.roll_requests() == (frozenset(), frozenset())
     store.segments.request_roll(others[1].id)
     store.tenancy.delete_topic(others[2].id)
-    topic_ids = [topic.id, *(other.id for other in others)]
-    assert store.segments.roll_requests(topic_ids) == {topic.id: False, others[0].id: False, others[1].id: True}
-    assert store.segments.roll_requests([]) == {}
+    clock.advance(DELETED_MS)
+    assert store.segments.roll_requests() == ({others[1].id}, {others[2].id})
+    clock.advance(1)
+    assert store.segments.roll_requests() == ({others[1].id}, frozenset())
+    store.tenancy.delete_topic(others[1].id)
+    store.segments.request_roll(topic.id)
+    assert store.segments.roll_requests() == ({topic.id}, {others[1].id})
 
 
 def test_a_lost_lease_is_released_in_silence(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
