@@ -58,6 +58,14 @@ class SteppedWriter(SegmentWriter):
         """Append an entry and return when it is acknowledged."""
         return self.submit(entry).result()
 
+    def flush_if_due(self) -> bool:
+        """Do as a committing thread does when the time of a flush may have come. Return whether it flushed."""
+        descriptor = self._commits.begin()
+        if descriptor is not None:
+            os.fdatasync(descriptor)
+            self._commits.end_flush(None)
+        return descriptor is not None
+
     def __enter__(self) -> Self:
         return self
 

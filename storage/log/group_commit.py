@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
@@ -34,7 +34,6 @@ Done = Callable[[AppendOutcome], object]
 
 OnAnswered = Callable[[list[AppendOutcome]], object]
 """Receives the answers of entries that were appended together, in their order."""
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -192,14 +191,14 @@ class GroupCommit:
                 self._room.notify_all()
         _deliver(group)
 
-    def guarded(self, work: Callable[[], Result]) -> Result:
-        """Run `work` on the file, in a turn; it commits no entries. Return its result.
+    def guarded(self, work: Callable[[], object]) -> None:
+        """Run `work` on the file, in a turn; it commits no entries.
 
         If it fails, the queue ends: all waiting appends fail, and the error is raised.
         """
         with self.turn():
             try:
-                return work()
+                work()
             except BaseException as error:
                 self._break(error, [])
                 if isinstance(error, Exception) and self.refusal is not None:

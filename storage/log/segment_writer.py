@@ -86,20 +86,6 @@ class SegmentWriter:
         """Let this thread write and flush what was submitted, if no other does."""
         self._commits.commit_here()
 
-    def flush_if_due(self) -> bool:
-        """Flush if the policy's time has passed; return whether it has. Raises the error of a failed flush.
-
-        A committing thread does so by itself.
-        """
-        return self._commits.guarded(self._flushed_if_due)
-
-    def _flushed_if_due(self) -> bool:
-        seconds = self.seconds_to_flush()
-        if seconds is None or seconds > 0:
-            return False
-        self._flush()
-        return True
-
     # Content
 
     @property
@@ -217,7 +203,7 @@ class SegmentWriter:
         failpoint(Failpoint.ENTRIES_FLUSHED)
 
     def seconds_to_flush(self) -> float | None:
-        """Return the seconds until `flush_if_due` flushes; None: nothing waits for it."""
+        """Return the seconds until the policy's time has passed; None: nothing waits for it."""
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None

@@ -97,9 +97,7 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
             raise failures.pop()
         write(file, entries)
 
-    def one_after_the_other(
-        log: TopicLog, data: bytes, done: Done, check: Callable[[], object], *, commits_later: bool
-    ) -> None:
+    def one_after_the_other(log: TopicLog, data: bytes, done: Done, check: Callable[[], object], **_: object) -> None:
         answered = threading.Event()
         submit(log, data, lambda answer: (done(answer), answered.set()), check, commits_later=False)
         assert answered.wait(60)
