@@ -18,14 +18,14 @@ demo: runtime-environment ## install what is needed, import and compact git's hi
 
 # The tier is decided here and nowhere else: everything with CI=true, otherwise all but the tests marked slow.
 # pytest comes last and nothing is printed after it: CI reads its closing line.
-# More processes than cores: tests wait, most of all those of CI for servers. A file goes to one process
-# (tests/distribution.py). ARGS="-n 0" for one process, with a debugger.
+# More processes than cores, as tests wait; but each collects all tests and has servers of its own, 20 s of CPU in CI. A
+# file goes to one process (tests/distribution.py). ARGS="-n 0" for one process, with a debugger.
 test: compile check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
 	@case "$${CI:-}" in \
-		true) tier='not soak'; processes=4; slowest=--durations=40; \
+		true) tier='not soak'; slowest=--durations=40; \
 			$(BIN)/python -m tests.servers.versitygw && $(BIN)/python -m tests.servers.light_java || exit ;; \
-		*) tier='not slow and not soak'; processes=3; slowest= ;; \
-	esac; exec $(BIN)/python -m pytest -m "$$tier" -n $$processes --dist loadfile $$slowest $(ARGS)
+		*) tier='not slow and not soak'; slowest= ;; \
+	esac; exec $(BIN)/python -m pytest -m "$$tier" -n 3 --dist loadfile $$slowest $(ARGS)
 
 # Types take as long as all else together, so they are checked beside the rest.
 check: dev-environment ## lint, format, types, the rules between packages and for tests, and the English
