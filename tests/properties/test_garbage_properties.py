@@ -35,8 +35,8 @@ GRACE_MS = PIN_TTL_MS // 4
 """Shorter than a pin's term, so that a few steps are enough to outlive the one and not the other."""
 TIMES = [GRACE_MS // 2, GRACE_MS, 2 * GRACE_MS, PIN_TTL_MS]
 SCHEDULES, STEPS = 30, 30
-FEW, MORE = 6, 10
-"""Schedules of the fast tier, and of CI; `make soak` runs the rest."""
+FEW = 6
+"""Schedules of CI; `make soak` runs the rest."""
 
 
 @dataclass
@@ -217,12 +217,10 @@ class Schedule:
         assert removable[-1].offset > reader.got[-1].offset
 
 
-def tier(seed: int) -> list[pytest.MarkDecorator]:
-    return [] if seed < FEW else [pytest.mark.slow] if seed < MORE else [pytest.mark.soak]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=tier(seed)) for seed in range(SCHEDULES)])
+@pytest.mark.parametrize(
+    "seed", [*range(FEW), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(FEW, SCHEDULES))]
+)
 def test_nothing_that_is_needed_goes_and_no_reader_is_misled(seed: int, tmp_path: Path) -> None:
     schedule = Schedule(tmp_path, Random(seed))
     try:
