@@ -281,6 +281,7 @@ def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:
     assert "SignatureDoesNotMatch" in errors or "credentials" in errors, errors
 
 
+@pytest.mark.soak
 def test_an_executor_without_a_package_says_which(deployment: Deployment) -> None:
     lacking = deployment.folder / "lacking"
     lacking.mkdir()

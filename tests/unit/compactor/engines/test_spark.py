@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -61,6 +62,20 @@ def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> 
     with pytest.raises(RuntimeError, match="KeyError: 41") as raised:
         answers_or_raise(spark_engine.run(1, defect, print))
     assert "in defect" in raised.value.__notes__[0]
+
+
+def test_a_package_that_a_worker_lacks_is_named(spark_engine: Engine) -> None:
+    class Lacking:
+        def __call__(self, number: int) -> int:
+            return number
+
+        def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+            return importlib.import_module, ("no_such_package",)
+
+    expected = "executors cannot import a package that tasks need (No module named 'no_such_package'; Python is "
+    with pytest.raises(Misconfigured, match=re.escape(expected)) as raised:
+        answers_or_raise(spark_engine.run(1, Lacking(), print))
+    assert "install the packages of requirements/runtime.lock" in raised.value.remedy
 
 
 def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: Engine) -> None:
