@@ -52,6 +52,10 @@ FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
 MERGED_RUNS = 8
 """Runs in ascending order from which on a table of slots takes less time than a merge."""
+_MOST_OTHERS = 4
+"""A sort of all records takes less time if more than one in so many is not the last record of its slot."""
+_RUN_RECORDS = 64
+"""Records in ascending order, on average, from which on runs are merged; shorter ones are sorted by their digits."""
 BLOCK_RECORDS = 131_072
 """Records of `blocks`: their columns stay in a core's cache, and their memory is used again."""
 MAX_RANGE_BITS = 32
@@ -299,7 +303,8 @@ def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     records of a key.
 
     A table has two slots for each record, in hash order. Each record writes its position into its slot, so the last
-    record of the slot stays. Only records of other hashes than that one are sorted.
+    record of the slot stays. Only records of other hashes than that one are sorted, unless they are many, because few
+    keys are repeated.
     """
     bits = len(hi).bit_length()
     least = hi.min()
@@ -309,6 +314,8 @@ def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     table[slots] = np.arange(len(hi), dtype=np.int32)  # NumPy leaves the last value of an index that is repeated
     last = table[slots]
     others = np.flatnonzero((hi[last] != hi) | (lo[last] != lo))
+    if len(others) > len(hi) // _MOST_OTHERS:
+        return _last_in_order(hi, lo, _stable_order(hi))
     winners = table[table >= 0].astype(np.int64)
     if not len(others):
         return winners
@@ -320,13 +327,16 @@ def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
 def _stable_order(hi: U64) -> npt.NDArray[np.int64]:
     """Return the stable order of high halves, shape (n,), n > 0.
 
-    They are sorted with their positions in the low bits, which takes a fifth of the time of a sort of positions. So
-    values that agree in their high bits alone need a second sort, of almost ordered values.
+    Long runs are merged. Others are ordered by the highest 32 bits that differ, 16 at a time, which NumPy sorts by
+    their digits; values that agree in these bits need a second sort, of almost ordered values.
     """
-    mask = np.uint64((1 << (len(hi) - 1).bit_length()) - 1)
-    packed = (hi & ~mask) | np.arange(len(hi), dtype=np.uint64)
-    packed.sort()
-    order = (packed & mask).view(np.int64)
+    if np.count_nonzero(hi[1:] < hi[:-1]) < len(hi) // _RUN_RECORDS:
+        return np.argsort(hi, kind="stable")
+    least = hi.min()
+    shift = max(0, int(hi.max() - least).bit_length() - 32)
+    digits = (hi - least) >> np.uint64(shift)
+    order = np.argsort(digits.astype(np.uint16), kind="stable")
+    order = order[np.argsort((digits[order] >> np.uint64(16)).astype(np.uint16), kind="stable")]
     high = hi[order]
     return order[np.argsort(high, kind="stable")] if np.any(high[1:] < high[:-1]) else order
 
