@@ -84,7 +84,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     dirty = mark_removed(dirty, _among(store, plan, plan.removed, winners))
     if chunks is not None:
         dirty = mark_removed(dirty, chunks.removed_offsets())
-    levels = _read_levels(store, plan, whole, dirty, chunks)
+    levels, level_records = _read_levels(store, plan, whole, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
 
@@ -106,7 +106,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
         partial(write_chunks, store, plan, number, decision),
     ]
     (row_sets, row_set_bytes), index, table = run_ahead(writes, store.concurrent_requests)
-    records = sum(map(len, runs)) + sum(map(len, levels))
+    records = sum(map(len, runs)) + level_records
     statistics = HashRangeStatistics(
         records=records,
         keys=resolved.keys,
@@ -131,10 +131,11 @@ def _read_levels(
     merged: Iterator[IndexRecords],
     dirty: IndexRecords,
     chunks: RangeChunks | None,
-) -> list[IndexRecords]:
-    """Return the levels, newest first: all records of a merged level, else only the fences of dirty keys.
+) -> tuple[list[IndexRecords], int]:
+    """Return the levels, newest first, and the number of records that were read for them.
 
-    `merged`: the records of each location of the merged levels.
+    Of a merged level all records, else those of the dirty keys. `merged`: the records of each location of the merged
+    levels.
     """
     events = plan.policies.event_time_order
     reads = [
@@ -143,9 +144,11 @@ def _read_levels(
     ]
     probed = run_ahead((read for level in reads for probes in level for read in probes), store.concurrent_requests)
     levels = []
+    records_read = sum(read.records_read for level in reads for probes in level for read in probes)
     for number, level in enumerate(plan.levels):
         if number < plan.merged:
             records = list(islice(merged, len(level)))
+            records_read += sum(map(len, records))
         else:
             records = list(islice(probed, sum(map(len, reads[number - plan.merged]))))
         if plan.reindexed and chunks is not None:
@@ -154,7 +157,7 @@ def _read_levels(
         if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts indexed again, one by one
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
         levels.append(level_records)
-    return levels
+    return levels, records_read
 
 
 def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: IndexRecords) -> U64:

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -155,10 +154,10 @@ def blocks(runs: Sequence[IndexRecords]) -> Iterator[list[IndexRecords]]:
     evenly. There is at least one piece, and records of one hash are in the same.
     """
     count = sum(map(len, runs)) // BLOCK_RECORDS + 1
-    filled = [run for run in runs if len(run)]
     if count == 1:
         yield list(runs)
         return
+    filled = [run for run in runs if len(run)]
     first, last = min(int(run.hi[0]) for run in filled), max(int(run.hi[-1]) for run in filled)
     bounds = np.array([first + (last - first) * number // count for number in range(1, count)], dtype=np.uint64)
     cuts = [[0, *np.searchsorted(run.hi, bounds, "left").tolist(), len(run)] for run in runs]
@@ -424,36 +423,59 @@ def read_records(
     return records.take(hash_range.narrow(records.hi))
 
 
-def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
-    """Return the records of only those fences that may hold one of `hi` (ascending high halves), in hash order.
+@dataclass(frozen=True)
+class Probe:
+    """One read of consecutive fences of an index, for the records of some hashes.
 
-    Raises ObjectMissing, ObjectDamaged.
+    `hi`: distinct high halves, ascending. A call returns their records, in hash order. It raises ObjectMissing,
+    ObjectDamaged.
+    """
+
+    store: ObjectStore
+    location: IndexLocation
+    directory: IndexDirectory
+    fences: range
+    hi: U64
+    events: bool
+
+    @property
+    def records_read(self) -> int:
+        """The number of records of the fences."""
+        return sum(self.directory.counts[fence] for fence in self.fences)
+
+    def __call__(self) -> IndexRecords:
+        return _records_of(self.store, self.location, self.directory, self.fences, self.events, self.hi)
+
+
+def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
+    """Return the records with one of the high halves `hi` (ascending), in hash order.
+
+    Only the fences that may hold one are read. Raises ObjectMissing, ObjectDamaged.
     """
     return concatenated(list(run_ahead(probes(store, location, hi, events=events), store.concurrent_requests)))
 
 
-def probes(
-    store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False
-) -> list[Callable[[], IndexRecords]]:
+def probes(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> list[Probe]:
     """Return the reads of the records that `probe_records` returns, in hash order.
 
     Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
-    Raises ObjectDamaged; the reads raise ObjectMissing, ObjectDamaged.
+    Raises ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory, location.name)
     own = hi[directory.hash_range.narrow(hi)]
+    own = own[np.append(np.ones(min(1, len(own)), dtype=np.bool_), own[1:] != own[:-1])]
     shift = np.uint64(64 - directory.hash_range.bits - directory.fence_bits)
     within = np.uint64(len(directory.counts) - 1)
     fences = (
         np.unique((own >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(own))
     )
     gap = store.preferred_read_bytes // (RECORD_BYTES * FENCE_RECORDS)
-    reads: list[Callable[[], IndexRecords]] = []
+    reads: list[Probe] = []
     start = 0
     for position in range(1, len(fences) + 1):
         if position == len(fences) or fences[position] - fences[position - 1] > gap:
             together = range(fences[start], fences[position - 1] + 1)
-            reads.append(partial(_records_of, store, location, directory, together, events))
+            reads.append(Probe(store, location, directory, together, own, events))
             start = position
     return reads
 
@@ -480,14 +502,20 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
 
 
 def _records_of(
-    store: ObjectStore, location: IndexLocation, directory: IndexDirectory, fences: range, events: bool
+    store: ObjectStore,
+    location: IndexLocation,
+    directory: IndexDirectory,
+    fences: range,
+    events: bool,
+    only: U64 | None = None,
 ) -> IndexRecords:
-    """Return the records of consecutive fences; nothing is read if they have none."""
+    """Return the records of consecutive fences; nothing is read if they have none. `only`: those high halves."""
     if not sum(directory.counts[fence] for fence in fences):
         return IndexRecords.none()
     blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
     columns = [_split(block, 3) for block in blocks]
-    hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
+    places = [slice(None) if only is None else _places_of(column[0], only) for column in columns]
+    hi, lo, offset = _taken(columns, places)
     # The offset has 62 bits, so the flags above it stay.
     added = np.uint64(0 if directory.is_placed else location.first_offset)
     if added:
@@ -496,11 +524,30 @@ def _records_of(
         return IndexRecords(hi, lo, offset)
     area = directory.records * RECORD_BYTES
     blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
-    columns = [_split(block, 2) for block in blocks]
-    event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
+    event_offset, event_time = _taken([_split(block, 2) for block in blocks], places)
     if added:
         event_offset += added
     return IndexRecords(hi, lo, offset, event_offset, event_time.view(np.int64))
+
+
+def _places_of(hi: U64, only: U64) -> npt.NDArray[np.int64]:
+    """Return the positions in a fence's `hi` of the high halves that are in `only`; both ascend."""
+    if not len(hi):
+        return np.empty(0, dtype=np.int64)
+    within = only[np.searchsorted(only, hi[0], "left") : np.searchsorted(only, hi[-1], "right")]
+    first, end = np.searchsorted(hi, within, "left"), np.searchsorted(hi, within, "right")
+    if np.any(end - first > 1):  # keys share a high half
+        return np.flatnonzero(np.isin(hi, within))
+    places: npt.NDArray[np.int64] = first[end > first]
+    return places
+
+
+def _taken(columns: Sequence[U64], places: Sequence[npt.NDArray[np.int64] | slice]) -> list[U64]:
+    """Return the columns of fences one after the other, of each fence the rows at its `places`."""
+    return [
+        np.concatenate([fence[number][place] for fence, place in zip(columns, places, strict=True)])
+        for number in range(len(columns[0]))
+    ]
 
 
 def _read_fences(
