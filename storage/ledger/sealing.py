@@ -192,9 +192,10 @@ class IndexBuilder:
 
     def add(self, table: pa.Table) -> None:
         """Add rows (`rows.SCHEMA`). They ascend from call to call."""
-        self._records.append(ledger_records(table, self._hasher))
         if _has_only_keyed(table):
+            self._records.append(_newest_records(table, self._hasher))
             return
+        self._records.append(ledger_records(table, self._hasher))
         for kind, bitmap in unkeyed_offsets(table).items():
             self.unkeyed[kind] |= bitmap
         chunks = chunk_records(table, self._hasher)
@@ -229,8 +230,11 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
-    if not _has_only_keyed(table):
-        table = table.filter(keyed_mask(table))
+    return _newest_records(table if _has_only_keyed(table) else table.filter(keyed_mask(table)), hasher)
+
+
+def _newest_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords:
+    """Return what `ledger_records` returns, of rows that are all in the key map."""
     hi, lo = hasher(rows.contiguous(table.column("key")))
     flagged = tombstone_flagged_offsets(table)
     newest = key_index.latest(hi, lo)
@@ -244,8 +248,8 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
 def _has_only_keyed(table: pa.Table) -> bool:
     """Return whether all rows are in the key map."""
-    is_message = pc.equal(table.column("slot"), int(rows.RowType.MESSAGE))
-    return table.column("key").null_count == 0 and bool(pc.all(is_message).as_py())
+    slots = table.column("slot").to_numpy()
+    return table.column("key").null_count == 0 and bool(np.all(slots == int(rows.RowType.MESSAGE)))
 
 
 def keyed_mask(table: pa.Table) -> pa.ChunkedArray:
