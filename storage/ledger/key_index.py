@@ -49,7 +49,7 @@ UNPLACED_VERSION = 3
 """The format version of the index of a ledger that counts from 0 (rows.UNPLACED_VERSION); it has no chunk table."""
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
-MERGED_RUNS = 8
+MERGED_RUNS = 16
 """Runs in ascending order from which on a table of slots takes less time than a merge."""
 _MOST_OTHERS = 4
 """A sort of all records takes less time if more than one in so many is not the last record of its slot."""
