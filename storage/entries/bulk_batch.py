@@ -37,8 +37,8 @@ from storage.slices import I64, Flags, Spans, slices
 LEAST_MESSAGES = 200
 """With fewer messages the array operations cost more than a loop over them."""
 _BLOCK_MESSAGES = 1 << 16
-_BLOCK_BYTES = 2 << 20
-"""Messages, and their bytes, that are read side by side: they and their arrays stay in a core's cache."""
+_BLOCK_BYTES = 4 << 20
+"""Messages, and their bytes, that are read side by side: they and their arrays stay in a processor's cache."""
 _LEAST_METADATA = 2
 """Bytes of the smallest metadata of a message: its payload's size."""
 _MOST_PROPERTIES = 64

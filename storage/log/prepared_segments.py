@@ -28,7 +28,9 @@ from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
 
 PIECE_BYTES = 2 << 20
-"""Bytes of entries, uncompressed, that are encoded together, and the least growth of a segment that is prepared."""
+"""The least growth of a segment that is prepared."""
+_PIECES_TOGETHER = 2
+"""As many times PIECE_BYTES of entries, uncompressed, are encoded together, if a segment has grown so much."""
 OVERHEAD_BYTES = 5 << 20
 """Memory of a segment besides its encoded bytes and keys: buffers of Parquet, and rows of the next row group."""
 IDLE_MS = 60_000
@@ -108,7 +110,7 @@ class PreparedSegments:
         """Return whether a piece of `grown` fits. Drop segments that have been idle for long, as far as needed."""
         now = self._clock.now_ms()
         others = {ledger_id: item for ledger_id, item in self._by_ledger.items() if item is not grown}
-        held = grown.held_bytes + PIECE_BYTES + sum(item.held_bytes for item in others.values())
+        held = grown.held_bytes + _PIECES_TOGETHER * PIECE_BYTES + sum(item.held_bytes for item in others.values())
         for ledger_id, item in others.items():
             if held <= self._max_bytes or 0 <= now - item.grown_at < IDLE_MS:
                 break
@@ -122,7 +124,7 @@ class PreparedSegments:
         for entry in reader.entries(prepared.next_offset):
             entries.append(entry)
             size += max(len(entry.data), entry.header.payload_bytes)
-            if size >= PIECE_BYTES:
+            if size >= _PIECES_TOGETHER * PIECE_BYTES:
                 break
         for table in unpack_some(entries, ledger_id):
             prepared.ledger.add(table)
