@@ -80,6 +80,8 @@ class Pulsar(TopicsContender):
     """The token of a superuser, if `settings` require one."""
     arguments: tuple[str, ...] = ()
     """Arguments of its program in addition to those of `launch`."""
+    address: str = ADDRESS
+    """The address of this machine at which it listens."""
     _broker: Broker | None = field(default=None, init=False)
     _port: int = field(default=0, init=False)
     _web_port: int = field(default=0, init=False)
@@ -92,12 +94,12 @@ class Pulsar(TopicsContender):
     @property
     def url(self) -> str:
         """The URL for Pulsar's binary protocol."""
-        return f"pulsar://{ADDRESS}:{self._port}"
+        return f"pulsar://{self.address}:{self._port}"
 
     @property
     def web_url(self) -> str:
         """The URL of its admin REST."""
-        return f"http://{ADDRESS}:{self._web_port}"
+        return f"http://{self.address}:{self._web_port}"
 
     def start(self) -> None:
         self.folder.mkdir()
@@ -105,7 +107,7 @@ class Pulsar(TopicsContender):
         settings = self.folder / "standalone.conf"
         settings.write_text(
             _SETTINGS.format(
-                address=ADDRESS, port=self._port, web_port=self._web_port, flushes=str(self.flushes).lower()
+                address=self.address, port=self._port, web_port=self._web_port, flushes=str(self.flushes).lower()
             )
             + "".join(f"{name}={value}\n" for name, value in self.settings.items())
         )
@@ -118,7 +120,7 @@ class Pulsar(TopicsContender):
         options = (*self.heap, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
         arguments = {
             "--config": self.folder / "standalone.conf",
-            "--advertised-address": ADDRESS,
+            "--advertised-address": self.address,
             "--bookkeeper-dir": self.folder / "bookkeeper",
             "--bookkeeper-port": self._bookie_port,
             "--metadata-dir": self.folder / "metadata",

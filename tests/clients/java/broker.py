@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.peers.artifacts import Artifacts
+from benchmarks.peers.broker import ADDRESS
 from benchmarks.peers.pulsar import Pulsar
 from tests.clients.java.jvm import OPTIONS, java
 from tests.clients.java.maven import class_path
@@ -23,13 +24,27 @@ _STARTS_WITHIN_SECONDS = 240
 
 @contextmanager
 def pulsar_broker(
-    folder: Path, *, version: str = VERSION, jar: Path | None = None, arguments: tuple[str, ...] = (), **settings: str
+    folder: Path,
+    *,
+    version: str = VERSION,
+    jar: Path | None = None,
+    arguments: tuple[str, ...] = (),
+    address: str = ADDRESS,
+    **settings: str,
 ) -> Iterator[Pulsar]:
-    """Start one with its data in `folder`, and end it. `jar`: of a plug-in. `arguments`: of its program."""
+    """Start one with its data in `folder`, and end it. `jar`: of a plug-in. `arguments`: of its program. `address`: at
+    which it listens."""
     libraries = class_path(_HERE / LOCKS[version])
     artifacts = Artifacts(version, Path(java()), libraries if jar is None else f"{jar}:{libraries}", "")
     broker = Pulsar(
-        artifacts, folder / "broker", False, _STARTS_WITHIN_SECONDS, heap=_HEAP, settings=settings, arguments=arguments
+        artifacts,
+        folder / "broker",
+        False,
+        _STARTS_WITHIN_SECONDS,
+        heap=_HEAP,
+        settings=settings,
+        arguments=arguments,
+        address=address,
     )
     try:
         broker.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pulsar
+import pytest
 
 from benchmarks.peers.broker import free_ports
 from benchmarks.peers.pulsar import Pulsar
@@ -196,7 +198,9 @@ def two_compacting_brokers(folder: Path, version: str, jar: Path) -> Iterator[li
             # Without topics of their own, which each of the brokers would load before it asks the other one.
             lines = SETTINGS | {"compactorServiceUrl": link.url, "topicLevelPoliciesEnabled": "false"}
             lines |= {"systemTopicEnabled": "false"}
-            broker = stack.enter_context(pulsar_broker(home, version=version, jar=jar, arguments=arguments, **lines))
+            broker = stack.enter_context(
+                pulsar_broker(home, version=version, jar=jar, arguments=arguments, address=_outside_address(), **lines)
+            )
             admin = stack.enter_context(httpx.Client(base_url=broker.web_url, timeout=60, follow_redirects=True))
             client = connected(broker.url)
             stack.callback(client.close)
@@ -204,3 +208,17 @@ def two_compacting_brokers(folder: Path, version: str, jar: Path) -> Iterator[li
         url, broker_service_url = service.url, service.broker_service_url
         replicate_to(brokers[0].admin, "compactor", url, broker_service_url, NAMESPACE.split("/")[1])
         yield brokers
+
+
+def _outside_address() -> str:
+    """Return an address of this machine that is not the loopback's.
+
+    A standalone broker there tells clients to stay with the broker that they asked first, even if another one has the
+    topic (TopicLookupBase.shouldRedirectThroughServiceUrl): a reader would never follow its topic.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as item:
+        try:
+            item.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address besides the loopback's")
+        return str(item.getsockname()[0])

@@ -9,7 +9,7 @@ import pytest
 from tests.clients.java.broker import VERSION
 from tests.clients.java.compacting_broker import CompactingBroker, two_compacting_brokers
 from tests.clients.java.plugin_jar import plugin_jar
-from tests.clients.python.conftest import wait_for
+from tests.clients.python.conftest import WAIT_MS, values, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -43,7 +43,12 @@ def test_a_topic_moves_between_brokers(tmp_path: Path) -> None:
         first.send(topic, *[(key, b"0") for key, _ in expected], *expected)
         first.compact(topic)
 
+        reader = first.reader(topic, receiver_queue_size=10)
+        received = [reader.read_next(WAIT_MS) for _ in range(5)]
         move(topic, first, second)
+        received += [reader.read_next(WAIT_MS) for _ in expected[5:]]
+        assert values(received) == expected, "a reader that stays open follows its topic"
+        reader.close()
         assert second.values(topic) == expected
 
         # A compaction of the broker that loses the topic ends without effect.
