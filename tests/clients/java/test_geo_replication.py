@@ -60,11 +60,14 @@ def _is_caught_up(source: httpx.Client, topic: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("max_kills", "seconds"),
-    [(6, 60), pytest.param(100, 1_800, marks=pytest.mark.soak)],
+    ("max_kills", "seconds", "restart_every"),
+    [(6, 60, None), pytest.param(100, 1_800, 25, marks=pytest.mark.soak)],
 )
-def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: int, seconds: float) -> None:
-    """Up to `max_kills` kills, the last one of which begins within that time."""
+def test_everything_once_and_in_order_through_kills(
+    tmp_path: Path, max_kills: int, seconds: float, restart_every: int | None
+) -> None:
+    """Up to `max_kills` kills, the last one of which begins within that time. After each `restart_every` of them the
+    broker is restarted."""
     rng = random.Random(5)
     with ExitStack() as stack:
         lives = Lives(tmp_path, stack)
@@ -94,6 +97,9 @@ def test_everything_once_and_in_order_through_kills(tmp_path: Path, max_kills: i
             wait_for(lambda topic=topic, stored=stored: lives.entries(f"{NAMESPACE}/{topic}") >= stored, seconds=60)
             lives.kill()
             kills += 1
+            if restart_every and kills % restart_every == 0:
+                broker.stop()
+                broker.launch()
             lives.start()
         for topic in TOPICS:
             for producer in senders[topic]:
