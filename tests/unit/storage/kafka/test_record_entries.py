@@ -84,6 +84,22 @@ def test_entries_hold_the_records(rows: list[tuple[Any, ...]]) -> None:
     assert set(messages.column("publish_time").to_pylist()) == {latest}, "the latest, never of the future"
 
 
+@given(RECORDS, st.data())
+def test_a_part_of_records_has_their_fields(rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
+    """A fetch begins before the offset that was asked for, and large records make several entries."""
+    records, all_rows = located(rows), located(rows).table().to_pylist()
+    first = data.draw(st.integers(0, len(rows) - 1))
+    end = data.draw(st.integers(first + 1, len(rows)))
+    assert records.part(first, end).table().to_pylist() == all_rows[first:end]
+    offset = data.draw(st.integers(0, records.offsets[-1] + 1))
+    later, expected = records.since(offset), [row for row in all_rows if row["offset"] >= offset]
+    assert later.count == len(expected)
+    if expected:
+        messages = decoded(list(to_entries(later, PRODUCER, NOW)))
+        for name, column in (("sequence_id", "offset"), ("payload", "value"), ("properties", "properties")):
+            assert messages.column(name).to_pylist() == [row[column] for row in expected]
+
+
 def test_an_entry_states_its_highest_offset() -> None:
     """Deduplication and the mirror read the position from it."""
     (entry,) = to_entries(located([(7, NOW, b"k", b"v", None), (20, NOW, b"k", b"v", None)]), PRODUCER, NOW)
