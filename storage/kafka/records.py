@@ -34,6 +34,8 @@ _TOGETHER, _LONGEST_RUN = 8, 256
 """The least batches of which records are located together, and the most records of each in a round."""
 _SMALL = 400
 """The average bytes of records up to which a search through all of them costs less than a loop."""
+_MOST_ZEROS = 8
+"""The zeros for each record up to which the search costs less than a loop: values may consist of them."""
 _LEAST_LENGTH = 6
 """The least length that a record states: a byte for each of its fields."""
 BLOCK_BYTES = 2 << 20
@@ -199,9 +201,13 @@ def _locate_runs(located: I64, words: I64, rest: _Unlocated, limits: I64) -> tup
 
 def _locate_by_zeros(located: I64, data: bytes, words: I64, rest: _Unlocated) -> _Unlocated:
     """Locate records between which zeros are: the number of headers of a record, and the attributes of the next. Return
-    the batches that have records with headers, or other bytes that look like the begin of a record."""
+    the batches that have records with headers, or other bytes that look like the begin of a record; all, if there are
+    many zeros."""
     octets = np.frombuffer(data, np.uint8, len(data) - len(PADDING))
-    at = np.append(0, np.flatnonzero(octets == 0) + 1)
+    begins = (octets[:-1] == 0) & (octets[1:] != 0)  # no length begins with a zero
+    if np.count_nonzero(begins) > _MOST_ZEROS * int(rest.counts.sum()):
+        return rest
+    at = np.append(0, np.flatnonzero(begins) + 1)
     word = words[at]
     more = word >> 7 & 1
     more += word >> 15 & more

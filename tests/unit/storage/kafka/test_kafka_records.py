@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -138,3 +140,17 @@ def test_runs_of_one_size_in_many_batches_are_located_as_others_are() -> None:
         drawn.append(Batch(rows))
     data = b"".join(map(encode, drawn))
     assert decoded(data) == as_decoded(row for batch in drawn for row in expected(batch))
+
+
+def test_values_with_many_zeros_take_no_more_memory_than_others() -> None:
+    """A search for the zeros between records would find those in the values."""
+    values = [b"\0" * (100 + k % 100) for k in range(2_000)], [b"\0a" * (50 + k % 50) for k in range(2_000)]
+    for drawn in values:
+        rows = [Record(offset, value=value) for offset, value in enumerate(drawn)]
+        batches = list(read_batches(encode(Batch(rows))))
+        tracemalloc.start()
+        (block,) = records.locate_batches(batches)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert block.table().column("value").to_pylist() == drawn
+        assert peak < 10 * sum(map(len, drawn))
