@@ -89,15 +89,15 @@ topics = Table(
     Column("producer_epoch", BigInteger),
     sqlite_autoincrement=True,
 )
+"""`start_offset`: the first offset of reads; it only grows. `roll_requested_at`: when a roll of the active segment was
+requested. `properties`: of users, texts by name. `producer_epoch`: of the last exclusive producer (Pulsar's topic
+epoch); it only grows."""
 Index(
     "ix_topics_roll_requested",
     topics.c.roll_requested_at,
     sqlite_where=text("roll_requested_at IS NOT NULL"),
     postgresql_where=text("roll_requested_at IS NOT NULL"),
 )
-"""`start_offset`: the first offset of reads; it only grows. `roll_requested_at`: when a roll of the active segment was
-requested. `properties`: of users, texts by name. `producer_epoch`: of the last exclusive producer (Pulsar's topic
-epoch); it only grows."""
 
 deleted_topics = Table(
     "deleted_topics",
