@@ -310,10 +310,11 @@ def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     shift = max(0, int(hi.max() - least).bit_length() - bits)
     slots = ((hi - least) >> np.uint64(shift)).view(np.int64)
     table = np.full(1 << bits, -1, dtype=np.int32)
-    table[slots] = np.arange(len(hi), dtype=np.int32)  # NumPy leaves the last value of an index that is repeated
+    positions = np.arange(len(hi), dtype=np.int32)
+    table[slots] = positions
     last = table[slots]
     others = np.flatnonzero((hi[last] != hi) | (lo[last] != lo))
-    if len(others) > len(hi) // _MOST_OTHERS:
+    if len(others) > len(hi) // _MOST_OTHERS or np.any(last < positions):  # NumPy promises no order of assignments
         return _last_in_order(hi, lo, _stable_order(hi))
     winners = table[table >= 0].astype(np.int64)
     if not len(others):
