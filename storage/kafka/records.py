@@ -63,6 +63,8 @@ def locate_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -
             yield joined(read_message_set(batch))
             continue
         content = _uncompressed(batch, max_bytes)
+        if len(content) < (1 + _LEAST_LENGTH) * batch.record_count:
+            raise damaged(batch, f"claims {batch.record_count} records in {len(content)} bytes")
         if block and size + len(content) > BLOCK_BYTES:
             yield _locate_block(block, contents)
             block, contents, size = [], [], 0

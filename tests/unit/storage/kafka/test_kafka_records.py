@@ -100,6 +100,15 @@ def test_a_record_that_ends_elsewhere_is_named_by_its_batch() -> None:
         rows_of(decode_batches(read_batches(good + bytes(bad), verify=False)))
 
 
+def test_a_batch_that_claims_more_records_than_its_bytes_can_hold_takes_no_memory_for_them() -> None:
+    data = bytearray(encode(Batch([Record(2)])))
+    largest = (2**31 - 1).to_bytes(4, "big")
+    data[23:27] = largest  # the last record's offset, from the first one
+    data[57:61] = largest  # the number of records
+    with pytest.raises(InvalidRecord, match="position 0, offset 2, claims 2147483647 records in 9 bytes"):
+        rows_of(decode_batches(read_batches(bytes(data), verify=False)))
+
+
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, XERIAL, LZ4, ZSTD])
 def test_damaged_compression_is_an_error(codec: int) -> None:
     data = encode(Batch([Record(3, value=b"abc" * 300)], codec))
