@@ -131,6 +131,16 @@ def inspect(entry: bytes) -> EntryHeader:
     )
 
 
+def claimed_metadata_bytes(entry: bytes) -> int:
+    """Return the size of its metadata that an entry claims, unchecked; 0: it ends before it."""
+    try:
+        at = 6 + U32.unpack_from(entry, 2)[0] if entry.startswith(BROKER_MAGIC) else 0
+        at += 6 if entry.startswith(MAGIC, at) else 0
+        return int(U32.unpack_from(entry, at)[0])
+    except StructError:
+        return 0
+
+
 def parse_metadata(entry: bytes, checksum_verified: bool = False) -> ParsedMetadata:
     """Return the metadata of an entry, and the position of its payload.
 

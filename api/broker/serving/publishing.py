@@ -23,13 +23,15 @@ from api.broker.serving.logs import is_retryable
 from api.broker.serving.producer import Producer
 from api.observability.error_text import text_if_error
 from api.observability.logs import LogThrottle
-from storage.entries.entry import EntryHeader, inspect
+from storage.entries.entry import EntryHeader, claimed_metadata_bytes, inspect
 from storage.entries.replicated import Source
 from storage.errors import CompactorError, Fenced, InvalidRecord, TopicNotFound
 from storage.log.group_commit import AppendOutcome
 from storage.model import MessageId, TopicName
 
 LOG = logging.getLogger(__name__)
+METADATA_BYTES = 16 << 10
+"""The most metadata that the event loop reads. Larger ones may have a million properties: the log reads them."""
 GROUP_BYTES = 16 << 20
 """Maximum bytes of a group, unless one entry is larger."""
 
@@ -42,7 +44,7 @@ class QueuedEntry:
     """An entry that waits to be appended. Its sequence ids are those of its receipt; `messages`: their number.
 
     `source`: the origin of an entry of a replicator. `header`: that of the entry, or the error of an entry that cannot
-    be appended; None until it is queued.
+    be appended; None: it is not known yet.
     """
 
     producer: Producer
@@ -97,10 +99,11 @@ class PublishQueue:
         """
         if self._is_closed:
             return
-        try:  # now, while its bytes are in the processor's cache
-            entry.header = inspect(entry.entry)
-        except InvalidRecord as error:
-            entry.header = error
+        if len(entry.entry) <= METADATA_BYTES or claimed_metadata_bytes(entry.entry) <= METADATA_BYTES:
+            try:  # now, while its bytes are in the processor's cache
+                entry.header = inspect(entry.entry)
+            except InvalidRecord as error:
+                entry.header = error
         self._waiting.append(entry)
         self._put += 1
         self._counts[entry.producer.name] = self._counts.get(entry.producer.name, 0) + 1

@@ -10,7 +10,7 @@ import pytest
 from storage.entries import encode
 from storage.entries.decode import unpack
 from storage.entries.encode import encode_batch, encode_message
-from storage.entries.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
+from storage.entries.entry import MAX_BATCH_MESSAGES, EntryHeader, claimed_metadata_bytes, inspect
 from storage.errors import InvalidRecord
 from storage.ledger import rows
 from storage.ledger.rows import CompressionType
@@ -104,6 +104,15 @@ def test_a_checksum_may_be_left_out_and_a_brokers_metadata_is_skipped() -> None:
     plain = entry(metadata(partition_key=b"k"), b"1", checksum=False)
     checked = entry(metadata(partition_key=b"k"), b"1")
     assert inspect(plain) == inspect(checked) == inspect(brokers(plain)) == inspect(brokers(checked))
+
+
+def test_the_size_of_metadata_is_known_before_they_are_read() -> None:
+    described = metadata(partition_key=b"k")
+    size = described.ByteSize()
+    plain = entry(described, b"1", checksum=False)
+    for data in (plain, entry(described, b"1"), brokers(plain)):
+        assert claimed_metadata_bytes(data) == size
+    assert [claimed_metadata_bytes(data) for data in (b"", plain[:3], b"\x0e\x02\xff\xff\xff\xff\0\0\0\x01")] == [0] * 3
 
 
 def test_any_byte_changed_is_seen() -> None:

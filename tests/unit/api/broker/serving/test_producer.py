@@ -15,11 +15,12 @@ from api.broker.serving.channel import Receipt
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.position import SubscribeRequest
 from api.broker.serving.producer import AccessMode, Producer, ProducerOptions
-from api.broker.serving.publishing import QueuedEntry
+from api.broker.serving.publishing import METADATA_BYTES, QueuedEntry
 from api.broker.serving.topic import PersistentTopic
 from storage.entries.encode import encode_message
 from storage.errors import ChecksumMismatch, CompactorError, Fenced, InvalidRecord
 from storage.topic import Topic
+from tests.pulsar_entries import entry as pulsar_entry, metadata
 from tests.unit.api.broker.serving.served_topic import opened
 from tests.workbench import Workbench
 
@@ -285,6 +286,20 @@ def test_a_topic_that_closes_sends_receipts_before_it_disconnects(run: Any) -> N
         assert connected
         assert all(connected)
         assert channel.is_disconnected
+
+    run(test)
+
+
+def test_an_entry_with_large_metadata_is_checked_by_the_log(run: Any) -> None:
+    async def test(topic: PersistentTopic) -> None:
+        sender, _ = add(topic, "a", SHARED)
+        described = metadata()
+        described.properties.add(key="k", value="v" * METADATA_BYTES)
+        data = pulsar_entry(described)
+        for number, entry in enumerate((data, data[:-1] + b"w")):
+            topic.publishing.put(QueuedEntry(sender, number, 0, 1, entry))
+        await topic.publishing.drain()
+        assert (channel_of(sender).receipts, channel_of(sender).errors) == ([0], [ChecksumMismatch])
 
     run(test)
 

@@ -14,10 +14,12 @@ from api.broker.serving.channel import Receipt
 from api.broker.serving.producer import Producer, ProducerOptions
 from api.broker.serving.publishing import PublishOutcome, PublishQueue, QueuedEntry
 from api.observability.logs import LogThrottle
+from storage.entries.entry import EntryHeader
 from storage.entries.replicated import Source
 from storage.errors import Fenced, InvalidRecord, Unavailable
 from storage.model import EARLIEST, SourcePosition, TopicName
 from tests.event_loop import in_event_loop
+from tests.pulsar_entries import entry as pulsar_entry, metadata
 
 FULL = Unavailable("the disk is full", "make room")
 WRONG = InvalidRecord("an entry cannot be taken", "send another one")
@@ -105,6 +107,20 @@ async def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_is_sen
     assert bench.groups == [[b"a0"], [b"b0"]]
     assert (a.answers, a.disconnected, b.answers) == ([], 1, [(0, "duplicate")])
     assert (a.waiting, b.waiting, bench.queue.holds("a")) == (0, 0, False)
+
+
+@in_event_loop
+async def test_the_event_loop_checks_all_entries_but_those_with_large_metadata() -> None:
+    """A million properties would keep it for a second; the log checks them."""
+    sender, bench = Sender("a"), Bench()
+    large = metadata()
+    large.properties.add(key="k", value="v" * publishing.METADATA_BYTES)
+    entries = pulsar_entry(large), pulsar_entry(metadata(), bytes(publishing.METADATA_BYTES)), b"no entry"
+    queued = [QueuedEntry(sender.producer, number, 0, 1, data) for number, data in enumerate(entries)]
+    for item in queued:
+        bench.queue.put(item)
+    await bench.queue.drain()
+    assert [type(item.header) for item in queued] == [type(None), EntryHeader, InvalidRecord]
 
 
 @in_event_loop
