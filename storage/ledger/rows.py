@@ -172,7 +172,7 @@ def writer_options(sample: pa.Table) -> dict[str, Any]:
     """Return the arguments of `pyarrow.parquet.ParquetWriter` for a rows object that begins with `sample` (SCHEMA).
 
     Keys, payloads and metadata that compression would shorten by less than a tenth are stored as they are, and so are
-    integers that are stored as differences: a codec takes more time than the rest of their encoding, and saves half a
+    integers that are stored as differences: a codec takes more time than the rest of their encoding, and saves about a
     byte of a row.
     """
     plain = {name for name in _BYTES_COLUMNS if not _is_compressible(sample.column(name))}
