@@ -13,10 +13,8 @@ from api.formats.inputs import InputOptions
 from api.formats.jsonl import read_import_jsonl
 from compactor.engines.engine import Engine
 from storage.topic import Topic
-from tests.conformance.test_real_input import CHANGES, RealInput, real_input
+from tests.real_input import CHANGES, real_input
 from tests.workbench import Workbench, content, half_compacted
-
-__all__ = ["real_input"]
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +109,7 @@ def test_a_stream_through_ten_compactions_and_restarts_has_each_message_once(
     }
 
 
-def test_real_input_is_its_tree_in_sql(bench: Workbench, load: Load, real_input: RealInput) -> None:
+def test_real_input_is_its_tree_in_sql(bench: Workbench, load: Load) -> None:
     tables: list[pa.Table] = list(read_import_jsonl(str(CHANGES), InputOptions()))
     topic = bench.topic("bookkeeper")
     fill(bench, topic, tables)
@@ -119,7 +117,7 @@ def test_real_input_is_its_tree_in_sql(bench: Workbench, load: Load, real_input:
     rows = load("bookkeeper", readCompacted="true").sparkSession.sql(
         "select key, max_by(payload, offset) payload from bookkeeper group by key having payload is not null"
     )
-    assert {bytes(row.key): bytes(row.payload) for row in rows.collect()} == real_input.tree
+    assert {bytes(row.key): bytes(row.payload) for row in rows.collect()} == real_input().tree
 
 
 def fill(bench: Workbench, topic: Topic, tables: list[pa.Table]) -> None:
