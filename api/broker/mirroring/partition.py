@@ -136,6 +136,7 @@ class PartitionMirror:
     def skip_to(self, offset: int) -> None:
         """Go on at an offset: nothing before it is missing here."""
         self.position = FetchPosition(offset)
+        self.next_offset = offset
 
     def stop_sending_epochs(self) -> bool:
         """Ask without epochs from now on; return whether the last question had one."""
@@ -190,7 +191,8 @@ class PartitionMirror:
         now = self._clock.now_ms()
         rate = (self._records - self._counted) * 1000 // max(1, now - self._counted_at)
         self._counted, self._counted_at = self._records, now
-        return MirrorProgress(self.next_offset, max(self.next_offset, self.end_offset), rate)
+        read_before = max(self.next_offset, self.read_before)
+        return MirrorProgress(read_before, max(read_before, self.end_offset), rate)
 
     @property
     def lag(self) -> int | None:

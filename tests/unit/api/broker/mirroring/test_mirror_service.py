@@ -418,6 +418,23 @@ def test_what_follows_the_last_record_is_no_gap(mirrored: Mirrored) -> None:
     assert "from offset 9 to 10" in str(mirrored.mirrors.get(TOPIC).error)
 
 
+@pytest.mark.slow
+def test_the_end_of_a_transaction_stays_read_where_nothing_follows(mirrored: Mirrored) -> None:
+    """Sessions that end before and after the source was found to have removed it, with no record to append."""
+    topic = mirrored.kafka.topic
+    topic.append(0, Batch(records(0, 5)))
+    topic.append(0, Batch(records(5, 2), attributes=TRANSACTIONAL, producer_id=3))
+    topic.abort(0, 3, 5)
+    asyncio.run(mirrored.mirror_to_end())
+    topic.partitions[0].start = 8
+    topic.partitions[0].batches.clear()
+    for _ in range(2):
+        asyncio.run(mirrored.mirror_to_end())
+        (partition,) = mirrored.mirrors.partitions(TOPIC)
+        assert partition.progress is not None
+        assert partition.progress.next_offset == 8
+
+
 async def fail(mirrored: Mirrored) -> None:
     async with mirrored.serving() as serving:
         await serving.until(lambda: mirrored.mirrors.get(TOPIC).state is MirrorState.FAILED)
