@@ -61,4 +61,4 @@ def engine_provider(settings: Settings) -> EngineProvider:
     spark = SparkEngineProvider(settings.make_data_directory, settings.spark_master, LOG.info)
     if not is_local(settings.spark_master):
         return spark
-    return AutoEngineProvider(spark, parallelism, kind, settings.compaction_in_process_bytes or None)
+    return AutoEngineProvider(spark, parallelism, kind, settings.compaction_in_process_bytes)

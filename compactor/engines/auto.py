@@ -45,12 +45,12 @@ def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
 class AutoEngine:
     """An engine that chooses by the weights of each job. `open_spark`: called once, for the first large job.
 
-    `in_process_limit`: the weight below which a job is small; None: `in_process_bytes`.
+    `in_process_limit`: the weight below which a job is small; 0: `in_process_bytes`.
     """
 
     open_spark: Callable[[], Engine]
     parallelism: int
-    in_process_limit: int | None = None
+    in_process_limit: int = 0
     choice: str = field(init=False, default="")
     _in_process: Engine = field(init=False)
     _spark: Engine | None = field(init=False, default=None)
@@ -100,7 +100,7 @@ class AutoEngineProvider(EngineProvider):
     spark: EngineProvider
     parallelism: int
     kind: str = AUTO
-    in_process_limit: int | None = None
+    in_process_limit: int = 0
 
     def open(self, *, large: bool = True, kind: str | None = None) -> Engine:
         """Return an engine of the kind, or of the provider's own.

@@ -30,7 +30,7 @@ from storage.metadata.records import SegmentRecord, TopicRecord
 PIECE_BYTES = 2 << 20
 """The least growth of a segment that is prepared."""
 _PIECES_TOGETHER = 2
-"""As many times PIECE_BYTES of entries, uncompressed, are encoded together, if a segment has grown so much."""
+"""Number of PIECE_BYTES of entries, uncompressed, that are encoded together if a segment has grown so much."""
 OVERHEAD_BYTES = 5 << 20
 """Memory of a segment besides its encoded bytes and keys: buffers of Parquet, and rows of the next row group."""
 IDLE_MS = 60_000

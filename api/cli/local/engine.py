@@ -57,7 +57,7 @@ def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]
             stack.callback(engine.close)
             return engine
 
-        limit = settings.compaction_in_process_bytes or None
+        limit = settings.compaction_in_process_bytes
         yield open_spark() if kind == SPARK else AutoEngine(open_spark, parallelism, limit)
 
 
