@@ -402,13 +402,7 @@ def count_notes(mirror: Mirrored, monkeypatch: pytest.MonkeyPatch) -> list[objec
 @pytest.mark.slow
 def test_what_follows_the_last_record_is_no_gap(mirrored: Mirrored) -> None:
     """An aborted transaction and its marker, which retention removes; then records that it removes unread."""
-    topic = mirrored.kafka.topic
-    topic.append(0, Batch(records(0, 5)))
-    topic.append(0, Batch(records(5, 2), attributes=TRANSACTIONAL, producer_id=3))
-    topic.abort(0, 3, 5)
-    asyncio.run(mirrored.mirror_to_end())
-    topic.partitions[0].start = 8
-    topic.partitions[0].batches.clear()
+    topic = mirror_removed_transaction(mirrored)
     topic.append(0, Batch(records(8, 1)))
     asyncio.run(mirrored.mirror_to_end())
     assert mirrored.stored() == [0, 1, 2, 3, 4, 8]
@@ -421,6 +415,16 @@ def test_what_follows_the_last_record_is_no_gap(mirrored: Mirrored) -> None:
 @pytest.mark.slow
 def test_the_end_of_a_transaction_stays_read_where_nothing_follows(mirrored: Mirrored) -> None:
     """Sessions that end before and after the source was found to have removed it, with no record to append."""
+    mirror_removed_transaction(mirrored)
+    for _ in range(2):
+        asyncio.run(mirrored.mirror_to_end())
+        (partition,) = mirrored.mirrors.partitions(TOPIC)
+        assert partition.progress is not None
+        assert partition.progress.next_offset == 8
+
+
+def mirror_removed_transaction(mirrored: Mirrored) -> FakeTopic:
+    """Mirror records and an aborted transaction, which retention then removes with all else before offset 8."""
     topic = mirrored.kafka.topic
     topic.append(0, Batch(records(0, 5)))
     topic.append(0, Batch(records(5, 2), attributes=TRANSACTIONAL, producer_id=3))
@@ -428,11 +432,7 @@ def test_the_end_of_a_transaction_stays_read_where_nothing_follows(mirrored: Mir
     asyncio.run(mirrored.mirror_to_end())
     topic.partitions[0].start = 8
     topic.partitions[0].batches.clear()
-    for _ in range(2):
-        asyncio.run(mirrored.mirror_to_end())
-        (partition,) = mirrored.mirrors.partitions(TOPIC)
-        assert partition.progress is not None
-        assert partition.progress.next_offset == 8
+    return topic
 
 
 async def fail(mirrored: Mirrored) -> None:
