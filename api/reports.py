@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from api.broker.compaction import SchedulerState, TopicControl
-    from api.broker.mirroring.operations import ShownMirror
+    from api.broker.mirroring.operations import MirrorWithPartitions
     from compactor.maintenance.retention import TrimResult
     from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference, Report
@@ -71,7 +71,9 @@ def run_document(
     )
 
 
-def mirror_document(mirror: ShownMirror, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
+def mirror_document(
+    mirror: MirrorWithPartitions, *, wording: AdviceWording | None = OPERATOR_WORDING
+) -> dict[str, Any]:
     """Return a mirror and its partitions as a document."""
     from api.documents import MirrorPartitionReport, MirrorReport
 

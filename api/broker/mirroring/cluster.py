@@ -1,4 +1,4 @@
-"""The connection of a mirror to a cluster of Kafka: its brokers, the partitions of one topic, batches as stored.
+"""Connections of a mirror to a Kafka cluster: its brokers, the partitions of one topic, record batches as stored.
 
 aiokafka connects, speaks TLS, authenticates (SASL) and matches answers to requests. What this module adds is one
 connection to each broker that leads a partition, and errors in our words:
@@ -38,7 +38,7 @@ _AUTHENTICATION = (
 
 @dataclass(frozen=True)
 class SourceTopic:
-    """The topic as a broker describes it. `leaders`: the id of the broker that leads each partition, by number."""
+    """A topic of Kafka as a broker describes it. `leaders`: the id of the leading broker by partition number."""
 
     cluster_id: str
     topic_id: bytes
@@ -46,12 +46,12 @@ class SourceTopic:
 
     @property
     def uid(self) -> str:
-        """The topic's id as text."""
+        """Return the topic's id in Kafka as hexadecimal text."""
         return self.topic_id.hex()
 
 
 class KafkaCluster:
-    """Connections to the brokers of a source."""
+    """A client of the Kafka cluster that has the source topic of a mirror: one connection to each broker."""
 
     def __init__(self, source: MirrorSource) -> None:
         self.source = source
@@ -59,8 +59,11 @@ class KafkaCluster:
         self._connections: dict[int, AIOKafkaConnection] = {}
 
     async def describe_topic(self) -> SourceTopic:
-        """Return the topic as it is now, and remember the brokers. Raises Unavailable, Misconfigured."""
-        response = await self._metadata()
+        """Ask a broker for the id and partition leaders of the source topic; keep the addresses of all brokers.
+
+        Raises Unavailable, Misconfigured.
+        """
+        response = await self._request_metadata()
         self._addresses = {node: (host, port) for node, host, port, _, _ in response.brokers}
         if not response.topics:
             raise Unavailable(f"Kafka says nothing about the topic {self.source.topic}", "try again", is_public=True)
@@ -71,38 +74,44 @@ class KafkaCluster:
                 "check its name, or create it; then the mirror goes on by itself",
                 is_public=True,
             )
-        self._check(code, "the topic")
+        self._raise_for_code(code, "the topic")
         leaders = {number: leader for _, number, leader, *_ in partitions}
         return SourceTopic(response.cluster_id or "", topic_id, dict(sorted(leaders.items())))
 
-    async def offset(self, leader: int, partition: int, time: int) -> int:
-        """Return the first offset of a partition (EARLIEST), or the one after its last (LATEST)."""
-        response = await self._send(leader, protocol.offsets_request(self.source.topic, partition, time))
+    async def earliest_or_latest_offset(self, leader: int, partition: int, end: int) -> int:
+        """Ask the leader of a Kafka partition for its first offset, or for the offset after its last record.
+
+        `end`: EARLIEST or LATEST. Raises Unavailable, Misconfigured.
+        """
+        response = await self._send(leader, protocol.offsets_request(self.source.topic, partition, end))
         _, code, _, offset, *_ = response.topics[0][1][0]
-        self._check(code, f"partition {partition}")
+        self._raise_for_code(code, f"partition {partition}")
         return int(offset)
 
     async def fetch(
         self, leader: int, topic_id: bytes, positions: Mapping[int, FetchPosition], max_bytes: int, max_wait_ms: int
     ) -> Sequence[FetchedPartition]:
-        """Return batches as stored, by partition, after `max_wait_ms` at most."""
+        """Fetch record batches from the leader of some partitions; wait `max_wait_ms` at most for records.
+
+        `positions`: the position to fetch from, by partition. Raises Unavailable, Misconfigured.
+        """
         response = await self._send(leader, protocol.fetch_request(topic_id, positions, max_bytes, max_wait_ms))
-        self._check(response.error_code, "the topic")
+        self._raise_for_code(response.error_code, "the topic")
         return protocol.fetched_partitions(response)
 
     def check_partition(self, fetched: FetchedPartition) -> None:
-        """Raise Unavailable or Misconfigured if a broker has refused to return a partition's batches."""
-        self._check(fetched.error_code, f"partition {fetched.number}")
+        """Raise Unavailable or Misconfigured if a fetch response has an error code for a partition."""
+        self._raise_for_code(fetched.error_code, f"partition {fetched.number}")
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to all brokers."""
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.close()
         await asyncio.sleep(0)
 
-    async def _metadata(self) -> Any:
-        """Return the answer of the first broker that answers."""
+    async def _request_metadata(self) -> Any:
+        """Return the Metadata response of the first broker that answers. Raises Unavailable, Misconfigured."""
         request = protocol.metadata_request(self.source.topic)
         for node in list(self._connections):
             try:
@@ -117,7 +126,7 @@ class KafkaCluster:
                 error = refused
                 continue
             try:
-                return await self._answer(connection, request)
+                return await self._send_over_connection(connection, request)
             except Unavailable as refused:
                 error = refused
             finally:
@@ -136,7 +145,7 @@ class KafkaCluster:
                     is_public=True,
                 )
             connection = self._connections[node] = await self._connect(*address)
-        return await self._answer(connection, request)
+        return await self._send_over_connection(connection, request)
 
     async def _connect(self, host: str, port: int) -> AIOKafkaConnection:
         options = self.source.options
@@ -168,9 +177,9 @@ class KafkaCluster:
                 is_public=True,
             ) from error
         except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError) as error:
-            raise _away(host, port, error) from error
+            raise _unreachable_error(host, port, error) from error
 
-    async def _answer(self, connection: AIOKafkaConnection, request: TopicRequest) -> Any:
+    async def _send_over_connection(self, connection: AIOKafkaConnection, request: TopicRequest) -> Any:
         try:
             return await connection.send(request)
         except NotImplementedError as error:
@@ -179,20 +188,23 @@ class KafkaCluster:
             ) from error
         except (kafka_errors.KafkaError, OSError, TimeoutError, EOFError, ValueError) as error:
             connection.close()
-            raise _away(connection.host, connection.port, error) from error
+            raise _unreachable_error(connection.host, connection.port, error) from error
 
-    def _check(self, code: int, part: str) -> None:
-        """Raise the error of a code."""
+    def _raise_for_code(self, code: int, subject: str) -> None:
+        """Raise Unavailable or Misconfigured for an error code of Kafka; return for NO_ERROR.
+
+        `subject`: the topic or partition that the code is about, for the message.
+        """
         if code == protocol.NO_ERROR:
             return
         kind = kafka_errors.for_code(code)
-        what = f"Kafka answers {kind.__name__} for {part} of {self.source.topic}"
+        what = f"Kafka answers {kind.__name__} for {subject} of {self.source.topic}"
         if code == protocol.TOPIC_NOT_AUTHORIZED:
             raise Misconfigured(what, "permit the mirror's user to read and describe the topic", is_public=True)
         raise Unavailable(what, "the mirror tries again by itself", is_public=True)
 
 
-def _away(host: str, port: int, error: BaseException) -> Unavailable:
+def _unreachable_error(host: str, port: int, error: BaseException) -> Unavailable:
     cause = str(error) or type(error).__name__
     return Unavailable(
         f"Kafka at {host}:{port} does not answer ({cause})", "the mirror tries again by itself", is_public=True

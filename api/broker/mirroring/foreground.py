@@ -1,4 +1,4 @@
-"""A mirror in the foreground: this process owns its topic meanwhile, as a service would, and serves no client."""
+"""A mirror that runs in a command: the process owns the topic, as a service would, and serves no clients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-def run_in_foreground(settings: Settings, topic: TopicName, *, to_end: bool) -> int:
-    """Run a mirror until a signal ends it, or it stops; return the number of records that were mirrored.
+def mirror_records_in_foreground(settings: Settings, topic: TopicName, *, to_end: bool) -> int:
+    """Copy records from Kafka until a signal comes or the mirror fails; return the number of copied records.
 
-    `to_end`: end when the source had no more records. Raises NotFound for a topic that is no mirror, Conflict for one
-    that is paused, or with the reason for which it stopped; the errors of opening.
+    `to_end`: also end when all records of the source are copied. Raises NotFound for a topic that is no mirror;
+    Conflict for a paused or failed mirror; the errors of `open_broker`.
     """
     with open_broker(settings) as broker, broker.running_without_compactions():
-        return asyncio.run(_run(broker, topic, to_end))
+        return asyncio.run(_mirror_records(broker, topic, to_end))
 
 
-async def _run(broker: Broker, topic: TopicName, to_end: bool) -> int:
+async def _mirror_records(broker: Broker, topic: TopicName, to_end: bool) -> int:
     registry = TopicRegistry(broker, LogThrottle(broker.environment.clock, LOG))
     registry.register_callbacks()
     service = MirrorService(broker, registry, topic)
@@ -43,7 +43,7 @@ async def _run(broker: Broker, topic: TopicName, to_end: bool) -> int:
         loop.add_signal_handler(number, ended.set)
     try:
         while not ended.is_set() and not (to_end and service.is_at_end(topic)):
-            await _check_runs(broker, topic)
+            await _check_state_is_running(broker, topic)
             await service.tick()
             await registry.tick()
             try:
@@ -58,17 +58,17 @@ async def _run(broker: Broker, topic: TopicName, to_end: bool) -> int:
     return sum(item.records for item in service.counts())
 
 
-async def _check_runs(broker: Broker, topic: TopicName) -> None:
-    """Raise Conflict unless a mirror is to run."""
+async def _check_state_is_running(broker: Broker, topic: TopicName) -> None:
+    """Raise Conflict if the mirror is paused or has failed."""
     mirror = await broker.pools[WaitsFor.DATABASE].run(broker.environment.metadata.mirrors.get, topic)
     if mirror.state is MirrorState.FAILED:
-        raise _Stopped(str(mirror.error), "")
+        raise _MirrorFailed(str(mirror.error), "")
     if mirror.state is MirrorState.PAUSED:
         raise Conflict(f"the mirror {topic} is paused", "resume it")
 
 
-class _Stopped(Conflict):
-    """A mirror has stopped; its error has the remedy."""
+class _MirrorFailed(Conflict):
+    """A mirror has failed. The message is the stored error of the mirror, which has its remedy."""
 
     def worded(self, wording: object) -> str:
         return self.message

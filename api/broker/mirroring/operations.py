@@ -24,24 +24,24 @@ ANSWER_SECONDS = 30.0
 """The time in which a new mirror's source must answer, whatever its number of brokers."""
 
 
-class ShownMirror(NamedTuple):
-    """A mirror, and its partitions by number."""
+class MirrorWithPartitions(NamedTuple):
+    """A mirror with the progress of its partitions, in the order of their numbers."""
 
     record: MirrorRecord
     partitions: Sequence[MirrorPartition]
 
 
-def add(environment: Environment, source: MirrorSource, topic: TopicName) -> ShownMirror:
-    """Add a mirror of a topic in Kafka, which must answer now. A service begins it within seconds.
+def add(environment: Environment, source: MirrorSource, topic: TopicName) -> MirrorWithPartitions:
+    """Store a mirror, which copies a topic of Kafka to `topic`. Services start it within seconds.
 
-    The topic here is partitioned as the source; it is created, and deduplicates: its sequence ids are the position.
-    Each partition of an existing one has messages of this source, or none; of another topic nothing is changed. Raise
-    InvalidInput, MissingNamespace, Conflict, Unavailable, Misconfigured.
+    Kafka must answer now. `topic` is created with as many partitions as the source, or gets the partitions that it
+    lacks. Deduplication is switched on, since the sequence ids are the position in Kafka. Raise Conflict if a partition
+    has messages of another origin; InvalidInput, MissingNamespace, Unavailable, Misconfigured.
     """
-    names.check_no_system_topic(topic)
+    names.check_not_system_topic(topic)
     names.namespace(environment, names.namespace_of(topic))
-    _check_new(environment, topic)
-    described = asyncio.run(_described(source))
+    _check_not_mirrored(environment, topic)
+    described = asyncio.run(_describe_source_topic(source))
     count = max(described.leaders, default=-1) + 1
     present = environment.metadata.partitions.find(topic)
     if present is None:
@@ -53,7 +53,7 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Sho
                 "name another topic, or one that does not exist: it is created",
             )
         for partition in names.topics(environment, topic):
-            _check_position(environment, partition, described.cluster_id, source.topic)
+            _check_messages_are_of_source(environment, partition, described.cluster_id, source.topic)
         if present.partitions < count:
             partitions.grow(environment, topic, count)
     scopes = [topic_scope(record) for record in names.topics(environment, topic)]
@@ -63,8 +63,8 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Sho
     return get(environment, topic)
 
 
-def _check_new(environment: Environment, topic: TopicName) -> None:
-    """Raise Conflict if a topic is a mirror already."""
+def _check_not_mirrored(environment: Environment, topic: TopicName) -> None:
+    """Raise Conflict if a mirror of this name exists."""
     try:
         mirror = environment.metadata.mirrors.get(topic)
     except NotFound:
@@ -72,18 +72,20 @@ def _check_new(environment: Environment, topic: TopicName) -> None:
     raise Conflict(f"{topic} is a mirror of {mirror.source} already", "remove that mirror, or name another topic")
 
 
-def _check_position(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> None:
-    """Raise Conflict if a partition has messages, and none that is known or read here is of the source. Messages that
-    another machine has are not seen: the mirror stops there."""
-    from api.broker.mirroring.position import has_position, producer_names
+def _check_messages_are_of_source(
+    environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str
+) -> None:
+    """Raise Conflict if a partition has messages, and neither its stored sequence ids nor its first or last messages
+    are of the source. Messages that only another machine can read are not checked."""
+    from api.broker.mirroring.position import is_empty_or_mirrors_source, mirror_and_import_producer_names
     from storage.topic import Topic
 
-    of_source = producer_names(cluster_id, source_topic, record.name.partition)
+    of_source = mirror_and_import_producer_names(cluster_id, source_topic, record.name.partition)
     stored = environment.metadata.producer_sequences.of_topic(record.id)
     if stored is not None and not (stored.highest or {}).keys().isdisjoint(of_source):
         return
     with suppress(SegmentNotLocal):
-        if not has_position(Topic(environment, record), of_source):
+        if not is_empty_or_mirrors_source(Topic(environment, record), of_source):
             raise Conflict(
                 f"{record.name} has messages, and neither the first nor the last ones say that they came from "
                 f"{source_topic} of the Kafka cluster {cluster_id}",
@@ -91,8 +93,8 @@ def _check_position(environment: Environment, record: TopicRecord, cluster_id: s
             )
 
 
-async def _described(source: MirrorSource) -> SourceTopic:
-    """Return the topic at the source."""
+async def _describe_source_topic(source: MirrorSource) -> SourceTopic:
+    """Ask Kafka for the source topic. Raises Unavailable if no broker answers in time, Misconfigured."""
     from api.broker.mirroring.cluster import KafkaCluster
 
     cluster = KafkaCluster(source)
@@ -113,25 +115,25 @@ async def _described(source: MirrorSource) -> SourceTopic:
         await cluster.close()
 
 
-def all_mirrors(environment: Environment) -> list[ShownMirror]:
-    """Return all mirrors, by topic."""
+def all_mirrors(environment: Environment) -> list[MirrorWithPartitions]:
+    """Return all mirrors, with their partitions."""
     mirrors = environment.metadata.mirrors
-    return [ShownMirror(record, mirrors.partitions(record.topic)) for record in mirrors.all()]
+    return [MirrorWithPartitions(record, mirrors.partitions(record.topic)) for record in mirrors.all()]
 
 
-def get(environment: Environment, topic: TopicName) -> ShownMirror:
+def get(environment: Environment, topic: TopicName) -> MirrorWithPartitions:
     """Return the mirror of a topic. Raise NotFound."""
     mirrors = environment.metadata.mirrors
-    return ShownMirror(mirrors.get(topic), mirrors.partitions(topic))
+    return MirrorWithPartitions(mirrors.get(topic), mirrors.partitions(topic))
 
 
-def partitions_here(environment: Environment, topic: TopicName) -> Sequence[TopicRecord]:
-    """Return the partitions of a mirror's topic, in order. Raise TopicNotFound."""
+def topic_partitions(environment: Environment, topic: TopicName) -> Sequence[TopicRecord]:
+    """Return the records of the partitions to which a mirror copies, in order. Raise TopicNotFound."""
     return names.topics(environment, topic)
 
 
 def pause(environment: Environment, topic: TopicName) -> None:
-    """Pause a mirror, within seconds. Idempotent. Raise NotFound."""
+    """Store that a mirror is paused; services stop it within seconds. Idempotent. Raise NotFound."""
     environment.metadata.mirrors.pause(topic)
 
 
@@ -146,5 +148,5 @@ def resume(
 
 
 def remove(environment: Environment, topic: TopicName) -> None:
-    """Remove a mirror; its topic stays, with all messages. Raise NotFound."""
+    """Delete a mirror, but not its topic, which keeps all messages. Raise NotFound."""
     environment.metadata.mirrors.remove(topic)

@@ -1,4 +1,4 @@
-"""One partition on its way: batches of Kafka become entries, in order, and are appended by the service's event loop.
+"""The mirror of one partition: batches of Kafka become entries, in order, which the service's event loop appends.
 
 Decoding and encoding run in the mirrors' thread, a block of records at a time (records.BLOCK_BYTES). While a block is
 appended and flushed, the next one is decoded; never more than one waits.
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from api.broker.mirroring.protocol import FetchedPartition, FetchPosition
-from api.broker.mirroring.target import AppendedEntries, PartitionTarget
+from api.broker.mirroring.target import PartitionTarget, PendingEntries
 from api.formats.inputs import EmptyValues
 from storage.clock import Clock
 from storage.errors import Conflict, InvalidRecord
@@ -46,7 +46,7 @@ _WAY_PAST = (
 
 
 class MirrorStopped(Conflict):
-    """A mirror cannot go on unless a user decides something. `gap`: the partition, and the offset before which records
+    """A mirror cannot continue without a decision of a user. `gap`: the partition, and the offset before which records
     are missing at the source; None: none are missing."""
 
     def __init__(self, message: str, remedy: str, gap: tuple[int, int] | None = None) -> None:
@@ -56,7 +56,7 @@ class MirrorStopped(Conflict):
 
 @dataclass
 class MirrorTotals:
-    """Counts of a topic since its service began: mirrored records, bytes of their entries, and failed tries."""
+    """Counts of a mirror since the start of the service: mirrored records, bytes of their entries, and errors."""
 
     records: int = 0
     bytes: int = 0
@@ -64,7 +64,10 @@ class MirrorTotals:
 
 
 class PartitionMirror:
-    """A partition that this service mirrors. `label`: topic and partition in Kafka; `producer`: its name here."""
+    """The mirror of one partition: its position in Kafka, and the conversion of fetched batches to appended entries.
+
+    `label`: topic and partition in Kafka, for messages. `producer`: the name of the producer of the entries.
+    """
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class PartitionMirror:
         clock: Clock,
         totals: MirrorTotals,
     ) -> None:
-        """`start`: the first offset. `epochs`: the stored ones, if the record before `start` is here; `store_epochs`
-        stores others."""
+        """`start`: the first offset to fetch. `epochs`: the stored leader epochs, if the record before `start` was
+        mirrored; `store_epochs` stores new ones."""
         self.label = label
         self.target = target
         self.next_offset = start
@@ -107,8 +110,11 @@ class PartitionMirror:
         self._counted = 0
         self._counted_at = clock.now_ms()
 
-    def read(self, fetched: FetchedPartition) -> Sequence[RecordBatch]:
-        """Return the whole batches of an answer, and move `position` after them. Raises MirrorStopped."""
+    def parse_and_advance(self, fetched: FetchedPartition) -> Sequence[RecordBatch]:
+        """Return the complete batches of a fetch response, and move the fetch position after them.
+
+        Raises MirrorStopped if a batch is damaged, or Kafka has lost records that were mirrored.
+        """
         self.note_ends(fetched)
         if fetched.common_end is not None:
             raise MirrorStopped(
@@ -130,25 +136,28 @@ class PartitionMirror:
         return batches
 
     def note_ends(self, fetched: FetchedPartition) -> None:
-        """Note the ends of the source."""
+        """Store the high watermark and the last stable offset of a fetch response as the ends of the source."""
         self.end_offset, self.stable_offset = fetched.high_watermark, fetched.last_stable_offset
 
     def skip_to(self, offset: int) -> None:
-        """Go on at an offset: nothing before it is missing here."""
+        """Continue to fetch and append at a later offset, because no record before it is missing."""
         self.position = FetchPosition(offset)
         self.next_offset = offset
 
     def stop_sending_epochs(self) -> bool:
-        """Ask without epochs from now on; return whether the last question had one."""
+        """Fetch without leader epochs from now on. Return whether the last fetch request had an epoch."""
         had, self._has_epochs = self.position.epoch != _UNKNOWN_EPOCH, False
         self.position = FetchPosition(self.position.offset)
         return had
 
     async def append(self, batches: Sequence[RecordBatch], fetched: FetchedPartition) -> None:
-        """Append the records of batches that `read` returned, and wait until they are durable."""
+        """Append the committed records of fetched batches to the topic, and wait until they are durable.
+
+        `batches`: as `parse_and_advance` returned them. Raises MirrorStopped, and the errors of the append.
+        """
         if not batches:
             return
-        await self._note_epochs(batches)
+        await self._store_new_epochs(batches)
         committed = CommittedBatches(fetched.aborted)
         waiting: asyncio.Future[None] | None = None
         try:
@@ -167,14 +176,14 @@ class PartitionMirror:
                 self._totals.bytes += sum(len(entry.data) for entry in entries)
                 await asyncio.sleep(0)  # other partitions, and the connection, have a turn
         except InvalidRecord as error:
-            raise self._stopped(error) from error
+            raise self._stopped_error(error) from error
         finally:
             if waiting is not None:
-                await self._ended(waiting)
+                await self._await_append(waiting)
         self.next_offset = batches[-1].last_offset + 1
 
-    async def _note_epochs(self, batches: Sequence[RecordBatch]) -> None:
-        """Store the epochs of batches if there is a new one."""
+    async def _store_new_epochs(self, batches: Sequence[RecordBatch]) -> None:
+        """Store the leader epochs of batches in the database, if an epoch is new."""
         epochs = list(self._epochs)
         for batch in batches:
             epoch = batch.leader_epoch
@@ -185,7 +194,7 @@ class PartitionMirror:
             self._epochs = epochs[-_MOST_EPOCHS:]
 
     def progress(self) -> MirrorProgress | None:
-        """Return the progress, with the rate since the last call; None: the source has not answered yet."""
+        """Return offsets and records per second since the last call; None: the source has not answered yet."""
         if self.end_offset is None:
             return None
         now = self._clock.now_ms()
@@ -196,16 +205,16 @@ class PartitionMirror:
 
     @property
     def lag(self) -> int | None:
-        """The offsets that the source is ahead; None: not known yet."""
+        """Return the number of offsets that are not mirrored yet; None: the source has not answered yet."""
         return None if self.end_offset is None else max(0, self.end_offset - self.next_offset)
 
     @property
     def is_at_end(self) -> bool:
-        """True if everything is here that the source gave to readers when it answered last."""
+        """Return whether all records before the last known stable offset of the source are appended."""
         return self.stable_offset is not None and self.next_offset >= self.stable_offset
 
     def _check_empty_values(self, records: LocatedRecords) -> None:
-        """Raise MirrorStopped for an empty value that must not become a deletion."""
+        """Raise MirrorStopped for a record with an empty value, unless the options treat it as a deletion."""
         if self._empty_values is EmptyValues.DELETE:
             return
         offset = records.first_empty_value()
@@ -218,17 +227,17 @@ class PartitionMirror:
             )
 
     def _submit(self, entries: Sequence[RecordEntry]) -> asyncio.Future[None]:
-        appended = AppendedEntries(len(entries))
+        appended = PendingEntries(len(entries))
         self._service_loop.call_soon_threadsafe(self.target.submit, entries, appended)
         return asyncio.wrap_future(appended.future)
 
-    async def _ended(self, waiting: asyncio.Future[None]) -> None:
-        """Wait for the last entries, or raise their error."""
+    async def _await_append(self, waiting: asyncio.Future[None]) -> None:
+        """Wait until submitted entries are durable. Raises MirrorStopped for an entry that cannot be appended."""
         try:
             await waiting
         except InvalidRecord as error:
-            raise self._stopped(error) from error
+            raise self._stopped_error(error) from error
 
-    def _stopped(self, error: InvalidRecord) -> MirrorStopped:
+    def _stopped_error(self, error: InvalidRecord) -> MirrorStopped:
         remedy = "" if error.remedy == DAMAGED_REMEDY else f"{error.remedy}; "
         return MirrorStopped(f"{self.label}: {error.message}", f"{remedy}{_WAY_PAST}")

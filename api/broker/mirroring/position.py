@@ -1,4 +1,4 @@
-"""The position of a mirrored partition in Kafka, as the topic here says it: the sequence ids of its producer.
+"""The position of a mirrored partition in Kafka: the sequence ids of the mirror's producer in the topic.
 
 The producer's name names cluster, topic and partition of the source, and the sequence id of a message is its offset in
 Kafka. So what deduplication knows of that name is the position: of the log's last entry, or stored in SQL before raw
@@ -17,28 +17,28 @@ from storage.errors import Conflict
 from storage.topic import Topic
 
 LAST_MESSAGES = 10_000
-"""The last messages of a log that may say the position: more than an entry of a mirror has."""
+"""The number of last messages that are searched for the position: more than an entry of a mirror has."""
 
 
 def producer_name(cluster_id: str, topic: str, partition: int) -> str:
-    """Return the name of the producer of a mirrored partition."""
+    """Return the name of the producer that a mirror uses for a partition of Kafka."""
     return f"{MIRROR_PREFIX}{cluster_id}:{topic}-{partition}"
 
 
-def producer_names(cluster_id: str, topic: str, partition: int) -> tuple[str, str]:
-    """Return the name of the producer of a mirrored partition, and that of an import of it."""
+def mirror_and_import_producer_names(cluster_id: str, topic: str, partition: int) -> tuple[str, str]:
+    """Return the producer names of a partition of Kafka: that of a mirror, and that of `compactor import`."""
     return producer_name(cluster_id, topic, partition), f"{MIRROR_PREFIX}{topic}-{partition}"
 
 
 class PositionLost(Conflict):
-    """The topic here does not say up to which offset it has its partition of the source."""
+    """The messages of a topic do not show up to which offset of Kafka they were mirrored."""
 
 
-def position_in_log(storage: Topic, names: tuple[str, str], start: int | None) -> int | None:
-    """Return the last offset that the raw log has of a partition; None: the topic has had no message, or the log is
-    whole and has none of the mirror that began at `start`. For threads.
+def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | None) -> int | None:
+    """Return the last offset of Kafka that the raw log of a topic has. Reads the log.
 
-    `names`: of its producers. Raises PositionLost.
+    None: the topic never had a message; or no raw message was trimmed, and none is of the mirror that began at `start`.
+    `names`: of the producers of the mirror and of an import. Raises PositionLost.
     """
     reader = storage.snapshot_reader()
     if not reader.end:
@@ -59,12 +59,13 @@ def position_in_log(storage: Topic, names: tuple[str, str], start: int | None) -
     )
 
 
-def has_position(storage: Topic, names: tuple[str, str]) -> bool:
-    """Return whether a topic can be the mirror of a partition: it has had no message, or its first or its last messages
-    say its position. For threads. Raises SegmentNotLocal, DataLoss.
+def is_empty_or_mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
+    """Return whether a topic never had a message, or its first or last messages are of one of some producers.
 
-    A mirror's first entry begins a log, unless an import did; whatever others write after it, deduplication has stored
-    its position. So the rest of a log need not be read.
+    Reads the log. Raises SegmentNotLocal, DataLoss.
+
+    A mirror writes the first entry of a log, or continues an import. Deduplication stores its position even if other
+    producers write later. So the rest of the log need not be read.
     """
     reader = storage.snapshot_reader()
     if not reader.end:

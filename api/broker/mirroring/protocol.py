@@ -42,11 +42,11 @@ _CONSUMER, _READ_COMMITTED, _NO_SESSION, _FIRST_EPOCH, _UNKNOWN = -1, 1, 0, -1, 
 _NO_UUID = bytes(16)
 _NO_TAGS: Mapping[int, bytes] = {}
 _DIVERGING_EPOCH = 0
-"""The tag of a fetched partition with the epoch, and the end of it, after which the source has other records."""
+"""The tag of a fetched partition with the last common leader epoch and its end: later records differ at the source."""
 
 
 class Uuid(AbstractType[bytes]):
-    """A UUID, as 16 bytes."""
+    """Kafka's wire type of a UUID: 16 bytes."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -58,7 +58,7 @@ class Uuid(AbstractType[bytes]):
 
 
 class Records(CompactBytes):
-    """Batches, as a view of the whole answer: a copy of them would cost as much as to receive them."""
+    """Kafka's wire type of record batches, decoded as a view of the response, since a copy is expensive."""
 
     @classmethod
     def decode(cls, data: io.BytesIO) -> memoryview | None:
@@ -72,7 +72,7 @@ class Records(CompactBytes):
 
 
 class Tags(TaggedFields):
-    """Optional fields, by number. aiokafka's class writes none of them rightly."""
+    """Kafka's wire type of tagged fields, which are optional: bytes by tag number. aiokafka encodes them wrongly."""
 
     @classmethod
     def encode(cls, value: Mapping[int, bytes]) -> bytes:
@@ -87,13 +87,16 @@ _TAGS = ("tags", Tags)
 _NAME = CompactString("utf-8")
 
 
-def _partitions_by_topic(topic: tuple[str, Any], *fields: tuple[str, Any]) -> tuple[str, CompactArray]:
-    """Return the field `topics` of a message: of each topic how it is named, and its partitions."""
+def _topics_field(topic: tuple[str, Any], *fields: tuple[str, Any]) -> tuple[str, CompactArray]:
+    """Return the definition of the field `topics` of a request or response: each topic with its partitions.
+
+    `topic`: the field that names the topic. `fields`: those of a partition.
+    """
     return "topics", CompactArray(topic, ("partitions", CompactArray(*fields, _TAGS)), _TAGS)
 
 
 class MetadataResponse(Response):
-    """Brokers, and one topic."""
+    """Kafka's Metadata response: the brokers, and one topic with the leaders of its partitions."""
 
     API_KEY = 3
     API_VERSION = 12
@@ -131,7 +134,7 @@ class MetadataResponse(Response):
 
 
 class MetadataRequest(RequestStruct):
-    """The request of MetadataResponse."""
+    """Kafka's Metadata request."""
 
     FLEXIBLE_VERSION = True
     API_KEY = 3
@@ -146,13 +149,13 @@ class MetadataRequest(RequestStruct):
 
 
 class ListOffsetsResponse(Response):
-    """Offsets of partitions."""
+    """Kafka's ListOffsets response: an offset of each requested partition."""
 
     API_KEY = 2
     API_VERSION = 6
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        _partitions_by_topic(
+        _topics_field(
             ("name", _NAME),
             ("partition", Int32),
             ("error_code", Int16),
@@ -165,7 +168,7 @@ class ListOffsetsResponse(Response):
 
 
 class ListOffsetsRequest(RequestStruct):
-    """The request of ListOffsetsResponse."""
+    """Kafka's ListOffsets request."""
 
     FLEXIBLE_VERSION = True
     API_KEY = 2
@@ -174,13 +177,13 @@ class ListOffsetsRequest(RequestStruct):
     SCHEMA = Schema(
         ("replica_id", Int32),
         ("isolation_level", Int8),
-        _partitions_by_topic(("name", _NAME), ("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64)),
+        _topics_field(("name", _NAME), ("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64)),
         _TAGS,
     )
 
 
 class FetchResponse(Response):
-    """Batches of partitions, as stored."""
+    """Kafka's Fetch response: record batches by partition, as the broker stores them."""
 
     API_KEY = 1
     API_VERSION = 13
@@ -188,7 +191,7 @@ class FetchResponse(Response):
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
         ("session_id", Int32),
-        _partitions_by_topic(
+        _topics_field(
             ("topic_id", Uuid),
             ("partition", Int32),
             ("error_code", Int16),
@@ -204,7 +207,7 @@ class FetchResponse(Response):
 
 
 class FetchRequest(RequestStruct):
-    """The request of FetchResponse."""
+    """Kafka's Fetch request."""
 
     FLEXIBLE_VERSION = True
     API_KEY = 1
@@ -218,7 +221,7 @@ class FetchRequest(RequestStruct):
         ("isolation_level", Int8),
         ("session_id", Int32),
         ("session_epoch", Int32),
-        _partitions_by_topic(
+        _topics_field(
             ("topic_id", Uuid),
             ("partition", Int32),
             ("leader_epoch", Int32),
@@ -235,12 +238,15 @@ class FetchRequest(RequestStruct):
 
 @dataclass(frozen=True)
 class TopicRequest:
-    """A request as aiokafka's connection takes it, which asks for the version that the broker knows."""
+    """A request of one fixed version, in the form that aiokafka's connection sends."""
 
     struct: RequestStruct
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
-        """Return the request. Raises NotImplementedError for a broker that does not know its version."""
+        """Return the request if the broker supports its version; otherwise raise NotImplementedError.
+
+        `versions`: the oldest and newest supported version by API key.
+        """
         oldest, newest = versions.get(self.struct.API_KEY, (0, -1))
         if not oldest <= self.struct.API_VERSION <= newest:
             raise NotImplementedError(f"version {self.struct.API_VERSION} of request {self.struct.API_KEY}")
@@ -248,8 +254,8 @@ class TopicRequest:
 
 
 class FetchedPartition(NamedTuple):
-    """The answer about a partition. `records`: whole batches, the last of which may be cut off. `common_end`: the
-    offset from which on the source has other records than those that were fetched; None: it has the same."""
+    """One partition of a Fetch response. `records`: record batches, of which the last may be incomplete. `common_end`:
+    the offset from which on the source has replaced records that were fetched earlier; None: it has not."""
 
     number: int
     error_code: int
@@ -262,19 +268,19 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchPosition(NamedTuple):
-    """The next offset to fetch of a partition, and the leader's epoch of the batch before it; -1: not known."""
+    """The next offset to fetch from a partition, and the leader epoch of the batch before; -1: unknown."""
 
     offset: int
     epoch: int = _UNKNOWN
 
 
 def metadata_request(topic: str) -> TopicRequest:
-    """Return the request for a topic's partitions and the brokers; the topic is not created."""
+    """Return a Metadata request for a topic and the brokers. It does not create the topic."""
     return TopicRequest(MetadataRequest([(_NO_UUID, topic, _NO_TAGS)], False, False, _NO_TAGS))
 
 
 def offsets_request(topic: str, partition: int, time: int) -> TopicRequest:
-    """Return the request for an offset of a partition. `time`: EARLIEST or LATEST."""
+    """Return a ListOffsets request for one partition. `time`: EARLIEST or LATEST."""
     partitions = [(partition, _UNKNOWN, time, _NO_TAGS)]
     return TopicRequest(ListOffsetsRequest(_CONSUMER, 0, [(topic, partitions, _NO_TAGS)], _NO_TAGS))
 
@@ -282,7 +288,10 @@ def offsets_request(topic: str, partition: int, time: int) -> TopicRequest:
 def fetch_request(
     topic_id: bytes, positions: Mapping[int, FetchPosition], max_bytes: int, max_wait_ms: int
 ) -> TopicRequest:
-    """Return the request for batches from offsets on, by partition: at most `max_bytes`, or one batch."""
+    """Return a Fetch request for batches of some partitions from their positions on.
+
+    The response has at most `max_bytes`, but at least one batch if there is one.
+    """
     partitions = [
         (partition, _UNKNOWN, offset, epoch, _UNKNOWN, max_bytes, _NO_TAGS)
         for partition, (offset, epoch) in positions.items()
@@ -292,7 +301,7 @@ def fetch_request(
 
 
 def fetched_partitions(response: Any) -> list[FetchedPartition]:
-    """Return the partitions of a FetchResponse."""
+    """Convert a FetchResponse to a list with one item for each partition."""
     result = []
     for _, partitions, _ in response.topics:
         for number, error_code, high, stable, start, aborted, _, records, tags in partitions:

@@ -39,21 +39,21 @@ POLL_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 1.0, 30.0
 _OWNED_ELSEWHERE = (TopicNotServed, WriterElsewhere, NoLogOwner)
-_Key = tuple[int, int]
+_Revision = tuple[int, int]
 
 
 class MirrorService:
-    """The mirrors of one service."""
+    """The mirrors that one service runs: one task for each, in a thread with an event loop of its own."""
 
     def __init__(self, broker: Broker, registry: TopicRegistry, only: TopicName | None = None) -> None:
-        """`only`: the one mirror to run, for a command; None: all."""
+        """`only`: the topic of the single mirror to run, for a command; None: all mirrors."""
         self._broker = broker
         self._registry = registry
         self._only = only
         self._mirrors = broker.environment.metadata.mirrors
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: dict[TopicName, tuple[_Key, asyncio.Task[None]]] = {}
+        self._tasks: dict[TopicName, tuple[_Revision, asyncio.Task[None]]] = {}
         self._sessions: dict[TopicName, MirrorSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
         """The tasks that were cancelled: a second time would end what they do at their end."""
@@ -65,7 +65,10 @@ class MirrorService:
         broker.mirrors.counts = self.counts
 
     async def tick(self) -> None:
-        """Begin and end mirrors as their rows say. Raises CompactorError."""
+        """Read the mirrors from the database; start those that are to run and stop the others.
+
+        Raises CompactorError.
+        """
         stored_errors = self._stored_errors
         records = await self._broker.pools[WaitsFor.DATABASE].run(self._mirrors.all)
         running = [
@@ -76,22 +79,22 @@ class MirrorService:
         for topic in self._totals.keys() - {record.topic for record in records}:
             self._totals.pop(topic, None)
         if running and self._thread is None:
-            await self._start()
+            await self._start_thread()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._apply, running, stored_errors)
+            self._loop.call_soon_threadsafe(self._reconcile_tasks, running, stored_errors)
 
     async def close(self) -> None:
-        """End all mirrors. What was submitted is appended."""
+        """Stop all mirrors and the thread. Entries that were submitted are appended."""
         if self._loop is None or self._thread is None:
             return
-        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ended = asyncio.run_coroutine_threadsafe(self._cancel_all_tasks(), self._loop)
         await asyncio.wrap_future(ended)
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
         self._thread = self._loop = None
 
     def counts(self) -> Sequence[MirrorCounts]:
-        """Return what this service has mirrored, by topic. For any thread."""
+        """Return lag, records, bytes and errors of each mirror since the service started. For any thread."""
         result = []
         for topic, totals in list(self._totals.items()):
             session = self._sessions.get(topic)
@@ -102,8 +105,8 @@ class MirrorService:
         return result
 
     def is_at_end(self, topic: TopicName) -> bool:
-        """Return whether this service has mirrored all partitions of a topic to the end of the source. For any
-        thread."""
+        """Return whether this service mirrors all partitions of a topic, and has appended all records of the source.
+        For any thread."""
         session = self._sessions.get(topic)
         if session is None or not session.is_complete:
             return False
@@ -111,23 +114,26 @@ class MirrorService:
 
     # The thread
 
-    async def _start(self) -> None:
+    async def _start_thread(self) -> None:
         self._context = await asyncio.to_thread(self._new_context, asyncio.get_running_loop())
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=partial(_run_forever, loop), name="mirrors", daemon=True)
+        thread = threading.Thread(target=partial(_run_event_loop, loop), name="mirrors", daemon=True)
         thread.start()
         self._thread, self._loop = thread, loop
 
     def _new_context(self, service_loop: asyncio.AbstractEventLoop) -> MirrorContext:
-        """Return the context of sessions. It loads the client of Kafka, which takes a while."""
+        """Return the objects that all sessions share. Imports the client of Kafka, which takes a while."""
         from api.broker.mirroring.session import FETCH_BYTES, AnswerBudget, MirrorContext
 
         answers = max(1, self._broker.settings.mirrors_buffer_bytes // FETCH_BYTES)
         return MirrorContext(self._broker, self._registry, service_loop, AnswerBudget(answers))
 
-    def _apply(self, running: Sequence[MirrorRecord], stored_errors: int) -> None:
-        """Begin and end tasks. For the thread, as all that follows. `stored_errors`: the number before the rows were
-        read: they may lack later ones."""
+    def _reconcile_tasks(self, running: Sequence[MirrorRecord], stored_errors: int) -> None:
+        """Start a task for each mirror of `running` that has none; cancel the tasks of changed or removed mirrors.
+
+        For the mirrors' thread, as all later methods. `stored_errors`: the number of stored errors before the rows were
+        read: rows may lack later errors.
+        """
         due = {record.topic: record for record in running}
         later = {} if stored_errors == self._stored_errors else self._errors
         self._errors = {record.topic: later.get(record.topic, record.error) for record in running}
@@ -135,30 +141,33 @@ class MirrorService:
             record = due.get(topic)
             if task.done():
                 del self._tasks[topic]
-                if record is not None and _key(record) == key:
+                if record is not None and _revision(record) == key:
                     del due[topic]  # the row may be older than what the task stored at its end
-            elif record is None or _key(record) != key:
-                self._cancel(task)
+            elif record is None or _revision(record) != key:
+                self._cancel_once(task)
         for topic, record in due.items():
             if topic not in self._tasks:
-                self._tasks[topic] = _key(record), asyncio.get_running_loop().create_task(self._mirror(record))
+                self._tasks[topic] = (
+                    _revision(record),
+                    asyncio.get_running_loop().create_task(self._run_sessions(record)),
+                )
 
-    def _cancel(self, task: asyncio.Task[None]) -> None:
+    def _cancel_once(self, task: asyncio.Task[None]) -> None:
         if task not in self._ending:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             task.cancel()
 
-    async def _end(self) -> None:
+    async def _cancel_all_tasks(self) -> None:
         tasks = [task for _, task in self._tasks.values()]
         for task in tasks:
-            self._cancel(task)
+            self._cancel_once(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _mirror(self, record: MirrorRecord) -> None:
-        """Run sessions of a mirror until it is cancelled or stopped."""
+    async def _run_sessions(self, record: MirrorRecord) -> None:
+        """Run one session of a mirror after the other until the task is cancelled or a user must decide."""
         from api.broker.mirroring.partition import MirrorStopped, MirrorTotals
-        from api.broker.mirroring.session import MirrorSession, to_its_end
+        from api.broker.mirroring.session import MirrorSession, run_to_completion
 
         totals = self._totals.setdefault(record.topic, MirrorTotals())
         delay = _FIRST_RETRY_SECONDS
@@ -167,22 +176,22 @@ class MirrorService:
             async def succeeded() -> None:
                 nonlocal delay
                 delay = _FIRST_RETRY_SECONDS
-                await self._note(record, NO_ERROR)
+                await self._store_error(record, NO_ERROR)
 
             async def failed(error: CompactorError) -> None:
                 totals.errors += 1
-                await self._note(record, ErrorText.of(error))
+                await self._store_error(record, ErrorText.of(error))
 
             session: MirrorSession | None = None
             reporting: asyncio.Task[None] | None = None
             try:
                 session = self._sessions[record.topic] = MirrorSession(self._context, record, totals)
-                reporting = asyncio.create_task(self._report(record, session))
+                reporting = asyncio.create_task(self._store_progress_periodically(record, session))
                 await session.run(succeeded, failed)
                 delay = _FIRST_RETRY_SECONDS
             except MirrorStopped as error:
                 totals.errors += 1
-                await self._fail(record, error)
+                await self._store_failure(record, error)
                 return
             except _OWNED_ELSEWHERE as error:
                 LOG.info("%s: a partition is not mirrored here any more: %s", record.topic, one_line(error))
@@ -190,45 +199,45 @@ class MirrorService:
                 totals.errors += 1
                 if not isinstance(error, CompactorError):
                     LOG.exception("the mirror %s failed in an unexpected way", record.topic)
-                await self._note(record, ErrorText.of(error))
+                await self._store_error(record, ErrorText.of(error))
             finally:
                 self._sessions.pop(record.topic, None)
                 if reporting is not None and session is not None:
-                    await to_its_end(self._end_report(record, session, reporting))
+                    await run_to_completion(self._store_last_progress(record, session, reporting))
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
-    async def _note(self, record: MirrorRecord, error: ErrorText) -> None:
-        """Store the error of the last try, if the row has another."""
+    async def _store_error(self, record: MirrorRecord, error: ErrorText) -> None:
+        """Store the error of the last session in the mirror's row, unless the row has it already."""
         if error == self._errors.get(record.topic):
             return
         if error:
             LOG.warning("the mirror %s tries again: %s", record.topic, error)
         try:
-            await self._in_database(self._mirrors.note_error, record.topic, error)
+            await self._run_in_database_pool(self._mirrors.note_error, record.topic, error)
         except CompactorError as failure:
             LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
             return
         self._errors[record.topic] = error
         self._stored_errors += 1
 
-    async def _fail(self, record: MirrorRecord, error: MirrorStopped) -> None:
-        """Store that a mirror stops, again and again until the database takes it."""
+    async def _store_failure(self, record: MirrorRecord, error: MirrorStopped) -> None:
+        """Store that a mirror has failed; repeat until the database accepts it."""
         LOG.error("the mirror %s stops: %s", record.topic, one_line(error))
         while True:
             try:
-                await self._in_database(self._mirrors.fail, record.topic, ErrorText.of(error), error.gap)
+                await self._run_in_database_pool(self._mirrors.fail, record.topic, ErrorText.of(error), error.gap)
                 return
             except CompactorError as failure:
                 LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
                 await asyncio.sleep(_FIRST_RETRY_SECONDS)
 
-    async def _report(self, record: MirrorRecord, session: MirrorSession) -> None:
-        """Store the progress of a session from time to time, as long as it changes."""
+    async def _store_progress_periodically(self, record: MirrorRecord, session: MirrorSession) -> None:
+        """Store the progress of a running session every `REPORT_SECONDS`, if it has changed. Runs until cancelled."""
         reported: dict[int, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            progress = _progress(session.partitions)
+            progress = _progress_by_partition(session.partitions)
             changed = {
                 number: item
                 for number, item in progress.items()
@@ -236,7 +245,7 @@ class MirrorService:
             }
             try:
                 if changed:
-                    await self._in_database(self._mirrors.report, record.topic, changed)
+                    await self._run_in_database_pool(self._mirrors.report, record.topic, changed)
             except CompactorError as error:
                 LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
                 continue
@@ -245,33 +254,35 @@ class MirrorService:
                 continue
             reported |= {number: (item.next_offset, item.end_offset) for number, item in changed.items()}
 
-    async def _end_report(self, record: MirrorRecord, session: MirrorSession, reporting: asyncio.Task[None]) -> None:
-        """Store the last progress of a session that has ended: the next one knows up to where the source was read."""
+    async def _store_last_progress(
+        self, record: MirrorRecord, session: MirrorSession, reporting: asyncio.Task[None]
+    ) -> None:
+        """Cancel the periodic report, and store the last progress of an ended session for the next one."""
         reporting.cancel()
         await asyncio.wait([reporting])
-        progress = _progress(session.ended)
+        progress = _progress_by_partition(session.ended)
         try:
             if progress:
-                await self._in_database(self._mirrors.report, record.topic, progress)
+                await self._run_in_database_pool(self._mirrors.report, record.topic, progress)
         except CompactorError as error:
             LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
 
-    async def _in_database(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run_in_database_pool(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await self._broker.pools[WaitsFor.DATABASE].run(work, *arguments)
 
 
-def _progress(partitions: Mapping[int, PartitionMirror]) -> dict[int, MirrorProgress]:
-    """Return the progress of the partitions for which the source has answered."""
+def _progress_by_partition(partitions: Mapping[int, PartitionMirror]) -> dict[int, MirrorProgress]:
+    """Return the progress by partition number, for the partitions for which the source has answered."""
     known = ((number, partition.progress()) for number, partition in partitions.items())
     return {number: progress for number, progress in known if progress is not None}
 
 
-def _key(record: MirrorRecord) -> _Key:
-    """Return what changes when a user changes a mirror."""
+def _revision(record: MirrorRecord) -> _Revision:
+    """Return a value that differs after a user has changed or recreated the mirror."""
     return record.created_at, record.changed_at
 
 
-def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+def _run_event_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

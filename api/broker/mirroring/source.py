@@ -1,4 +1,4 @@
-"""The source of a mirror: a topic in Kafka, how its brokers are reached, and what is done with its empty values.
+"""The source of a mirror: a topic in Kafka, the connection to its brokers, and the treatment of its empty values.
 
     kafka://broker-1:9092,broker-2:9092/users        any brokers of the cluster; they name the others
 
@@ -32,7 +32,8 @@ _REFERENCE_REMEDY = "name a variable of the environment, env:NAME, or a file, fi
 
 @dataclass(frozen=True)
 class MirrorOptions:
-    """Options of a mirror. `tls_ca`: a PEM file of further authorities; empty: the system's. `sasl` empty: none."""
+    """Options of a mirror: TLS, SASL and empty values. `tls_ca`: a PEM file of certificate authorities; empty: those
+    of the system. `sasl`: the mechanism; empty: no authentication."""
 
     tls: bool = False
     tls_ca: str = ""
@@ -42,7 +43,7 @@ class MirrorOptions:
     empty_values: str = EmptyValues.REFUSE.value
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput for options that do not fit."""
+        """Raise InvalidInput for options that contradict each other, or an unknown value."""
         if self.empty_values not in set(EmptyValues):
             raise InvalidInput(f"{self.empty_values!r} is no treatment of empty values", "give refuse or delete")
         if self.tls_ca and not self.tls:
@@ -59,20 +60,20 @@ class MirrorOptions:
 
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> MirrorOptions:
-        """Return the options of a row."""
+        """Return options from their JSON form in the database or a request. Raises InvalidInput."""
         return cls(**options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options for a row, or for an answer: no secret is among them."""
+        """Return the options as JSON values for the database or a response. They contain no secret."""
         return asdict(self)
 
     @property
     def security_protocol(self) -> str:
-        """Kafka's name of the protocol."""
+        """Return Kafka's `security.protocol`: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
         return ("SASL_" if self.sasl else "") + ("SSL" if self.tls else "PLAINTEXT")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return the TLS to speak, which compares host names; None: none. Raises Misconfigured."""
+        """Return the TLS context, which verifies host names; None: TLS is off. Raises Misconfigured."""
         if not self.tls:
             return None
         try:
@@ -85,7 +86,7 @@ class MirrorOptions:
             ) from error
 
     def password(self) -> str:
-        """Return the password. Raises Misconfigured."""
+        """Read the SASL password from its environment variable or file. Raises Misconfigured."""
         kind, _, name = self.password_from.partition(":")
         if kind == "env":
             value = os.environ.get(name)
@@ -108,7 +109,7 @@ class MirrorOptions:
 
 @dataclass(frozen=True)
 class MirrorSource:
-    """A topic in Kafka. `brokers`: host and port of each that was named."""
+    """A topic in Kafka that is mirrored. `brokers`: host and port of each bootstrap broker."""
 
     brokers: tuple[tuple[str, int], ...]
     topic: str
@@ -116,7 +117,7 @@ class MirrorSource:
 
     @classmethod
     def parse(cls, url: str, options: MirrorOptions) -> MirrorSource:
-        """Return the source of a URL. Raises InvalidInput, which does not repeat a password."""
+        """Parse `kafka://HOST:PORT,…/TOPIC`. Raises InvalidInput, whose message does not repeat a password."""
         if "@" in url:
             raise InvalidInput(
                 "the URL of a mirror's source has a user or password", f"leave them out: {_REFERENCE_REMEDY}"
@@ -132,6 +133,6 @@ class MirrorSource:
 
     @property
     def url(self) -> str:
-        """The URL."""
+        """Return the source as `kafka://HOST:PORT,…/TOPIC`, the form that `parse` reads."""
         brokers = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.brokers)
         return f"kafka://{brokers}/{self.topic}"

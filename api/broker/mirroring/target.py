@@ -1,12 +1,12 @@
-"""The producer of a mirrored partition, in the topic that this service serves: the same queue, log and deduplication as
-a producer of Pulsar's protocol, without a connection.
+"""The producer of a mirrored partition, in the topic that this service serves: it has the same queue, log and
+deduplication as a producer of Pulsar's protocol, and no connection.
 
 Its sequence ids are the position in Kafka (position.py).
 
 It is strict: after an entry that failed, none is appended (`ProducerOptions.is_strict`), because a later offset would
 make the failed one count as stored.
 
-For the service's event loop, but for `AppendedEntries.future`. Must not know: Kafka's protocol.
+For the service's event loop, but for `PendingEntries.future`. Must not know: Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from api.broker.mirroring.position import PositionLost, position_in_log, producer_names
+from api.broker.mirroring.position import PositionLost, last_mirrored_offset, mirror_and_import_producer_names
 from api.broker.refusals import TopicNotServed
 from api.broker.serving.channel import Receipt
 from api.broker.serving.producer import Producer, ProducerOptions
@@ -33,8 +33,8 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class _Source:
-    """The connection of the producer, as statistics show it."""
+class _MirrorConnection:
+    """The mirror in place of the connection of a Pulsar producer: statistics show its address. It is always alive."""
 
     address: str
     client_version: str = "compactor mirror"
@@ -44,43 +44,48 @@ class _Source:
 
 
 @dataclass
-class AppendedEntries:
-    """Entries on their way. `future` ends when all are durable, or with the error of the first that is not."""
+class PendingEntries:
+    """Entries that were submitted together. `remaining`: those that are not durable yet. `future`: it ends when all
+    entries are durable, or with the error of the append."""
 
     remaining: int
     future: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
 
     def __post_init__(self) -> None:
-        """Keep the thread that waits from cancelling the future: the service's event loop ends it."""
+        """Mark the future as running, so that a waiting thread cannot cancel it."""
         self.future.set_running_or_notify_cancel()
 
 
 class PartitionTarget:
-    """The producer of one partition. `open` it first, and `close` it at the end."""
+    """A producer that appends the entries of a mirror to one local partition, with deduplication.
+
+    `open_and_return_last_offset` comes first, `close` last.
+    """
 
     def __init__(
         self, registry: TopicRegistry, pools: Pools, topic: TopicName, cluster_id: str, source_topic: str, url: str
     ) -> None:
-        """`topic`: the partition here; `url`: of the source, for statistics."""
-        self.connection = _Source(url)
+        """`topic`: the partition to append to; `url`: of the source, for statistics."""
+        self.connection = _MirrorConnection(url)
         self._registry = registry
         self._pools = pools
         self._name = topic
-        self._producer_names = producer_names(cluster_id, source_topic, topic.partition)
+        self._producer_names = mirror_and_import_producer_names(cluster_id, source_topic, topic.partition)
         self._producer_name = self._producer_names[0]
         self._topic: PersistentTopic | None = None
         self._producer: Producer | None = None
-        self._waiting: deque[AppendedEntries] = deque()
+        self._waiting: deque[PendingEntries] = deque()
         self._lost: CompactorError | None = None
 
     @property
     def is_lost(self) -> bool:
-        """True if the topic takes no more entries of this producer."""
+        """Return whether the topic accepts no more entries of this producer."""
         return self._lost is not None
 
-    async def open(self, start: int | None) -> int | None:
-        """Take the topic, and return the last offset that it has; None: it has had none. `start`: the offset at which
-        the mirror began, if it has.
+    async def open_and_return_last_offset(self, start: int | None) -> int | None:
+        """Open the partition for writing, and return the last offset of Kafka that it has; None: it has none.
+
+        `start`: the offset at which the mirror began; None: it has not begun.
 
         Raises TopicNotServed, WriterElsewhere, NoLogOwner for a topic of another process, TopicNotFound, ProducerBusy,
         BacklogQuotaExceeded, PositionLost, Unavailable.
@@ -101,7 +106,7 @@ class PartitionTarget:
             last: int | None = topic.last_sequence_id(self._producer_name)
             if last is not None and last < 0:
                 last = await self._pools[WaitsFor.SEQUENCES].run_without_deadline(
-                    position_in_log, topic.storage, self._producer_names, start
+                    last_mirrored_offset, topic.storage, self._producer_names, start
                 )
                 if last is not None:  # so that the next start need not search the log
                     await topic.note_sequence_id(self._producer_name, last)
@@ -111,11 +116,11 @@ class PartitionTarget:
         self._topic, self._producer = topic, producer
         return last
 
-    def submit(self, entries: Sequence[RecordEntry], appended: AppendedEntries) -> None:
-        """Append entries in order. `appended`: of as many; its future ends when they are durable. Raises nothing."""
+    def submit(self, entries: Sequence[RecordEntry], appended: PendingEntries) -> None:
+        """Queue entries for the log, in order. `appended`: gets the result when they are durable. Raises nothing."""
         topic, producer = self._topic, self._producer
         if topic is None or producer is None or self._lost is not None:
-            _fail(appended, self._lost or TopicNotServed(f"{self._name} is not served here any more"))
+            _fail_append(appended, self._lost or TopicNotServed(f"{self._name} is not served here any more"))
             return
         self._waiting.append(appended)
         for entry in entries:
@@ -126,7 +131,7 @@ class PartitionTarget:
             self.disconnect()
 
     async def close(self) -> None:
-        """Leave the topic; it stays open for others, or until it is idle. Idempotent."""
+        """Wait for the queued entries, and remove the producer from the topic, which stays open. Idempotent."""
         topic, producer, self._topic, self._producer = self._topic, self._producer, None, None
         if topic is not None and producer is not None:
             try:
@@ -138,10 +143,10 @@ class PartitionTarget:
     # The channel of the producer
 
     def note_queued(self, entries: int, size: int) -> None:
-        """Do nothing: the mirror bounds what it submits."""
+        """Do nothing: the mirror itself limits the entries that it submits."""
 
     def send_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Count durable entries."""
+        """Count durable entries, and complete the futures of those that are complete."""
         count = len(receipts)
         while count and self._waiting:
             first = self._waiting[0]
@@ -154,24 +159,24 @@ class PartitionTarget:
                     first.future.set_result(None)
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
-        """Fail all entries that wait: one can never be appended."""
+        """Fail all pending entries, because an entry can never be appended. The producer is lost from then on."""
         self._lost = InvalidRecord(f"the records from offset {sequence_id} on cannot be appended: {error.message}",
                                    error.remedy)  # fmt: skip
-        self._fail_waiting()
+        self._fail_pending_entries()
 
     def disconnect(self) -> None:
-        """Fail all entries that wait: the topic was lost, or an append failed."""
+        """Fail all pending entries, because this service lost the topic or an append failed."""
         if self._lost is None:
             self._lost = TopicNotServed(f"{self._name} takes no entries of the mirror here now")
-        self._fail_waiting()
+        self._fail_pending_entries()
 
-    def _fail_waiting(self) -> None:
+    def _fail_pending_entries(self) -> None:
         assert self._lost is not None
         waiting, self._waiting = list(self._waiting), deque()
         for appended in waiting:
-            _fail(appended, self._lost)
+            _fail_append(appended, self._lost)
 
 
-def _fail(appended: AppendedEntries, error: CompactorError) -> None:
+def _fail_append(appended: PendingEntries, error: CompactorError) -> None:
     if not appended.future.done():
         appended.future.set_exception(error.copy())

@@ -1,4 +1,4 @@
-"""The mirrors of this service, as metrics and answers see them: empty until the service mirrors something."""
+"""Counts of the mirrors of this service, for metrics and responses: empty until the service mirrors something."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from storage.model import TopicName
 
 @dataclass(frozen=True)
 class MirrorCounts:
-    """Counts of a topic that this service mirrors. `lag`: of the partitions that it mirrors now; None: of none."""
+    """Counts of a mirror since the service started. `lag`: offsets that are not mirrored yet, of the partitions that
+    this service mirrors now; None: it mirrors none."""
 
     topic: TopicName
     lag: int | None
@@ -21,6 +22,7 @@ class MirrorCounts:
 
 @dataclass
 class MirrorsView:
-    """`counts` returns those of each topic of which this service has mirrored something. For any thread."""
+    """Access to the counts of the mirrors of this service. `counts`: returns an item for each topic of which this
+    service has mirrored records. For any thread."""
 
     counts: Callable[[], Sequence[MirrorCounts]] = lambda: ()

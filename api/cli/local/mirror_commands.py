@@ -56,7 +56,7 @@ def add_mirror(
     with open_for_writing(context.obj) as environment:
         environment.metadata.tenancy.ensure_namespace(topic)
         added = operations.add(environment, parsed, topic)
-        partitions = len(operations.partitions_here(environment, topic))
+        partitions = len(operations.topic_partitions(environment, topic))
     print_line(f"Topic {topic} mirrors {added.record.source}, {counted(partitions, 'partition')}")
 
 
@@ -129,7 +129,7 @@ def run_mirror(
 
     Partitions that another process writes are left to it.
     """
-    from api.broker.mirroring.foreground import run_in_foreground
+    from api.broker.mirroring.foreground import mirror_records_in_foreground
 
-    records = run_in_foreground(context.obj, topic, to_end=to_end)
+    records = mirror_records_in_foreground(context.obj, topic, to_end=to_end)
     say(f"{counted(records, 'record')} mirrored")

@@ -272,12 +272,12 @@ def test_a_topic_of_others_is_refused_and_not_changed(mirrored: Mirrored) -> Non
         Conflict, match=r"others-partition-0 has messages, and neither the first nor the last ones say .* from users of"
     ):
         operations.add(environment, source, name)
-    assert [record.name.partition for record in operations.partitions_here(environment, name)] == [0]
+    assert [record.name.partition for record in operations.topic_partitions(environment, name)] == [0]
     assert not environment.metadata.policies.effective(topic.record).deduplication_enabled
     with topic.append_log() as log:
         log.append(encode_message(b"k", b"v", producer="kafka:users-0", sequence_id=4, publish_time=NOW))
     operations.add(environment, source, name)
-    assert len(operations.partitions_here(environment, name)) == 2
+    assert len(operations.topic_partitions(environment, name)) == 2
     assert environment.metadata.policies.effective(topic.record).deduplication_enabled
 
 
@@ -481,11 +481,11 @@ def test_idle_mirrors_leave_turns_to_a_busy_one() -> None:
         budget = AnswerBudget(4)
         for _ in range(2):
             await budget.acquire()
-        assert not budget.is_short
+        assert not budget.is_over_half_used
         await budget.acquire()
-        assert budget.is_short
+        assert budget.is_over_half_used
         budget.release()
-        assert not budget.is_short
+        assert not budget.is_over_half_used
 
     asyncio.run(run())
 
