@@ -38,7 +38,7 @@ _COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessTha
 
 @brief_errors
 class TopicReader(DataSourceReader):
-    """The reader of a batch query."""
+    """The reader of a batch query of a topic: it plans the pieces of the scan and reads their rows."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises InvalidInput for a column that topics do not have."""
@@ -49,13 +49,16 @@ class TopicReader(DataSourceReader):
             )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow the scan by the filters that it understands; return all, since the scan is coarser than they are."""
+        """Narrow the scan by filters on offset, publish time and key. Return all filters: Spark applies them again."""
         for each in filters:
-            self._range = narrowed(self._range, each)
+            self._range = narrow_scan_range(self._range, each)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the pieces of the topic as it is now. Raises NotFound, DataLoss, SegmentNotLocal, Unavailable."""
+        """Plan the scan of the topic as it is now: return its pieces, each of which one task reads.
+
+        Raises NotFound, DataLoss, SegmentNotLocal, Unavailable.
+        """
         options = self._options
         if options.service is None:
             settings = options.load_settings()
@@ -70,12 +73,12 @@ class TopicReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a piece."""
+        """Yield the rows of one piece of the scan. Called in a task."""
         return read_partition(partition, self._columns)
 
 
-def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
-    """Return the range of a scan that must also hold a condition; the range as it is, if it says nothing about one."""
+def narrow_scan_range(scan_range: ScanRange, condition: Filter) -> ScanRange:
+    """Return a scan range narrowed by a filter of Spark; unchanged, if the filter cannot narrow it."""
     if isinstance(condition, In) and condition.attribute == ("key",):
         keys = frozenset(bytes(value) for value in condition.value if value is not None)
         return replace(scan_range, keys=keys if scan_range.keys is None else scan_range.keys & keys)
@@ -86,10 +89,10 @@ def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
         return scan_range
     is_equal = isinstance(condition, EqualTo | EqualNullSafe)
     if name == "key":
-        return narrowed(scan_range, In(("key",), (value,))) if is_equal else scan_range
+        return narrow_scan_range(scan_range, In(("key",), (value,))) if is_equal else scan_range
     if name not in ("offset", "publish_time"):
         return scan_range
-    number = int(value) if name == "offset" else _milliseconds(value)
+    number = int(value) if name == "offset" else _epoch_milliseconds(value)
     first = number + isinstance(condition, GreaterThan) if name == "offset" else number
     first = first if is_equal or isinstance(condition, GreaterThan | GreaterThanOrEqual) else 0
     # A time is compared in whole milliseconds, and Spark has microseconds.
@@ -104,6 +107,6 @@ def narrowed(scan_range: ScanRange, condition: Filter) -> ScanRange:
     return replace(scan_range, first_time=max(scan_range.first_time, first), end_time=min(scan_range.end_time, end))
 
 
-def _milliseconds(value: datetime) -> int:
-    """Return a time as Spark gives it: with a zone, or of this machine's zone without one."""
+def _epoch_milliseconds(value: datetime) -> int:
+    """Return a time as milliseconds since the Unix epoch. A time without a zone is of this machine's zone."""
     return (value.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)

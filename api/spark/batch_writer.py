@@ -22,7 +22,7 @@ from storage.model import LedgerRecord
 
 
 def check_written_columns(schema: StructType) -> None:
-    """Raise InvalidInput, with the columns that a message has, unless rows of the schema are messages."""
+    """Raise InvalidInput, which lists the allowed columns, unless rows of the schema can be written as messages."""
     accepted = "; ".join(f"{name} {' or '.join(types)}" for name, types in WRITTEN_TYPES.items())
     advice = f"select and cast the columns of messages: {accepted}"
     for field in schema.fields:
@@ -37,7 +37,7 @@ def check_written_columns(schema: StructType) -> None:
 
 @dataclass(frozen=True)
 class TaskLedgers(WriterCommitMessage):
-    """The ledgers that a task has written."""
+    """The result of a task of a write: its number, and the ledgers that it has written."""
 
     task_number: int
     ledgers: tuple[LedgerRecord, ...]
@@ -45,7 +45,7 @@ class TaskLedgers(WriterCommitMessage):
 
 @brief_errors
 class TopicWriter(DataSourceArrowWriter):
-    """The writer of one job. The driver has it, and each task a copy."""
+    """The writer of one Spark job to a topic. The driver has it, and each task a copy."""
 
     def __init__(self, options: SourceOptions, write: TopicWrite) -> None:
         self._options, self._write = options, write
@@ -58,7 +58,10 @@ class TopicWriter(DataSourceArrowWriter):
         return TaskLedgers(number, self._write.write_task(message_tables(iterator), number))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append the ledgers of all partitions, in the order of the partitions. Raises LeaseHeld, Conflict, Fenced."""
+        """Append the ledgers of all tasks to the topic, in the order of the partitions.
+
+        Raises LeaseHeld, Conflict, Fenced; Unavailable if the result of a task is missing.
+        """
         written = [message for message in messages if isinstance(message, TaskLedgers)]
         if len(written) < len(messages):
             raise Unavailable("Spark has no result of a task", "nothing was appended; write again")
@@ -66,5 +69,5 @@ class TopicWriter(DataSourceArrowWriter):
         self._write.commit(self._options.load_settings(), [ledger for each in in_order for ledger in each.ledgers])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what the tasks have written."""
+        """Delete the ledgers that the tasks have written."""
         self._write.abort(self._options.load_settings())

@@ -19,26 +19,32 @@ _EXPLAINED = (CompactorError, ClientError)
 
 
 def brief_errors(kind: type[Kind]) -> type[Kind]:
-    """Cut the tracebacks of errors that leave the public methods of a class, also while an iterator of theirs runs."""
+    """Wrap the public methods of a class so that the project's own errors leave them without traceback and cause.
+
+    Errors of iterators that the methods return are included. Decorator; returns the class.
+    """
     for name, method in list(vars(kind).items()):
         if isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, _brief(method))
+            setattr(kind, name, _with_brief_errors(method))
     return kind
 
 
-def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_brief_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that does the same, and raises errors of the project without traceback and cause."""
+
     @wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             result = method(*arguments, **named)
         except _EXPLAINED as error:
             raise error.with_traceback(None) from None
-        return _briefly(result) if isinstance(result, Iterator) else result
+        return _iterate_with_brief_errors(result) if isinstance(result, Iterator) else result
 
     return call
 
 
-def _briefly(rows: Iterator[Any]) -> Iterator[Any]:
+def _iterate_with_brief_errors(rows: Iterator[Any]) -> Iterator[Any]:
+    """Yield all items of an iterator, and raise errors of the project without traceback and cause."""
     try:
         yield from rows
     except _EXPLAINED as error:

@@ -33,24 +33,24 @@ NAME = "compactor"
 
 @brief_errors
 class CompactorDataSource(DataSource):
-    """Topics as tables. Needs Spark's setting of `register`."""
+    """The data source `compactor` of Spark: topics as tables. `register` makes it known to a session."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return the name of the format: `compactor`."""
         return NAME
 
     def schema(self) -> str:
-        """Return the columns of a message."""
+        """Return the default columns of a read with their Spark types, as DDL text."""
         return ", ".join(f"`{name}` {SPARK_TYPES[name]}" for name in DEFAULT_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidInput."""
-        return TopicReader(SourceOptions.parse(self.options), schema)
+        return TopicReader(SourceOptions.parse_for_read(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query. Raises InvalidInput."""
-        options = SourceOptions.parse(self.options)
+        options = SourceOptions.parse_for_read(self.options)
         if options.service is not None:
             raise InvalidInput("a stream does not read by a service", "leave out url, and name database and store")
         return TopicStreamReader(options, schema)
@@ -63,7 +63,7 @@ class CompactorDataSource(DataSource):
                 'append: .mode("append"); a newer message of a key supersedes the older ones, and one without payload '
                 "deletes the key",
             )
-        options = SourceOptions.parse_of_write(self.options)
+        options = SourceOptions.parse_for_write(self.options)
         check_written_columns(schema)
         return TopicWriter(options, TopicWrite.begin(options.load_settings(), options.topic))
 

@@ -1,4 +1,4 @@
-"""Batches of a data frame as messages: which columns and types are taken, and their conversion. Without Spark."""
+"""Conversion of the batches of a data frame to messages: the allowed columns and types. Without Spark."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ TABLE_ROWS, _TABLE_BYTES = 65_536, 8 << 20
 
 
 def message_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows of batches as tables of SOURCE_SCHEMA. Raises InvalidRecord."""
+    """Join the batches of a data frame, and yield them as tables of messages (SOURCE_SCHEMA). Raises InvalidRecord."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
         if sum(len(each) for each in held) >= TABLE_ROWS or sum(each.nbytes for each in held) >= _TABLE_BYTES:
-            yield _messages(held)
+            yield _to_message_table(held)
             held = []
     if any(len(batch) for batch in held):
-        yield _messages(held)
+        yield _to_message_table(held)
 
 
-def _messages(batches: list[pa.RecordBatch]) -> pa.Table:
+def _to_message_table(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Convert batches to one table of SOURCE_SCHEMA; missing columns are null. Raises InvalidRecord."""
     table = pa.Table.from_batches(batches)
     columns = []
     for field in SOURCE_SCHEMA:

@@ -1,4 +1,4 @@
-"""The tasks of a read: pieces of a scan as partitions of Spark, and the rows of one.
+"""The tasks of a read: pieces of a scan as partitions of Spark, and the rows of a partition.
 
 A task needs the object store, and for a segment the log directory, or a service (service_scan.py); it needs no
 database.
@@ -24,7 +24,7 @@ from storage.reading.scan import ScanPiece
 
 
 class _Partition(InputPartition):
-    """A piece of a scan, and where its files are."""
+    """A piece of a scan that a task reads itself, with the locations of the object store and the log directory."""
 
     def __init__(self, piece: ScanPiece, store: StoreLocation, log_directory: Path) -> None:
         super().__init__(None)
@@ -32,7 +32,7 @@ class _Partition(InputPartition):
 
 
 class _ServicePartition(InputPartition):
-    """A range of offsets, which a service reads."""
+    """A piece of a scan that a task reads through a service."""
 
     def __init__(self, piece: ServicePiece) -> None:
         super().__init__(None)
@@ -40,18 +40,18 @@ class _ServicePartition(InputPartition):
 
 
 def partitions_of(pieces: Iterable[ScanPiece], settings: Settings) -> list[InputPartition]:
-    """Return the partitions of a scan of database and store."""
+    """Return a Spark partition for each piece of a scan that tasks read from the object store and the log directory."""
     store = StoreLocation(settings.store_url, settings.s3_endpoint or None)
     return [_Partition(piece, store, settings.log_directory) for piece in pieces]
 
 
 def service_partitions(pieces: Iterable[ServicePiece]) -> list[InputPartition]:
-    """Return the partitions of a scan by a service."""
+    """Return a Spark partition for each piece of a scan that tasks read through a service."""
     return [_ServicePartition(piece) for piece in pieces]
 
 
 def read_partition(partition: InputPartition, columns: ReadColumns) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition. Raises the errors of its piece."""
+    """Read the rows of a Spark partition in a task, and yield them in batches. Raises the errors of the piece."""
     if isinstance(partition, _ServicePartition):
         for table in partition.piece.tables(columns.names):
             yield from columns.batches(table)

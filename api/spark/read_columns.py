@@ -42,13 +42,13 @@ _MILLISECONDS = pa.timestamp("ms", "UTC")
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """The columns of a query, in its order."""
+    """The columns that a query of Spark reads, in its order, as an Arrow schema."""
 
     arrow: pa.Schema
 
     @staticmethod
     def of(schema: StructType) -> ReadColumns:
-        """Return the columns of a schema. Raises InvalidInput for one that topics do not have."""
+        """Return the columns of a Spark schema. Raises InvalidInput for a column or type that topics do not have."""
         for field in schema.fields:
             if field.name not in SPARK_TYPES:
                 raise InvalidInput(f"topics have no column {field.name}", f"use some of {', '.join(SPARK_TYPES)}")
@@ -62,11 +62,11 @@ class ReadColumns:
 
     @property
     def names(self) -> list[str]:
-        """Return the names."""
+        """Return the names of the columns."""
         return list(self.arrow.names)
 
     def batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table of rows.SCHEMA's columns as Spark takes them."""
+        """Convert a table of a topic's rows to batches of the types that Spark expects."""
         for name in _TIMES:
             if name in table.schema.names:
                 place = table.schema.get_field_index(name)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import pairwise
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,7 @@ from storage.positions import CompactedProgress, ContinuationToken, StartOffset,
 from storage.reading.scan import ScanRange
 
 DEFAULT_PARTITIONS = 8
-"""The most pieces of the compacted messages, and of the raw ones."""
+"""The maximum number of pieces of the compacted messages, and of the raw ones."""
 LEAST_OFFSETS = 10_000
 """A piece of fewer offsets costs more to ask for than to read."""
 
@@ -36,7 +37,7 @@ class Service:
     token: str | None = field(default=None, repr=False)
 
     def connect(self) -> Client:
-        """Return a client. Raises InvalidInput for an address or a token that is none."""
+        """Return an HTTP client of the service. Raises InvalidInput for an invalid URL or token."""
         try:
             return connect(self.url, token=self.token)
         except ValueError as error:
@@ -45,18 +46,19 @@ class Service:
 
 @dataclass(frozen=True)
 class _CompactedLedger:
-    """A compacted ledger that is read: the state of a read in it at offset 0, and the token after its first message."""
+    """A compacted ledger to read through a service. `progress`: the state of a read in it, for continuation tokens.
+    `token_after_first`: the token after its first message, by which a replaced ledger is recognized."""
 
     progress: CompactedProgress
     token_after_first: str
 
-    def token(self, offset: int) -> str:
-        """Return the start of a read in it from an offset on."""
+    def start_token(self, offset: int) -> str:
+        """Return the continuation token of a read in this compacted ledger from an offset on."""
         return ContinuationToken(StartOffset(offset), compacted=self.progress).to_token()
 
-    def check(self, topic: Topic) -> None:
-        """Raise Unavailable if the service cannot read it any more."""
-        if _first_page(topic, self.token(0), compacted=True)[1] != self.token_after_first:
+    def check_still_readable(self, topic: Topic) -> None:
+        """Raise Unavailable if the service cannot read this compacted ledger any more."""
+        if _read_first_message(topic, self.start_token(0), compacted=True).token_after != self.token_after_first:
             raise Unavailable(
                 "the compacted ledger was replaced and collected since the query was planned", "run the query again"
             )
@@ -73,15 +75,16 @@ class ServicePiece:
     compacted: _CompactedLedger | None = None
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the messages as tables of some of compactor.client's columns; none is empty.
+        """Read the messages of the piece from the service, and yield them as tables that are not empty.
 
-        Raises ClientError, and Unavailable if the compacted ledger was collected or the raw messages were trimmed.
+        `columns`: columns of compactor.client. Raises ClientError; Unavailable if the compacted ledger was collected or
+        the raw messages were trimmed.
         """
         with self.service.connect() as client:
             topic = client.topic(str(self.topic))
             if self.compacted is not None:  # Spark may not read to the end, as for a LIMIT
-                self.compacted.check(topic)
-            for batch in self._batches(topic):
+                self.compacted.check_still_readable(topic)
+            for batch in self._read_batches(topic):
                 table = pa.Table.from_batches([batch])
                 is_last = table.column("offset")[-1].as_py() >= self.end - 1
                 if is_last:
@@ -91,11 +94,11 @@ class ServicePiece:
                 if is_last:
                     break
             if self.compacted is not None:
-                self.compacted.check(topic)
+                self.compacted.check_still_readable(topic)
 
-    def _batches(self, topic: Topic) -> Iterator[pa.RecordBatch]:
-        """Yield the messages from `first` on, a number of them that reaches `end`."""
-        start = self.first if self.compacted is None else self.compacted.token(self.first)
+    def _read_batches(self, topic: Topic) -> Iterator[pa.RecordBatch]:
+        """Read messages from `first` on, as many as the piece has offsets, and yield them in batches."""
+        start = self.first if self.compacted is None else self.compacted.start_token(self.first)
         read = topic.read(compacted=self.compacted is not None, start=start, limit=self.end - self.first)
         try:
             yield from read.batches()
@@ -110,64 +113,83 @@ class ServicePiece:
 def plan_service_scan(
     service: Service, name: TopicName, scan_range: ScanRange, partitions: int, *, read_compacted: bool
 ) -> list[ServicePiece]:
-    """Return the pieces of a topic, in the order of its messages; its present end is the end of the scan.
+    """Divide the messages of a topic into pieces, in their order; the present end of the topic is the last.
 
-    Of the range the offsets count alone. Raises ClientError.
+    Only the offsets of `scan_range` are used. `partitions`: the maximum number of pieces of compacted messages, and of
+    raw ones. Raises ClientError.
     """
     with service.connect() as client:
         topic = client.topic(str(name))
-        first, token = _first_page(topic, "earliest", compacted=read_compacted)
+        first, token = _read_first_message(topic, "earliest", compacted=read_compacted)
         # Asked afterwards: so the end is not before a message that has superseded one of the compacted ledger.
-        _, latest = _first_page(topic, "latest", compacted=False)
+        latest = _read_first_message(topic, "latest", compacted=False).token_after
     if first is None:
         return []
-    compacted, raw_from = _compacted_ledger(token) if read_compacted else (None, 0)
-    end = min(_state(latest).offset, scan_range.end_offset)
+    compacted, raw_from = _find_compacted_ledger(token) if read_compacted else _NO_COMPACTED_RANGE
+    end = min(_parse_start_offset(latest).offset, scan_range.end_offset)
     pieces = []
     if compacted is not None:
-        for begin, stop in _ranges(max(first, scan_range.first_offset), min(raw_from, end), partitions):
+        for begin, stop in _split_offsets(max(first, scan_range.first_offset), min(raw_from, end), partitions):
             pieces.append(ServicePiece(service, name, begin, stop, compacted))
-    for begin, stop in _ranges(max(raw_from or first, scan_range.first_offset), end, partitions):
+    for begin, stop in _split_offsets(max(raw_from or first, scan_range.first_offset), end, partitions):
         pieces.append(ServicePiece(service, name, begin, stop))
     return pieces
 
 
-def _ranges(first: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield at most `limit` ranges of about as many offsets, from `first` to before `end`."""
+def _split_offsets(first: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and end offsets of at most `limit` ranges of similar size, from `first` to before `end`."""
     count = min(limit, max(1, (end - first) // LEAST_OFFSETS))
     bounds = [first + (end - first) * number // count for number in range(count + 1)]
     yield from ((begin, stop) for begin, stop in pairwise(bounds) if begin < stop)
 
 
-def _compacted_ledger(token: str) -> tuple[_CompactedLedger | None, int]:
-    """Return the compacted ledger that gave the first message of a read, and the first offset after its horizon.
+class _CompactedRange(NamedTuple):
+    """The compacted ledger of a topic, and the first offset after its horizon; None and 0: the first message is raw."""
 
-    None and 0: the first message was raw. `token`: the position of the read after that message. Raises Unavailable if
-    this version does not know the token.
+    ledger: _CompactedLedger | None
+    end_offset: int
+
+
+_NO_COMPACTED_RANGE = _CompactedRange(None, 0)
+
+
+def _find_compacted_ledger(token: str) -> _CompactedRange:
+    """Find the compacted ledger of a read in the continuation token after its first message.
+
+    Raises Unavailable if this version does not know the token.
     """
-    state = ContinuationToken.from_token(token, _no_other_start)
+    state = ContinuationToken.from_token(token, _refuse_other_start)
     assert isinstance(state.start, StartOffset)
     progress = state.compacted
     if progress is None or progress.is_raw or progress.ledger_id is None:
-        return None, 0
+        return _NO_COMPACTED_RANGE
     known_to = state.start.offset - 1 if progress.complete_to is None else progress.complete_to
     whole = CompactedProgress(progress.ledger_id, progress.by_event, complete_to=known_to)
-    return _CompactedLedger(whole, token), known_to + 1
+    return _CompactedRange(_CompactedLedger(whole, token), known_to + 1)
 
 
-def _first_page(topic: Topic, start: str, *, compacted: bool) -> tuple[int | None, str]:
-    """Return the offset of the first message from a start on, and the token after it; None: there is no message."""
+class _FirstMessage(NamedTuple):
+    """The offset of the first message of a read, None without one; and the continuation token after the message."""
+
+    offset: int | None
+    token_after: str
+
+
+def _read_first_message(topic: Topic, start: str, *, compacted: bool) -> _FirstMessage:
+    """Read the first message of a topic at or after a start position, through the service."""
     read = topic.read(compacted=compacted, start=start, limit=1)
     offsets = [batch.column("offset")[0].as_py() for batch in read.batches()]
     assert read.next is not None
-    return (offsets[0] if offsets else None), read.next
+    return _FirstMessage(offsets[0] if offsets else None, read.next)
 
 
-def _state(token: str) -> StartOffset:
-    start = ContinuationToken.from_token(token, _no_other_start).start
+def _parse_start_offset(token: str) -> StartOffset:
+    """Return the offset of a continuation token. Raises Unavailable for a token of another version."""
+    start = ContinuationToken.from_token(token, _refuse_other_start).start
     assert isinstance(start, StartOffset)
     return start
 
 
-def _no_other_start(text: str) -> StartPosition:
+def _refuse_other_start(text: str) -> StartPosition:
+    """Raise Unavailable for a continuation token whose start is not an offset."""
     raise Unavailable(f"the service continues reads at {text!r}, which no service of this version does", "upgrade it")

@@ -1,4 +1,4 @@
-"""The options of a read and of a write: which topic, and where it is. Without Spark.
+"""The options of a read and of a write: the topic, and the database and store or the service. Without Spark.
 
 Errors: InvalidInput, which names the option and its values.
 """
@@ -21,7 +21,8 @@ _OPTIONS = {"path", "readcompacted", "startingoffset", "maxmessagespertrigger", 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of a read. `settings`: where database, store and log directory are; the environment has the others.
+    """The options of a read or write of Spark. `settings`: database, store and log directory; other settings come from
+    the environment.
 
     `starting_offset`: of a stream: earliest, latest or a number. `max_messages`: the most of one batch of a stream.
     `service`: reads the topic, in `partitions` tasks at most for each of its compacted and raw messages; None: the
@@ -37,16 +38,16 @@ class SourceOptions:
     partitions: int = DEFAULT_PARTITIONS
 
     @staticmethod
-    def parse_of_write(options: Mapping[str, str]) -> SourceOptions:
-        """Return the options of a write. Raises InvalidInput, which names the option and its values."""
+    def parse_for_write(options: Mapping[str, str]) -> SourceOptions:
+        """Parse the options of a write of Spark. Raises InvalidInput, which names the option and its values."""
         if "url" in {name.lower() for name in options}:
             raise InvalidInput("a service does not take the ledgers of a write", "name database and store, not url")
         values = _checked_options(options, {"path", *_SETTINGS}, '.save("persistent://public/default/orders")')
         return SourceOptions(TopicName.parse(values["path"]), False, _settings_of(values))
 
     @staticmethod
-    def parse(options: Mapping[str, str]) -> SourceOptions:
-        """Return the options of a read. Raises InvalidInput, which names the option and its values."""
+    def parse_for_read(options: Mapping[str, str]) -> SourceOptions:
+        """Parse the options of a read of Spark. Raises InvalidInput, which names the option and its values."""
         values = _checked_options(options, _OPTIONS, '.load("persistent://public/default/orders")')
         flag = values.get("readcompacted", "false").lower()
         if flag not in ("true", "false"):
@@ -71,13 +72,13 @@ class SourceOptions:
         )
 
     def load_settings(self) -> Settings:
-        """Return the settings of the options, the environment and the defaults."""
+        """Return the settings that result from these options, the environment and the defaults."""
         flags: dict[str, object] = dict(self.settings)
         return Settings.load(os.environ, None, **flags)
 
 
 def _checked_options(options: Mapping[str, str], known: Collection[str], example: str) -> dict[str, str]:
-    """Return the options by lower-case name. Raise InvalidInput for an unknown one, and without a topic."""
+    """Return options with names in lower case. Raise InvalidInput for an unknown option, or if no topic is named."""
     values = {name.lower(): value for name, value in options.items()}
     if unknown := sorted(set(values) - set(known)):
         raise InvalidInput(f"unknown option {unknown[0]}", f"use one of {', '.join(sorted(known))}")
@@ -91,7 +92,7 @@ def _settings_of(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _service_of(values: Mapping[str, str]) -> Service | None:
-    """Return the service that reads. Raise InvalidInput for options that contradict each other."""
+    """Return the service that the options name; None: they name none. Raise InvalidInput for contradictory options."""
     url = values.get("url")
     if url is None:
         if others := sorted(_SERVICE & set(values)):

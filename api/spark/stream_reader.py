@@ -30,7 +30,7 @@ from storage.topic import Topic
 
 @brief_errors
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of a streaming query."""
+    """The reader of a streaming query of a topic: it plans the batches and reads their rows."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises InvalidInput for a column that topics do not have."""
@@ -39,15 +39,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at the topic's present end, in as many batches as the limit makes."""
-        with self._opened() as topic:
+        with self._open_topic() as topic:
             self._last_end = topic.snapshot_reader().end
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the position of a new query."""
+        """Return the position at which a new query starts, as a document for the checkpoint."""
         start = self._options.starting_offset
-        with self._opened() as topic:
+        with self._open_topic() as topic:
             first = topic.snapshot_reader().end if start == "latest" else 0
-            return StreamPosition(int(start) if start.isdecimal() else first, topic.record.uid).document()
+            return StreamPosition(int(start) if start.isdecimal() else first, topic.record.uid).to_document()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch: the topic's end, or as many offsets further as the limit allows.
@@ -55,9 +55,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Offsets of messages that compaction has removed count, too. Raises Conflict if the topic is another one, or
         ends before the start.
         """
-        begin = StreamPosition.of(start)
-        with self._opened() as topic:
-            end = min(begin.check(topic), self._last_end)
+        begin = StreamPosition.from_document(start)
+        with self._open_topic() as topic:
+            end = min(begin.check_and_return_end(topic), self._last_end)
             if isinstance(limit, ReadMaxRows):
                 end = min(end, begin.offset + limit.max_rows)
             ledger_id = None
@@ -67,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             if end <= begin.offset:
                 return start
-            return StreamPosition(end, topic.record.uid, ledger_id, resumes=True).document()
+            return StreamPosition(end, topic.record.uid, ledger_id, resumes=True).to_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that maxMessagesPerTrigger sets."""
@@ -75,12 +75,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the pieces of a batch. Raises OffsetOutOfRange, StateMayBeStale where messages of it are gone."""
-        begin, stop = StreamPosition.of(start), StreamPosition.of(end)
+        """Return the pieces of a batch between two positions, each of which one task reads.
+
+        Raises OffsetOutOfRange or StateMayBeStale if messages of the batch are removed.
+        """
+        begin, stop = StreamPosition.from_document(start), StreamPosition.from_document(end)
         if begin.offset >= stop.offset:
             return []
-        with self._opened() as topic:
-            begin.check(topic)
+        with self._open_topic() as topic:
+            begin.check_and_return_end(topic)
             pieces = topic.scan(
                 ScanRange(begin.offset, stop.offset),
                 read_compacted=self._options.read_compacted,
@@ -90,11 +93,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(pieces, self._options.load_settings())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a piece."""
+        """Yield the rows of one piece of a batch. Called in a task."""
         return read_partition(partition, self._columns)
 
     @contextmanager
-    def _opened(self) -> Iterator[Topic]:
+    def _open_topic(self) -> Iterator[Topic]:
         with open_for_reading(self._options.load_settings()) as environment:
             yield Topic(environment, environment.metadata.topics.get(self._options.topic))
 
@@ -112,21 +115,22 @@ class StreamPosition:
     ledger_id: int | None = None
     resumes: bool = False
 
-    def document(self) -> dict[str, Any]:
-        """Return the position as Spark stores it."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the position as the JSON document that Spark stores in its checkpoint."""
         ledger_id = -1 if self.ledger_id is None else self.ledger_id
         return {"offset": self.offset, "topic": self.topic_uid, "ledger": ledger_id, "resumes": self.resumes}
 
     @staticmethod
-    def of(document: Mapping[str, Any]) -> StreamPosition:
-        """Return the position that Spark has stored."""
+    def from_document(document: Mapping[str, Any]) -> StreamPosition:
+        """Return the position of a JSON document from a checkpoint of Spark."""
         ledger_id = document["ledger"]
         return StreamPosition(
             document["offset"], document["topic"], None if ledger_id < 0 else ledger_id, document["resumes"]
         )
 
-    def check(self, topic: Topic) -> int:
-        """Return the end of the topic. Raise Conflict if it was created again, or ends before the position."""
+    def check_and_return_end(self, topic: Topic) -> int:
+        """Return the end offset of the topic. Raise Conflict if the topic was created again since this position, or
+        ends before it."""
         advice = "begin with a new checkpoint, and an empty state of what is made of the stream"
         if topic.record.uid != self.topic_uid:
             raise Conflict(f"{topic.name} was deleted and created again since the stream began", advice)

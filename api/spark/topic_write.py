@@ -1,4 +1,4 @@
-"""A write of one Spark job to a topic: begun and ended by the driver, with a part in each task. Without Spark."""
+"""A write of one Spark job to a topic: the driver begins and ends it, and each task has a part. Without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from storage.objects.registry import open_store
 
 @dataclass(frozen=True)
 class TopicWrite:
-    """A write as its tasks get it. `is_new`: the write has created the topic, and deletes it again if it fails."""
+    """An append of one Spark job to a topic, which is sent to the tasks. `is_new`: the write has created the topic, and
+    deletes it if it fails."""
 
     append: TaskAppend
     store: StoreLocation
@@ -29,8 +30,11 @@ class TopicWrite:
 
     @staticmethod
     def begin(settings: Settings, name: TopicName) -> TopicWrite:
-        """Begin a write; a missing topic is created. Raises LeaseHeld for a topic that another writer has, Conflict for
-        a partitioned topic, and the errors of a topic whose backlog exceeds a quota."""
+        """Begin an append to a topic, which is created if it is missing.
+
+        Raises LeaseHeld if another process writes the topic, Conflict for a partitioned topic, and the errors of a
+        topic whose backlog exceeds a quota.
+        """
         with open_for_writing(settings) as environment:
             existing = environment.metadata.topics.by_names([name]).get(name)
             topic = existing or names.ensure_with_namespace(environment, name)
@@ -44,20 +48,22 @@ class TopicWrite:
         return TopicWrite(append, StoreLocation(settings.store_url, settings.s3_endpoint or None), existing is None)
 
     def write_task(self, tables: Iterable[pa.Table], task_number: int) -> tuple[LedgerRecord, ...]:
-        """Write the messages of a task, and return their ledgers. It needs the object store alone."""
+        """Write the messages of one task as sealed ledgers to the object store, and return the ledgers."""
         with closing(open_store(self.store)) as store:
             return task_append.write_ledgers(store, self.append, tables, task_number)
 
     def commit(self, settings: Settings, ledgers: Sequence[LedgerRecord]) -> None:
-        """Append the ledgers of all tasks. A topic that was created for no message is deleted. Raises as
-        task_append.commit."""
+        """Append the ledgers of all tasks to the topic. Without ledgers, delete a topic that this write created.
+
+        Raises the errors of `task_append.commit`.
+        """
         with open_for_changing(settings) as environment:
             task_append.commit(environment, self.append, ledgers)
             if self.is_new and not ledgers:
                 environment.metadata.tenancy.delete_unused_topic(self.append.topic.id)
 
     def abort(self, settings: Settings) -> None:
-        """Delete what the tasks have written, and the topic if this write has created it and it is not used."""
+        """Delete the ledgers that the tasks have written, and the topic if this write created it and it is unused."""
         with open_for_changing(settings) as environment:
             task_append.abort(environment, self.append)
             if self.is_new:

@@ -69,7 +69,7 @@ def users(filled: RestTopic, client: Client) -> Topic:
 def reading(topic: RestTopic, **options: str) -> TopicReader:
     """Return the reader of a query of a topic."""
     named = {"path": topic.local, "url": "http://service", **options}
-    return TopicReader(SourceOptions.parse(named), SCHEMA)
+    return TopicReader(SourceOptions.parse_for_read(named), SCHEMA)
 
 
 def rows(reader: TopicReader) -> pa.Table:

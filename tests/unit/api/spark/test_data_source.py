@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, ByteType, LongType, StringType, StructField, StructType
 
 from api.spark import message_columns, partitions
-from api.spark.batch_reader import TopicReader, narrowed
+from api.spark.batch_reader import TopicReader, narrow_scan_range
 from api.spark.batch_writer import TaskLedgers, TopicWriter
 from api.spark.data_source import CompactorDataSource
 from api.spark.message_columns import message_tables
@@ -43,13 +43,15 @@ NOON_MS = 1_795_867_200_001
 
 
 def test_options_are_those_of_the_environment_and_of_the_read() -> None:
-    options = SourceOptions.parse(
+    options = SourceOptions.parse_for_read(
         {"path": "orders", "readCompacted": "True", "DATA": "/d", "maxMessagesPerTrigger": "5", "startingOffset": "17"}
     )
     assert str(options.topic) == "persistent://public/default/orders"
     assert (options.read_compacted, options.max_messages, options.starting_offset) == (True, 5, "17")
     assert options.load_settings().data == "/d"
-    assert SourceOptions.parse({"path": "t"}) == SourceOptions(SourceOptions.parse({"path": "t"}).topic, False, {})
+    assert SourceOptions.parse_for_read({"path": "t"}) == SourceOptions(
+        SourceOptions.parse_for_read({"path": "t"}).topic, False, {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_options_are_those_of_the_environment_and_of_the_read() -> None:
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        SourceOptions.parse(options)
+        SourceOptions.parse_for_read(options)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
 )
 def test_a_column_that_topics_lack_is_named(field: StructField, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        TopicReader(SourceOptions.parse({"path": "t"}), StructType([field]))
+        TopicReader(SourceOptions.parse_for_read({"path": "t"}), StructType([field]))
 
 
 @pytest.mark.parametrize(
@@ -103,16 +105,16 @@ def test_a_column_that_topics_lack_is_named(field: StructField, message: str) ->
     ],
 )
 def test_a_filter_narrows_the_scan_and_no_more(condition: Filter, expected: ScanRange) -> None:
-    assert narrowed(ScanRange(), condition) == expected
+    assert narrow_scan_range(ScanRange(), condition) == expected
 
 
 def test_filters_hold_together_and_spark_applies_them_again() -> None:
-    reader = TopicReader(SourceOptions.parse({"path": "t"}), StructType([StructField("offset", LongType())]))
+    reader = TopicReader(SourceOptions.parse_for_read({"path": "t"}), StructType([StructField("offset", LongType())]))
     filters: list[Filter] = [GreaterThan(("offset",), 3), LessThan(("offset",), 9), EqualTo(("key",), b"a")]
     assert list(reader.pushFilters(filters)) == filters
-    together = reduce(narrowed, filters, ScanRange())
+    together = reduce(narrow_scan_range, filters, ScanRange())
     assert together == ScanRange(4, 9, keys=frozenset([b"a"]))
-    assert narrowed(together, EqualTo(("key",), b"b")).keys == frozenset()
+    assert narrow_scan_range(together, EqualTo(("key",), b"b")).keys == frozenset()
 
 
 def test_the_columns_are_those_of_a_message() -> None:
@@ -127,7 +129,7 @@ def stream(bench: Workbench, tmp_path: Path) -> Callable[..., TopicStreamReader]
 
     def reading(**options: str) -> TopicStreamReader:
         places = {"database": f"sqlite:///{tmp_path / 'metadata.db'}", "store": (tmp_path / "objects").as_uri()}
-        source = SourceOptions.parse({"path": "t", "data": str(tmp_path), **places, **options})
+        source = SourceOptions.parse_for_read({"path": "t", "data": str(tmp_path), **places, **options})
         return TopicStreamReader(source, StructType([StructField("offset", LongType())]))
 
     return reading
