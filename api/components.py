@@ -28,7 +28,7 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
     the error says so. Raises Misconfigured, Unavailable.
     """
     with closing(open_metadata(settings)) as metadata:
-        if settings.embedded_database:
+        if settings.is_database_embedded:
             metadata.upgrade()
         else:
             metadata.check_schema()
@@ -71,7 +71,7 @@ def open_for_changing(settings: Settings, *, dry_run: bool = False) -> Iterator[
 
 
 def _check_database_exists(settings: Settings) -> None:
-    if settings.embedded_database and not settings.embedded_database_file.exists():
+    if settings.is_database_embedded and not settings.embedded_database_file.exists():
         raise Misconfigured(
             f"the data directory {settings.data_directory} has no database",
             "set --data or COMPACTOR_DATA to the directory that has it; importing to a topic, producing to one or "
@@ -129,7 +129,7 @@ def open_metadata(settings: Settings) -> MetadataStore:
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
-    if settings.embedded_database:
+    if settings.is_database_embedded:
         settings.make_data_directory()
     run_dead_ms = settings.compaction_run_dead_after_ms
     return MetadataStore(settings.database_url, SystemClock(), settings.policies, run_dead_ms)

@@ -137,7 +137,7 @@ def serve_app(
             if self.started:
                 gc.freeze()
                 gc.enable()
-                if not settings.access_control:
+                if not settings.has_access_control:
                     LOG.warning(
                         "access control is off: any process that reaches this machine's loopback may do everything"
                     )
@@ -196,7 +196,7 @@ def serve_app(
 def check_exposure(settings: Settings) -> None:
     """Raise Misconfigured if other machines can reach a service without access control, or if access control has no
     key to check tokens with."""
-    if settings.access_control:
+    if settings.has_access_control:
         if not (settings.auth_token_secret_key or settings.auth_token_public_key or settings.auth_jwks_file):
             raise Misconfigured(
                 "auth.enabled is true, but there is no key to check tokens with: every request would be refused",

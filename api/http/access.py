@@ -130,7 +130,7 @@ class AuthorizationService:
         """Return the service that the settings describe. Raise Misconfigured for unusable keys."""
         from api.http.token_key_reloader import TokenKeyReloader
 
-        keys = TokenKeyReloader(settings, clock) if settings.access_control else None
+        keys = TokenKeyReloader(settings, clock) if settings.has_access_control else None
         superusers, proxies = frozenset(settings.auth_superuser_roles), frozenset(settings.auth_proxy_roles)
         return cls(tenancy, superusers, keys, proxies)
 

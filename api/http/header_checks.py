@@ -36,7 +36,7 @@ class HeaderRules:
     @classmethod
     def of(cls, settings: Settings) -> HeaderRules:
         """Return the rules that the settings describe."""
-        if settings.access_control:
+        if settings.has_access_control:
             return cls(settings.limits_header_bytes, None)
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))

@@ -137,14 +137,14 @@ NOT_FOUND = "NotFound"
 
 
 def text_if_error(value: object) -> object:
-    """Return the text of a CompactorError or ErrorText, with advice as commands; any other value as it is."""
+    """Return a CompactorError or ErrorText as text, with advice as commands; return any other value unchanged."""
     if isinstance(value, ErrorText):
         return value.worded(OPERATOR_WORDING)
     return one_line(value) if isinstance(value, CompactorError) else value
 
 
 def one_line(error: Exception) -> str:
-    """Return an error as one line: what happened, and what to do, with advice as commands. It hides no secrets."""
+    """Return an error as one line of text: what happened, and the command that helps. Secrets are not redacted."""
     if isinstance(error, WrongStore):
         adopt = "`compactor store adopt` shows which store and database belong together, and binds them"
         return f"{' '.join(error.message.split())}: check the URLs of store and database; {adopt}"

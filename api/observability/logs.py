@@ -2,8 +2,8 @@
 
 `storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. They pass errors as
 arguments of the message, so that the advice in them becomes commands here. Fields: `event`,
-`level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while work is under way: `request_id` of a
-request, `topic` and `run` of a compaction. Masking is the last thing before rendering and covers messages, fields and
+`level`, `logger`, `timestamp`, the fields of `extra=`, and the fields bound during work: `request_id` of a request,
+`topic` and `run` of a compaction. Redaction is the last step before rendering and covers messages, fields and
 tracebacks (`api/observability/redaction.py`); values of fields whose name says that they are secret are hidden whole.
 """
 
@@ -95,12 +95,12 @@ def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handl
 def formatter(as_json: bool) -> logging.Formatter:
     """Return the formatter that makes one line of a log record: JSON, or text for a console. It hides secrets."""
     before: list[Processor] = [
-        _formatted,
+        _format_message,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
-        _without_renderings,
+        _drop_rendered_fields,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
@@ -117,8 +117,11 @@ def formatter(as_json: bool) -> logging.Formatter:
     )
 
 
-def _formatted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Format the message. An error among its arguments is worded for an operator, with commands."""
+def _format_message(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Insert the arguments into the message of a log event. Errors become text for an operator, with commands.
+
+    A structlog processor; it returns the event.
+    """
     arguments = event.pop("positional_args")
     if isinstance(arguments, tuple):
         arguments = tuple(map(text_if_error, arguments))
@@ -127,21 +130,29 @@ def _formatted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Leave out what other formatters, and uvicorn, put into a record beside its message."""
+def _drop_rendered_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Return the event without the fields in which other formatters and uvicorn repeat its message.
+
+    A structlog processor.
+    """
     return {name: value for name, value in event.items() if name not in ("message", "asctime", "color_message")}
 
 
 def redact_event(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Return the event with secrets hidden in every value. A structlog processor."""
-    return {name: HIDDEN if value and _SECRET_NAME.search(name) else _masked(value) for name, value in event.items()}
+    """Return the log event with the secrets in all its values redacted. A structlog processor."""
+    return {
+        name: HIDDEN if value and _SECRET_NAME.search(name) else _redact_value(value) for name, value in event.items()
+    }
 
 
-def _masked(value: Any) -> Any:
+def _redact_value(value: Any) -> Any:
+    """Return a value of a log event with secrets redacted, also inside mappings and lists; long texts are shortened."""
     if isinstance(value, str):
         return redacted_excerpt(value, LOGGED)
     if isinstance(value, Mapping):
-        return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(item) for name, item in value.items()}
+        return {
+            str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _redact_value(item) for name, item in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        return [_masked(item) for item in value]
+        return [_redact_value(item) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else redacted_excerpt(str(value), LOGGED)

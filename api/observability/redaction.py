@@ -81,7 +81,7 @@ def shortened_in_middle(text: str, limit: int) -> str:
 
 
 def redacted_excerpt(text: str, limit: int = SHOWN) -> str:
-    """Return the text with secrets hidden, shortened to `limit` characters. The time depends on `limit` alone.
+    """Return a text with secrets redacted, shortened to `limit` characters. The time depends on `limit` alone.
 
     The text is shortened twice, before and after the redaction. A part of a secret may not look like one.
     """
@@ -89,7 +89,7 @@ def redacted_excerpt(text: str, limit: int = SHOWN) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return the text with secrets hidden. Idempotent."""
+    """Return a text in which passwords, tokens and keys are replaced by `***`. Idempotent."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text

@@ -23,10 +23,10 @@ LATE_IDS, LATE_LOOKS = 200, 10
 
 @dataclass
 class TopicRunTotals:
-    """Totals of one topic's runs.
+    """Totals of one topic's compaction runs.
 
-    `last_…`: of the last success; rates in bytes a second. `compacted_…`: of its compacted ledger. `is_table_behind`:
-    the last success could not write the topic's Iceberg table.
+    `last_…`: of the last successful run; rates in bytes per second. `compacted_…`: size of its compacted ledger.
+    `is_table_behind`: the last successful run could not write the topic's Iceberg table.
     """
 
     succeeded: int = 0
@@ -44,7 +44,8 @@ class TopicRunTotals:
 
 @dataclass
 class RunTotals:
-    """The totals of all topics, by topic id. `names`: of the existing topics. `running`: the active runs, by run id."""
+    """Totals of the compaction runs of all topics. `topics`: the totals by topic id. `names`: the names of existing
+    topics by topic id. `running`: the active runs by run id."""
 
     store: MetricsQueries
     topics: dict[int, TopicRunTotals] = field(default_factory=dict)
@@ -59,14 +60,14 @@ class RunTotals:
     """How often the ids that were left out are still searched for."""
 
     def refresh(self) -> None:
-        """Add the runs that began or ended since the last call to the totals."""
+        """Read the compaction runs that began or ended since the last call, and add them to the totals."""
         self.names = self.store.topic_names()
         self._late = {run_id: looks - 1 for run_id, looks in self._late.items() if looks}
         for _ in range(PAGES):
             runs = self.store.runs(self._seen, [*self.running, *self._late])
             self.running = {}
             for run in runs:
-                self._take(run)
+                self._add_run(run)
             if len(runs) < PAGE_RUNS:
                 break
         for deleted in self.topics.keys() - self.names.keys():
@@ -77,7 +78,8 @@ class RunTotals:
         alive = live_heartbeat_bounds(self.store.run_dead_ms, now)
         return sum(alive.contains(run.heartbeat_at) for run in self.running.values())
 
-    def _take(self, run: RunSummary) -> None:
+    def _add_run(self, run: RunSummary) -> None:
+        """Add a run to the active runs, or to the totals if it has ended; search later for run ids that it skips."""
         self._late.pop(run.run_id, None)
         left_out = range(max(self._seen + 1, run.run_id - LATE_IDS), run.run_id)
         self._late |= dict.fromkeys(left_out, LATE_LOOKS)
@@ -92,13 +94,13 @@ class RunTotals:
         elif run.state is RunState.CANCELLED:
             totals.cancelled += 1
         else:
-            self._succeeded(totals, run, run.finished_at)
+            self._add_success(totals, run, run.finished_at)
 
-    def _succeeded(self, totals: TopicRunTotals, run: RunSummary, finished_at: int) -> None:
+    def _add_success(self, totals: TopicRunTotals, run: RunSummary, finished_at: int) -> None:
         totals.succeeded += 1
-        read, written = _number(run, "bytes_read"), _number(run, "bytes_written")
+        read, written = _statistic(run, "bytes_read"), _statistic(run, "bytes_written")
         totals.removed_messages += max(
-            0, _number(run, "messages_in") + _number(run, "messages_before") - _number(run, "messages_out")
+            0, _statistic(run, "messages_in") + _statistic(run, "messages_before") - _statistic(run, "messages_out")
         )
         self.bytes_read += read
         self.bytes_written += written
@@ -109,10 +111,11 @@ class RunTotals:
             seconds = max(totals.last_duration_ms, 1) / 1000
             totals.last_read_rate, totals.last_write_rate = read / seconds, written / seconds
             totals.is_table_behind = bool(run.statistics.get(TABLE_ERROR))
-            totals.compacted_messages = _number(run, "messages_out")
-            totals.compacted_bytes = _number(run, "logical_bytes_out")
+            totals.compacted_messages = _statistic(run, "messages_out")
+            totals.compacted_bytes = _statistic(run, "logical_bytes_out")
 
 
-def _number(run: RunSummary, name: str) -> int:
+def _statistic(run: RunSummary, name: str) -> int:
+    """Return a number from the statistics of a run; 0 if it is missing."""
     value = run.statistics.get(name, 0)
     return value if isinstance(value, int) else 0

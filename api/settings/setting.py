@@ -15,7 +15,7 @@ _FLAGS = {"compaction.engine": "engine"}
 
 
 class Url(Text):
-    """A text that is one URL, or empty. Its password is never shown."""
+    """The kind of a setting whose value is a URL, or empty. Its password is never shown."""
 
     def to_json(self, value: object) -> object:
         return redacted_url(str(value))
@@ -23,8 +23,8 @@ class Url(Text):
 
 @dataclass(frozen=True)
 class ExternalName:
-    """Another system's name of a setting. `unit_ms`: the milliseconds of 1 in a number without a unit; 0: no
-    duration. `factor`: its value is multiplied by it."""
+    """The name of a setting in Pulsar or Kafka, with its unit. `unit_ms`: the milliseconds in its unit of time; 0: the
+    setting is no duration. `factor`: the number by which its value is multiplied."""
 
     name: str
     unit_ms: int = 0
@@ -33,23 +33,23 @@ class ExternalName:
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """A setting. `aliases`: the names that other systems have for it; `secret`: its value is never shown."""
+    """The definition of a setting. `aliases`: its names in Pulsar and Kafka. `secret`: its value is never shown."""
 
     aliases: tuple[ExternalName, ...] = ()
     secret: bool = False
 
     @property
     def flag(self) -> str:
-        """Return the option of the program for the setting, if it has one."""
+        """Return the name of the command-line option of the setting, such as `--data`."""
         return f"--{_FLAGS.get(self.name, self.name.replace('.', '-'))}"
 
     @property
     def environment_variable(self) -> str:
-        """Return the name of the setting's variable in the environment."""
+        """Return the name of the setting's environment variable, such as `COMPACTOR_DATA`."""
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 
     def displayed(self, value: object) -> object:
-        """Return the value as JSON shows it, with secrets redacted; a secret in a file is shown as the file's name."""
+        """Return a value of the setting for display as JSON, with secrets redacted; `file:` names are not secret."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
         document = self.kind.to_json(value)

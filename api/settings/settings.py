@@ -580,12 +580,12 @@ class Settings:
         return self.data_directory / "metadata.db"
 
     @property
-    def embedded_database(self) -> bool:
+    def is_database_embedded(self) -> bool:
         """Return whether the database is the embedded default, which upgrades itself."""
         return not self.database
 
     @property
-    def access_control(self) -> bool:
+    def has_access_control(self) -> bool:
         """Return whether requests need a token."""
         keys = self.auth_token_secret_key or self.auth_token_public_key or self.auth_jwks_file
         return bool(keys) if self.auth_enabled is None else self.auth_enabled

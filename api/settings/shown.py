@@ -8,7 +8,7 @@ from api.settings.settings import SETTINGS, Settings
 
 
 def settings_with_origins(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return value and origin by name, with secrets redacted: settings, then policies."""
+    """Return `value` and `origin` of each setting, then of each default policy, by name, with secrets redacted."""
     from storage.options import policies
 
     values = {

@@ -40,7 +40,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """The content of a file: parsed settings and policies by their own names. `notes`: lines about ignored names."""
+    """The parsed content of a settings file: settings and policies by name. `notes`: lines about ignored names."""
 
     settings: Mapping[str, object]
     policies: Mapping[str, object]
@@ -48,7 +48,7 @@ class SettingsFile:
 
 
 class Overrides(NamedTuple):
-    """Values of settings by name, and the origin of each: a flag or a variable of the environment."""
+    """The settings that flags or environment variables set: value by name, and origin by name."""
 
     values: dict[str, object]
     origins: dict[str, str]
@@ -69,7 +69,7 @@ def read_overrides(environment: Mapping[str, str], flags: Mapping[str, object]) 
         if flag is None:
             value, origin = environment.get(setting.environment_variable), f"environment {setting.environment_variable}"
         if value not in (None, "", (), []):
-            values[setting.name] = _parsed(
+            values[setting.name] = _parse_value(
                 setting,
                 value if isinstance(value, list | bool | int) else str(value),
                 setting.flag if flag is not None else origin,
@@ -97,7 +97,7 @@ def unknown_variable_notes(environment: Mapping[str, str]) -> list[str]:
 
 
 def read_file(path: Path) -> SettingsFile:
-    """Return the settings and policies of a file. Raises Misconfigured if it cannot be read, or has a wrong name or
+    """Read a settings file, TOML or Java properties. Raises Misconfigured if it cannot be read, or has a wrong name or
     value."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -108,9 +108,11 @@ def read_file(path: Path) -> SettingsFile:
         ) from error
     if path.suffix in _PROPERTIES:
         # Such a file lists all names. An empty value means the default.
-        return _content(path, {name: value for name, value in _properties(text).items() if value}, strict=False)
+        return _parse_content(
+            path, {name: value for name, value in _parse_properties(text).items() if value}, strict=False
+        )
     try:
-        return _content(path, dict(_flat("", tomllib.loads(text))), strict=True)
+        return _parse_content(path, dict(_flatten("", tomllib.loads(text))), strict=True)
     except tomllib.TOMLDecodeError as error:
         raise Misconfigured(
             f"the settings file {path} is not TOML ({error})",
@@ -118,7 +120,11 @@ def read_file(path: Path) -> SettingsFile:
         ) from error
 
 
-def _content(path: Path, values: Mapping[str, object], strict: bool) -> SettingsFile:
+def _parse_content(path: Path, values: Mapping[str, object], strict: bool) -> SettingsFile:
+    """Parse the values of a settings file by name. `strict`: raise Misconfigured for an unknown name, else note it.
+
+    Raises Misconfigured for a wrong value, for contradictory values, or for policies that contradict each other.
+    """
     settings: dict[str, object] = {}
     defaults: dict[str, object] = {}
     unknown: list[str] = []
@@ -132,7 +138,7 @@ def _content(path: Path, values: Mapping[str, object], strict: bool) -> Settings
         named = _BY_NAME.get(name, ())
         for setting, alias in named:
             where = str(path) if alias is None else f"{path}: {name}"  # the reason names the setting
-            put(settings, setting.name, _parsed(setting, _converted(alias, value), where, alias), name)
+            put(settings, setting.name, _parse_value(setting, _convert_unit(alias, value), where, alias), name)
         if named:
             continue
         try:
@@ -154,10 +160,10 @@ def _content(path: Path, values: Mapping[str, object], strict: bool) -> Settings
         policies.check_consistent(defaults)
     except InvalidInput as error:
         raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
-    return SettingsFile(settings, defaults, (_note(path, unknown),) if unknown else ())
+    return SettingsFile(settings, defaults, (_unknown_names_note(path, unknown),) if unknown else ())
 
 
-def _note(path: Path, unknown: list[str]) -> str:
+def _unknown_names_note(path: Path, unknown: list[str]) -> str:
     listed = ", ".join(unknown[:_NAMES_SHOWN])
     more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
     return f"{path}: not known here, and ignored: {listed}{more}"
@@ -171,8 +177,8 @@ for _setting in SETTINGS.values():
         _BY_NAME.setdefault(_alias.name, []).append((_setting, _alias))
 
 
-def _converted(alias: ExternalName | None, value: object) -> object:
-    """Return a value in its alias's unit as the setting takes it."""
+def _convert_unit(alias: ExternalName | None, value: object) -> object:
+    """Convert a value from the unit of Pulsar's or Kafka's name to that of the setting. `alias` None: no conversion."""
     if alias is None or isinstance(value, bool):
         return value
     text = str(value).strip()
@@ -187,7 +193,7 @@ def _converted(alias: ExternalName | None, value: object) -> object:
     return value
 
 
-def _parsed(
+def _parse_value(
     setting: Setting,
     value: object,
     where: str,
@@ -202,26 +208,26 @@ def _parsed(
         raise error_kind(f"{where}: {reason}", f"give {setting.kind.allowed}{unit}") from error
 
 
-def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _flatten(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(f"{prefix}{name}.", value)
+            yield from _flatten(f"{prefix}{name}.", value)
         else:
             yield f"{prefix}{name}", value
 
 
-def _properties(text: str) -> dict[str, str]:
-    """Return Java properties by name. The last line of a name counts."""
+def _parse_properties(text: str) -> dict[str, str]:
+    """Parse Java properties to values by name. The last line of a name counts."""
     values: dict[str, str] = {}
     for line in _logical_lines(text):
         match = re.match(r"((?:\\.|[^\\\s=:])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
         assert match, "every line matches"
-        values[_unescaped(match[1])] = _unescaped(match[2]).strip()
+        values[_unescape(match[1])] = _unescape(match[2]).strip()
     return values
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines without comments; a line that ends in a backslash continues in the next."""
+    """Yield the logical lines of Java properties: without comments, and joined after a backslash at the end."""
     begun = ""
     for raw in text.splitlines():
         line = raw.lstrip()
@@ -236,7 +242,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield begun
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
     def meaning(match: re.Match[str]) -> str:

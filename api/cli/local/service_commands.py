@@ -69,7 +69,7 @@ def _check_identity(settings: Settings, store: ObjectStore) -> str | None:
 
     Raises WrongStore if the database has another store, and the errors of the store.
     """
-    if settings.embedded_database and not settings.embedded_database_file.exists():
+    if settings.is_database_embedded and not settings.embedded_database_file.exists():
         return None
     with ExitStack() as opened:
         try:

@@ -103,7 +103,7 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
 
 
 def test_a_previous_key_alone_is_no_access_control() -> None:
-    assert not Settings(auth_token_previous_secret_key="file:///previous.key").access_control
+    assert not Settings(auth_token_previous_secret_key="file:///previous.key").has_access_control
 
 
 def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(

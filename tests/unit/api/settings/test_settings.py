@@ -237,10 +237,10 @@ def test_where_a_service_is_reached() -> None:
 
 
 def test_access_control_is_on_when_there_is_a_key_unless_said_otherwise() -> None:
-    assert not Settings().access_control
-    assert Settings(auth_jwks_file="j").access_control
-    assert Settings(auth_enabled=True).access_control
-    assert not Settings(auth_token_public_key="k", auth_enabled=False).access_control
+    assert not Settings().has_access_control
+    assert Settings(auth_jwks_file="j").has_access_control
+    assert Settings(auth_enabled=True).has_access_control
+    assert not Settings(auth_token_public_key="k", auth_enabled=False).has_access_control
 
 
 def test_variables_that_are_no_settings_are_found() -> None:
