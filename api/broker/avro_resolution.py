@@ -41,15 +41,15 @@ _NAMED = ("record", "enum", "fixed")
 
 
 class MalformedDefinition(ValueError):
-    """A definition that is not Avro. The message names the reason."""
+    """A schema definition that is not valid Avro. The message names the reason."""
 
 
 class TooComplex(ValueError):
-    """A definition, or a comparison of two, beyond the bounds; the message names the bound."""
+    """A schema definition, or a comparison of two, that exceeds a limit. The message names the limit."""
 
 
 def parse(data: bytes) -> avro.schema.Schema:
-    """Return the schema that a definition describes. Raises MalformedDefinition, TooComplex, RecursionError."""
+    """Parse an Avro schema from JSON text. Raises MalformedDefinition, TooComplex, RecursionError."""
     if len(data) > DEFINITION_BYTES:
         raise TooComplex(f"it has {len(data)} bytes, and {DEFINITION_BYTES} are allowed")
     try:
@@ -65,31 +65,32 @@ def parse(data: bytes) -> avro.schema.Schema:
 
 
 def incompatibility(reader: avro.schema.Schema, writer: avro.schema.Schema, max_steps: int = STEPS) -> str:
-    """Return the reason why `reader` cannot read data of `writer`, with the path of the field; empty: it can.
+    """Return the reason why the schema `reader` cannot read data of the schema `writer`; empty: it can.
 
-    Raises TooComplex, RecursionError.
+    The reason has the path of the field. Raises TooComplex, RecursionError.
     """
-    problem = _Resolution(max_steps).problem(reader, writer)
+    problem = _Resolution(max_steps).find_problem(reader, writer)
     return "" if problem is None else str(problem)
 
 
 def _check_depth(value: Any) -> None:
+    """Raise TooComplex for a JSON value with more than `DEPTH` nested arrays and objects."""
     level = [value]
     for _ in range(DEPTH + 1):
         if not level:
             return
-        level = [child for item in level for child in _children(item)]
+        level = [child for item in level for child in _nested_containers(item)]
     raise TooComplex(f"it is nested deeper than {DEPTH} arrays and objects")
 
 
-def _children(value: Any) -> Iterator[Any]:
+def _nested_containers(value: Any) -> Iterator[Any]:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (item for item in items if isinstance(item, dict | list))
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """The reason why data cannot be read, and the names of the fields that lead to it, the innermost first."""
+    """An incompatibility of two schemas: the reason, and the names of the fields that lead to it, innermost first."""
 
     reason: str
     path: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Branches:
-    """The branches of a reader's union by type; named types also by type and full name or alias."""
+    """The branches of an Avro union: by type, and for named types also by type and full name or alias."""
 
     by_type: Mapping[str, Sequence[Any]]
     by_name: Mapping[tuple[str, str], Any]
@@ -114,7 +115,7 @@ class _Branches:
         by_type: dict[str, list[Any]] = {}
         by_name: dict[tuple[str, str], Any] = {}
         for branch in union.schemas:
-            kind = _type(branch)
+            kind = _type_name(branch)
             by_type.setdefault(kind, []).append(branch)
             for name in (branch.fullname, *_aliases(branch)) if kind in _NAMED else ():
                 by_name.setdefault((kind, name), branch)
@@ -122,7 +123,8 @@ class _Branches:
 
 
 class _Resolution:
-    """One comparison. A pair that occurs again while it is compared counts as readable there."""
+    """A comparison of a reader's schema with a writer's, with a limit of steps. Each pair of types is compared once;
+    a pair that occurs again during its own comparison counts as readable."""
 
     def __init__(self, max_steps: int) -> None:
         self._steps_left = max_steps
@@ -130,7 +132,8 @@ class _Resolution:
         self._results: dict[tuple[int, int], _Problem | None] = {}
         self._unions: dict[int, _Branches] = {}
 
-    def problem(self, reader: Any, writer: Any) -> _Problem | None:
+    def find_problem(self, reader: Any, writer: Any) -> _Problem | None:
+        """Return the first incompatibility of two schemas; None: `reader` can read `writer`. Raises TooComplex."""
         pair = id(reader), id(writer)
         if pair in self._results:
             return self._results[pair]
@@ -142,62 +145,62 @@ class _Resolution:
         return result
 
     def _compare(self, reader: Any, writer: Any) -> _Problem | None:
-        read, written = _type(reader), _type(writer)
+        read, written = _type_name(reader), _type_name(writer)
         if written == "union":
-            return next(filter(None, (self.problem(reader, branch) for branch in writer.schemas)), None)
+            return next(filter(None, (self.find_problem(reader, branch) for branch in writer.schemas)), None)
         if read == "union":
-            return self._of_union(reader, writer)
+            return self._compare_with_reader_union(reader, writer)
         if read != written:
             if read in _PROMOTIONS.get(written, ()):
                 return None
-            return _Problem(f"{_described(writer)} cannot be read as {_described(reader)}")
+            return _Problem(f"{_description(writer)} cannot be read as {_description(reader)}")
         if read == "array":
-            return self._within("items", reader.items, writer.items)
+            return self._compare_nested("items", reader.items, writer.items)
         if read == "map":
-            return self._within("values", reader.values, writer.values)
+            return self._compare_nested("values", reader.values, writer.values)
         if read == "record":
-            return self._of_records(reader, writer)
+            return self._compare_records(reader, writer)
         if read in _NAMED and not _is_named_as(reader, writer):
-            return _Problem(f"{_described(writer)} cannot be read as {_described(reader)}: the names differ")
+            return _Problem(f"{_description(writer)} cannot be read as {_description(reader)}: the names differ")
         if read == "fixed" and reader.size != writer.size:
-            return _Problem(f"{_described(writer)} of {writer.size} bytes cannot be read with {reader.size} bytes")
+            return _Problem(f"{_description(writer)} of {writer.size} bytes cannot be read with {reader.size} bytes")
         return None
 
-    def _of_union(self, reader: Any, writer: Any) -> _Problem | None:
-        written = _type(writer)
+    def _compare_with_reader_union(self, reader: Any, writer: Any) -> _Problem | None:
+        written = _type_name(writer)
         branches = self._unions.get(id(reader))
         if branches is None:
             branches = self._unions[id(reader)] = _Branches.of(reader)
         named = branches.by_name.get((written, writer.fullname)) if written in _NAMED else None
         alike = branches.by_type.get(written, ())
         if named is not None:
-            return self.problem(named, writer)
+            return self.find_problem(named, writer)
         if alike and written not in _NAMED:
-            return self.problem(alike[0], writer)
-        if written == "record" and any(self.problem(branch, writer) is None for branch in alike):
+            return self.find_problem(alike[0], writer)
+        if written == "record" and any(self.find_problem(branch, writer) is None for branch in alike):
             return None
         if any(promoted in branches.by_type for promoted in _PROMOTIONS.get(written, ())):
             return None
-        return _Problem(f"no branch of the union reads {_described(writer)}")
+        return _Problem(f"no branch of the union reads {_description(writer)}")
 
-    def _of_records(self, reader: Any, writer: Any) -> _Problem | None:
+    def _compare_records(self, reader: Any, writer: Any) -> _Problem | None:
         fields = writer.fields_dict
         for field in reader.fields:
             names = (field.name, *_aliases(field))
             source = next((fields[name] for name in names if name in fields), None)
             if source is not None:
-                if problem := self._within(field.name, field.type, source.type):
+                if problem := self._compare_nested(field.name, field.type, source.type):
                     return problem
             elif not field.has_default:
                 return _Problem("the field is not written, and has no default value", (field.name[:100],))
         return None
 
-    def _within(self, name: str, reader: Any, writer: Any) -> _Problem | None:
-        problem = self.problem(reader, writer)
+    def _compare_nested(self, name: str, reader: Any, writer: Any) -> _Problem | None:
+        problem = self.find_problem(reader, writer)
         return None if problem is None else problem.within(name[:100])
 
 
-def _type(schema: Any) -> str:
+def _type_name(schema: Any) -> str:
     return {"error": "record", "error_union": "union"}.get(schema.type, str(schema.type))
 
 
@@ -210,6 +213,6 @@ def _aliases(item: Any) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
-def _described(schema: Any) -> str:
-    kind = _type(schema)
+def _description(schema: Any) -> str:
+    kind = _type_name(schema)
     return f"{kind} {schema.fullname[:100]}" if kind in _NAMED else kind

@@ -79,7 +79,8 @@ _FEWEST_BYTES = {"null": 0, "float": 4, "double": 8}
 
 @dataclass(frozen=True)
 class Cells:
-    """Keys or payloads of some messages. `metadata`: of each message what no column holds; None: it is not known."""
+    """The keys or the payloads of some messages, with their offsets. `metadata`: the fields of each message's Pulsar
+    metadata that no column holds, encoded; None: unknown."""
 
     data: pa.Array
     offsets: pa.Array
@@ -88,10 +89,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a query. `type`: of what `convert` returns.
+    """The conversion of keys or payloads to a column of a query. `type`: that of the values of `convert`.
 
-    `structure`: of texts of JSON: as DuckDB's `from_json` takes it, or `JSON`; None: they are no JSON.
-    `needs_metadata`: messages name the version that decodes them.
+    `structure`: the structure of JSON texts for DuckDB's `from_json`, or `JSON`; None: the values are not JSON.
+    `needs_metadata`: the metadata of a message names the schema version that decodes it.
     """
 
     type: pa.DataType
@@ -102,7 +103,7 @@ class Column:
 
 @dataclass(frozen=True)
 class SchemaColumns:
-    """The columns of keys and values."""
+    """The conversions of the keys and of the values of a topic's messages to columns of a query."""
 
     key: Column
     value: Column
@@ -111,31 +112,31 @@ class SchemaColumns:
 def schema_columns(
     versions: Sequence[SchemaRecord], key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> SchemaColumns:
-    """Return the columns of a topic. `versions`: of its schema, of known types, oldest first.
+    """Return the conversion of a topic's keys and values to query columns, by its schema.
 
-    An encoding of base64 leaves keys or values as bytes, whatever the schema is.
+    `versions`: those of the schema, oldest first. Base64 as encoding: keys or values stay bytes, whatever the schema.
     """
-    key, value = _plain("key", key_encoding), _plain("value", value_encoding)
+    key, value = _plain_column("key", key_encoding), _plain_column("value", value_encoding)
     if not versions:
         return SchemaColumns(key, value)
     newest = versions[-1]
     if type_name(newest.type) == "KEY_VALUE":
         if newest.properties.get("kv.encoding.type") != "SEPARATED":
             return SchemaColumns(
-                key, value if value_encoding is TextEncoding.BASE64 else _by_row("value", newest, JSON)
+                key, value if value_encoding is TextEncoding.BASE64 else _row_decode_column("value", newest, JSON)
             )
-        pairs = [_parts(version) for version in versions if version.type == newest.type]
+        pairs = [_key_and_value_schemas(version) for version in versions if version.type == newest.type]
         if key_encoding is TextEncoding.UTF8:
-            key = _column("key", [key for key, _ in pairs]) or key
+            key = _schema_column("key", [key for key, _ in pairs]) or key
         if value_encoding is TextEncoding.UTF8:
-            value = _column("value", [value for _, value in pairs]) or value
+            value = _schema_column("value", [value for _, value in pairs]) or value
         return SchemaColumns(key, value)
     if value_encoding is TextEncoding.UTF8:
-        value = _column("value", versions) or value
+        value = _schema_column("value", versions) or value
     return SchemaColumns(key, value)
 
 
-def _parts(pair: SchemaRecord) -> tuple[SchemaRecord, SchemaRecord]:
+def _key_and_value_schemas(pair: SchemaRecord) -> tuple[SchemaRecord, SchemaRecord]:
     """Return the schemas of key and value of a KEY_VALUE schema."""
     records = []
     for name, data in zip(("key", "value"), split_parts(pair.data), strict=True):
@@ -145,12 +146,12 @@ def _parts(pair: SchemaRecord) -> tuple[SchemaRecord, SchemaRecord]:
     return records[0], records[1]
 
 
-def _column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
-    """Return the column by the newest version; None: its type says nothing about the bytes."""
+def _schema_column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
+    """Return a column decoded by the newest version of a schema; None: its type does not describe the bytes."""
     newest = versions[-1]
     kind = type_name(newest.type)
     if kind in _NUMBERS or kind in _TIMES:
-        return _by_row(name, newest)
+        return _row_decode_column(name, newest)
     if kind not in ("AVRO", "JSON"):
         return None
     try:
@@ -158,14 +159,14 @@ def _column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
     except (avro_resolution.MalformedDefinition, avro_resolution.TooComplex, RecursionError):
         return None  # older clients describe JSON by another kind of definition
     if kind == "JSON":
-        plain = _plain(name, TextEncoding.UTF8)
-        return Column(plain.type, plain.convert, _Structure({}, "JSON").of(json.loads(newest.data)))
-    records = _AvroRecords(name, versions)
+        plain = _plain_column(name, TextEncoding.UTF8)
+        return Column(plain.type, plain.convert, _DuckdbStructure({}, "JSON").structure_of(json.loads(newest.data)))
+    records = _AvroRecordConverter(name, versions)
     return Column(pa.string(), records.convert, records.structure, needs_metadata=True)
 
 
-def _plain(name: str, encoding: TextEncoding) -> Column:
-    """Return the column of texts or bytes as they are."""
+def _plain_column(name: str, encoding: TextEncoding) -> Column:
+    """Return a column of UTF-8 texts, or of bytes, without decoding by a schema."""
     kind = pa.string() if encoding is TextEncoding.UTF8 else pa.binary()
 
     def convert(cells: Cells) -> pa.Array:
@@ -183,8 +184,8 @@ def _plain(name: str, encoding: TextEncoding) -> Column:
     return Column(kind, convert)
 
 
-def _by_row(name: str, schema: SchemaRecord, structure: Any = None) -> Column:
-    """Return a column whose values `schema_values.py` reads one by one. `structure` JSON: any values, as texts."""
+def _row_decode_column(name: str, schema: SchemaRecord, structure: Any = None) -> Column:
+    """Return a column whose values are decoded by a schema one by one. `structure` JSON: the values become JSON."""
     kind = pa.string() if structure == JSON else _NUMBERS.get(type_name(schema.type), pa.string())
 
     def convert(cells: Cells) -> pa.Array:
@@ -193,14 +194,15 @@ def _by_row(name: str, schema: SchemaRecord, structure: Any = None) -> Column:
             try:
                 value = schema_values.value_of(schema, data, None) if data else None
             except schema_values.NotDecoded as error:
-                raise _undecodable(name, offset, schema, error) from error
+                raise _undecodable_error(name, offset, schema, error) from error
             values.append(json.dumps(value) if structure == JSON and value is not None else value)
         return pa.array(values, kind)
 
     return Column(kind, convert, structure)
 
 
-def _undecodable(name: str, offset: int, schema: SchemaRecord, error: Exception) -> InvalidInput:
+def _undecodable_error(name: str, offset: int, schema: SchemaRecord, error: Exception) -> InvalidInput:
+    """Return the error for a key or value that a schema version cannot decode."""
     reader = f"as {type_name(schema.type)} by version {schema.version} of the schema"
     reason = str(error)[:200] or type(error).__name__
     return InvalidInput(
@@ -209,8 +211,8 @@ def _undecodable(name: str, offset: int, schema: SchemaRecord, error: Exception)
     )
 
 
-class _AvroRecords:
-    """The values of a topic with a schema of type AVRO as texts of JSON. `structure`: as `Column` has it."""
+class _AvroRecordConverter:
+    """Converter of Avro records to JSON texts, by all versions of a topic's schema. `structure`: as in `Column`."""
 
     def __init__(self, name: str, versions: Sequence[SchemaRecord]) -> None:
         self._name = name
@@ -218,15 +220,15 @@ class _AvroRecords:
         self._versions = {version.version: version for version in versions}
         self._readers: dict[int, Callable[[bytes], Any]] = {}
         definition = json.loads(self._newest.data)
-        self._target = _fast_definition(definition)
+        self._target = _fastavro_schema(definition)
         logical = _LOGICAL if self._target is not None else {}
-        self.structure = _Structure(logical, "AVRO" if self._target is not None else "").of(definition)
+        self.structure = _DuckdbStructure(logical, "AVRO" if self._target is not None else "").structure_of(definition)
 
     def convert(self, cells: Cells) -> pa.Array:
-        """Return the texts. Raises InvalidInput."""
+        """Return the JSON text of each Avro record; null for an empty one. Raises InvalidInput."""
         encode = msgspec.json.Encoder(enc_hook=str).encode
         texts: list[bytes | None] = []
-        named = self._named_versions(cells)
+        named = self._message_versions(cells)
         for offset, version, data in zip(cells.offsets.to_pylist(), named, cells.data.to_pylist(), strict=True):
             if not data:
                 texts.append(None)
@@ -239,33 +241,34 @@ class _AvroRecords:
                     f"choose --{self._name}-encoding base64, which decodes nothing",
                 )
             try:
-                texts.append(encode(self._reader(record)(data)))
+                texts.append(encode(self._cached_decoder(record)(data)))
             except Exception as error:  # fastavro raises EOFError, IndexError, SchemaResolutionError and others
-                raise _undecodable(self._name, offset, record, error) from error
+                raise _undecodable_error(self._name, offset, record, error) from error
         return pa.array(texts, pa.binary()).cast(pa.string())
 
-    def _named_versions(self, cells: Cells) -> list[int]:
-        """Return the version that each message names; the newest, if it names none."""
+    def _message_versions(self, cells: Cells) -> list[int]:
+        """Return the schema version of each message: the one that its metadata names, or the newest."""
         newest = self._newest.version
         if cells.metadata is None or cells.metadata.null_count == len(cells.metadata):
             return [newest] * len(cells.data)
         distinct = cells.metadata.dictionary_encode()
-        versions = [_version_in(data) for data in distinct.dictionary.to_pylist()]
+        versions = [_schema_version_in(data) for data in distinct.dictionary.to_pylist()]
         indices = distinct.indices.to_pylist()
         named = [None if index is None else versions[index] for index in indices]
         return [newest if version is None else version for version in named]
 
-    def _reader(self, record: SchemaRecord) -> Callable[[bytes], Any]:
+    def _cached_decoder(self, record: SchemaRecord) -> Callable[[bytes], Any]:
+        """Return the function that decodes records of a schema version. Raises ValueError for another schema type."""
         reader = self._readers.get(record.version)
         if reader is None:
             if type_name(record.type) != "AVRO":
                 raise ValueError(f"the newest version is of type {type_name(self._newest.type)}")
-            reader = self._readers[record.version] = self._new_reader(record)
+            reader = self._readers[record.version] = self._new_decoder(record)
         return reader
 
-    def _new_reader(self, record: SchemaRecord) -> Callable[[bytes], Any]:
+    def _new_decoder(self, record: SchemaRecord) -> Callable[[bytes], Any]:
         parsed = _parse_avro(record.data)
-        written = _fast_definition(json.loads(record.data))
+        written = _fastavro_schema(json.loads(record.data))
         if written is None or self._target is None:
             return lambda data: avro_values.decode(parsed, data)
         target = None if record.version == self._newest.version else self._target
@@ -281,14 +284,14 @@ class _AvroRecords:
 
 
 def _parse_avro(definition: bytes) -> Any:
-    """Return a definition as `avro_resolution.py` does, without warnings of logical types that are not known."""
+    """Parse an Avro definition as `avro_resolution.parse` does, without warnings about unknown logical types."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return avro_resolution.parse(definition)
 
 
-def _version_in(metadata: bytes) -> int | None:
-    """Return the version of the schema that a message names; -1: it is no number of a version."""
+def _schema_version_in(metadata: bytes) -> int | None:
+    """Return the schema version in a message's metadata; None: it has none; -1: it has the wrong length."""
     parsed = MessageMetadata()
     try:
         parsed.MergeFromString(metadata)
@@ -300,77 +303,77 @@ def _version_in(metadata: bytes) -> int | None:
     return int.from_bytes(sent, "big", signed=True) if len(sent) == _VERSION_BYTES else -1
 
 
-def _fast_definition(definition: Any) -> Any:
-    """Return a definition for fastavro; None: it cannot read it, or reads values of it without a bound."""
+def _fastavro_schema(definition: Any) -> Any:
+    """Parse an Avro definition for fastavro; None: fastavro cannot parse it, or its values have no bounded size."""
     try:
-        _FewestBytes().of(definition)
+        _MinimumSize().minimum_bytes(definition)
         return fastavro.parse_schema(definition)
-    except (_Unbounded, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, TypeError):
+    except (_UnboundedValues, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, TypeError):
         return None
 
 
-class _Unbounded(Exception):
-    """A definition of values that may be nested without end, or of lists whose items may take no bytes."""
+class _UnboundedValues(Exception):
+    """An Avro definition allows values that are nested without end, or lists whose items have no bytes."""
 
 
-class _Names:
-    """The named types of a definition, in the order in which it is walked."""
+class _NamedTypes:
+    """The named types of an Avro definition, collected during a walk through it."""
 
     def __init__(self) -> None:
         self._definitions: dict[str, Any] = {}
         self._open: list[int] = []
 
     def enter(self, node: Mapping[str, Any]) -> None:
-        """Begin a record, enum or fixed."""
+        """Store a named type (record, enum or fixed), and mark it as the current one until `leave`."""
         name = str(node.get("name", ""))
         self._definitions[name.rpartition(".")[2]] = node
         self._open.append(id(node))
 
     def leave(self) -> None:
-        """End the last one that has begun."""
+        """End the current named type."""
         self._open.pop()
 
     def definition(self, name: str) -> Any:
-        """Return the definition of a name; None: it is unknown, or is inside of itself."""
+        """Return the definition of a named type; None: it is unknown, or recursive: the walk is inside of it."""
         node = self._definitions.get(name.rpartition(".")[2])
         return None if node is None or id(node) in self._open else node
 
 
-class _FewestBytes:
-    """The fewest bytes that a value of a definition takes. Raises _Unbounded."""
+class _MinimumSize:
+    """Computation of the minimum size of an Avro value by its definition. Raises _UnboundedValues."""
 
     def __init__(self) -> None:
-        self._names = _Names()
+        self._names = _NamedTypes()
         self._known: dict[int, int] = {}
 
-    def of(self, node: Any) -> int:
-        """Return the bytes."""
+    def minimum_bytes(self, node: Any) -> int:
+        """Return the minimum number of bytes of a value of a definition. Raises _UnboundedValues."""
         if isinstance(node, dict):
             if id(node) not in self._known:
-                self._known[id(node)] = self._of_object(node)
+                self._known[id(node)] = self._object_bytes(node)
             return self._known[id(node)]
         if isinstance(node, list):
             for branch in node:
-                self.of(branch)
+                self.minimum_bytes(branch)
             return 1
         if isinstance(node, str):
             if node in _PRIMITIVES or node == "null":
                 return _FEWEST_BYTES.get(node, 1)
             definition = self._names.definition(node)
             if definition is None:
-                raise _Unbounded
-            return self.of(definition)
-        raise _Unbounded
+                raise _UnboundedValues
+            return self.minimum_bytes(definition)
+        raise _UnboundedValues
 
-    def _of_object(self, node: Mapping[str, Any]) -> int:
+    def _object_bytes(self, node: Mapping[str, Any]) -> int:
         kind = node["type"]
         match kind:
             case "array":
-                if not self.of(node["items"]):
-                    raise _Unbounded
+                if not self.minimum_bytes(node["items"]):
+                    raise _UnboundedValues
                 return 1
             case "map":
-                self.of(node["values"])
+                self.minimum_bytes(node["values"])
                 return 1
             case "fixed" | "enum":
                 self._names.enter(node)
@@ -378,59 +381,63 @@ class _FewestBytes:
                 return int(node["size"]) if kind == "fixed" else 1
             case "record" | "error":
                 self._names.enter(node)
-                fewest = sum(self.of(field["type"]) for field in node["fields"])
+                fewest = sum(self.minimum_bytes(field["type"]) for field in node["fields"])
                 self._names.leave()
                 return fewest
-        return self.of(kind)
+        return self.minimum_bytes(kind)
 
 
-class _Structure:
-    """The structure of a definition, as DuckDB's `from_json` takes it.
+class _DuckdbStructure:
+    """Conversion of an Avro definition to a structure for DuckDB's `from_json`.
 
     `logical`: types of SQL for Avro's logical types. `encoding`: AVRO, JSON, or empty: logical types are not decoded.
     """
 
     def __init__(self, logical: Mapping[str, str], encoding: str) -> None:
         self._logical, self._encoding = logical, encoding
-        self._names = _Names()
+        self._names = _NamedTypes()
         self._members = 0
 
-    def of(self, node: Any) -> Any:
-        """Return the structure of a part of the definition."""
+    def structure_of(self, node: Any) -> Any:
+        """Return DuckDB's structure for a part of the definition: a type name, list or mapping; `JSON`: any value."""
         self._members += 1
         if self._members > _MOST_MEMBERS:
             return JSON
         if isinstance(node, list):
             branches = [branch for branch in node if branch != "null"]
-            structures = [self.of(branch) for branch in branches]
+            structures = [self.structure_of(branch) for branch in branches]
             return structures[0] if len(structures) == 1 else JSON
         if isinstance(node, str):
             if node in _PRIMITIVES:
                 return _PRIMITIVES[node]
             definition = self._names.definition(node)
-            return JSON if definition is None else self.of(definition)
+            return JSON if definition is None else self.structure_of(definition)
         kind = node["type"]
         match kind:
             case "array":
-                return [self.of(node["items"])]
+                return [self.structure_of(node["items"])]
             case "map":
-                self.of(node["values"])  # it may define types
+                self.structure_of(node["values"])  # it may define types
                 return JSON
             case "record" | "error":
-                return self._record(node)
+                return self._record_structure(node)
             case "fixed" | "enum":
                 self._names.enter(node)
                 self._names.leave()
-        return self.of(kind) if not isinstance(kind, str) or kind not in _PRIMITIVES else self._leaf(kind, node)
+        return (
+            self.structure_of(kind)
+            if not isinstance(kind, str) or kind not in _PRIMITIVES
+            else self._primitive_structure(kind, node)
+        )
 
-    def _record(self, node: Mapping[str, Any]) -> Any:
+    def _record_structure(self, node: Mapping[str, Any]) -> Any:
         self._names.enter(node)
-        members = {str(field["name"]): self.of(field["type"]) for field in node["fields"]}
+        members = {str(field["name"]): self.structure_of(field["type"]) for field in node["fields"]}
         self._names.leave()
         is_distinct = len({name.lower() for name in members}) == len(members) == len(node["fields"])
         return members if members and is_distinct else JSON
 
-    def _leaf(self, kind: str, node: Mapping[str, Any]) -> Any:
+    def _primitive_structure(self, kind: str, node: Mapping[str, Any]) -> Any:
         logical = node.get("logicalType")
         if not isinstance(logical, str) or not self._encoding:
             return _PRIMITIVES[kind]

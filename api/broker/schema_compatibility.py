@@ -25,7 +25,7 @@ from api.broker.avro_resolution import STEPS, MalformedDefinition, TooComplex
 
 
 class SchemaType(IntEnum):
-    """Pulsar's types, by their numbers in its protocol and their names in its admin REST API."""
+    """Pulsar's types of schemas, by their numbers in its protocol and their names in its admin REST API."""
 
     NONE = 0
     STRING = 1
@@ -59,7 +59,7 @@ _LENGTH = struct.Struct(">i")
 
 @dataclass(frozen=True)
 class Definition:
-    """The part of a schema that is compared. `type`: the name of a member of SchemaType, or BYTES."""
+    """The part of a schema that a comparison needs. `type`: the name of a member of SchemaType, or BYTES."""
 
     type: str
     data: bytes
@@ -80,29 +80,30 @@ class Comparison:
 
     @property
     def size(self) -> int:
-        """The bytes of both definitions."""
+        """Return the number of bytes of both definitions."""
         return len(self.new.data) + (0 if self.old is None else len(self.old.data))
 
 
 def incompatibility(comparison: Comparison, max_steps: int = STEPS) -> str:
-    """Return the reason why `new` may not follow `old`; empty: it may. `max_steps`: pairs of types to compare at most.
+    """Return the reason why the new version of a schema is incompatible with the old one; empty: it is compatible.
 
-    Raises MalformedDefinition if `new` cannot be read, TooComplex, RecursionError.
+    `max_steps`: the limit of compared pairs of types. Raises MalformedDefinition if the new version cannot be parsed,
+    TooComplex, RecursionError.
     """
     new, old = comparison.new, comparison.old
     if old is not None and new.type != old.type:
         return f"it is of type {old.type}, the new one of type {new.type}"
     match new.type:
         case "AVRO" | "JSON" | "PROTOBUF":
-            return _explain_avro(comparison, max_steps)
+            return _avro_incompatibility(comparison, max_steps)
         case "PROTOBUF_NATIVE":
-            return _explain_protobuf(new, old)
+            return _protobuf_incompatibility(new, old)
         case "KEY_VALUE":
-            return _explain_key_value(comparison, max_steps)
+            return _key_value_incompatibility(comparison, max_steps)
     return ""
 
 
-def _explain_avro(comparison: Comparison, max_steps: int) -> str:
+def _avro_incompatibility(comparison: Comparison, max_steps: int) -> str:
     new = avro_resolution.parse(comparison.new.data)
     if comparison.old is None:
         return ""
@@ -119,18 +120,18 @@ def _explain_avro(comparison: Comparison, max_steps: int) -> str:
     return ""
 
 
-def _explain_protobuf(new: Definition, old: Definition | None) -> str:
-    root = _root_message(new.data)
+def _protobuf_incompatibility(new: Definition, old: Definition | None) -> str:
+    root = _root_message_name(new.data)
     if old is None:
         return ""
     try:
-        before = _root_message(old.data)
+        before = _root_message_name(old.data)
     except MalformedDefinition as error:
         return f"the stored definition is not Protobuf: {error}"
     return "" if root == before else f"its root message is {before[:100]}, that of the new one {root[:100]}"
 
 
-def _root_message(data: bytes) -> str:
+def _root_message_name(data: bytes) -> str:
     """Return the full name of the root message of a ProtobufNativeSchemaData. Raises MalformedDefinition."""
     if len(data) > avro_resolution.DEFINITION_BYTES:
         raise TooComplex(f"it has {len(data)} bytes, and {avro_resolution.DEFINITION_BYTES} are allowed")
@@ -145,10 +146,10 @@ def _root_message(data: bytes) -> str:
     return name
 
 
-def _explain_key_value(comparison: Comparison, max_steps: int) -> str:
-    new = _parts(comparison.new)
+def _key_value_incompatibility(comparison: Comparison, max_steps: int) -> str:
+    new = _key_and_value_definitions(comparison.new)
     try:
-        old = {} if comparison.old is None else _parts(comparison.old)
+        old = {} if comparison.old is None else _key_and_value_definitions(comparison.old)
     except MalformedDefinition as error:
         return f"the stored definition is not that of key and value: {error}"
     for name, part in new.items():
@@ -162,8 +163,8 @@ def _explain_key_value(comparison: Comparison, max_steps: int) -> str:
     return ""
 
 
-def _parts(schema: Definition) -> dict[str, Definition]:
-    """Return the schemas of key and value. Raises MalformedDefinition."""
+def _key_and_value_definitions(schema: Definition) -> dict[str, Definition]:
+    """Return the definitions `key` and `value` of a KEY_VALUE schema. Raises MalformedDefinition."""
     return {
         name: Definition(schema.properties.get(f"{name}.schema.type") or "BYTES", data)
         for name, data in zip(("key", "value"), split_parts(schema.data), strict=True)
@@ -171,19 +172,22 @@ def _parts(schema: Definition) -> dict[str, Definition]:
 
 
 def split_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return the definitions of key and value of a KEY_VALUE schema, each after its length in four bytes. Raises
-    MalformedDefinition."""
+    """Split the bytes of a KEY_VALUE schema into the definitions of key and value. Raises MalformedDefinition.
+
+    Each definition follows its length in four bytes.
+    """
     key, rest = _split_part(data, "key")
     value, _ = _split_part(rest, "value")
     return key, value
 
 
 def join_parts(key: bytes, value: bytes) -> bytes:
-    """Return the inverse of `split_parts`."""
+    """Join the definitions of key and value to the bytes of a KEY_VALUE schema, as `split_parts` reads them."""
     return _LENGTH.pack(len(key)) + key + _LENGTH.pack(len(value)) + value
 
 
 def _split_part(data: bytes, name: str) -> tuple[bytes, bytes]:
+    """Return the definition at the start of `data`, after its length in four bytes; and the rest of `data`."""
     start = _LENGTH.size
     length = _LENGTH.unpack_from(data)[0] if len(data) >= start else -1
     if not 0 <= length <= len(data) - start:

@@ -43,9 +43,10 @@ _RECURSION = 20_000
 
 
 class ComparisonAnswer(NamedTuple):
-    """The answer of a child. `kind`: result (`text`: as `incompatibility`), malformed or complex (`text`: the reason).
+    """The result of a comparison of schemas in a child process.
 
-    `seconds`: those of the comparison.
+    `kind`: result, malformed or complex. `text`: the incompatibility, empty if there is none; or the reason of
+    malformed or complex. `seconds`: the duration of the comparison.
     """
 
     kind: str
@@ -59,7 +60,7 @@ class ComparisonProcess:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, child_end = context.Pipe()
-        self._process = context.Process(target=serve, args=(child_end,), name="schemas", daemon=True)
+        self._process = context.Process(target=serve_comparisons, args=(child_end,), name="schemas", daemon=True)
         try:
             self._process.start()
         except OSError as error:
@@ -70,9 +71,10 @@ class ComparisonProcess:
         self.is_running = False
 
     def compare(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
-        """Return the answer of the child. `seconds`: time limit of the comparison, without the start of the child.
+        """Send a comparison of schemas to the child process, and return its result.
 
-        Raises TimeoutError, EOFError, OSError; then the child cannot be used any more.
+        `seconds`: the time limit of the comparison, without the start of the child. Raises TimeoutError, EOFError,
+        OSError; then the child cannot be used any more.
         """
         if not self.is_running:
             if not self._connection.poll(START_SECONDS):
@@ -87,14 +89,14 @@ class ComparisonProcess:
         return ComparisonAnswer(str(kind), str(text), time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the child process, and wait for its end."""
         self._process.kill()
         self._connection.close()
         self._process.join()
 
 
 class SchemaCheck:
-    """The comparisons of one check, which share its `seconds`."""
+    """A check of one schema: several comparisons, which share a time limit of `seconds`."""
 
     def __init__(self, processes: SchemaProcesses, seconds: float) -> None:
         self._processes = processes
@@ -102,9 +104,10 @@ class SchemaCheck:
         self.seconds_left = seconds
 
     def incompatibility(self, comparison: Comparison) -> str:
-        """Return the reason why the new schema may not follow the old one; empty: it may.
+        """Return the reason why a new schema is incompatible with an old one; empty: it is compatible.
 
-        Raises MalformedDefinition; TooComplex, also if the seconds of the check are used up; Unavailable.
+        Small schemas are compared in this thread, others in a child process. Raises MalformedDefinition; TooComplex,
+        also if the time limit of the check is exceeded; Unavailable.
         """
         if comparison.size <= SMALL_BYTES:
             with suppress(TooComplex, RecursionError):
@@ -135,7 +138,10 @@ class SchemaProcesses:
 
     @contextmanager
     def check(self, tenant: str) -> Iterator[SchemaCheck]:
-        """Yield a check of a tenant. Raises Unavailable if the tenant has `CHECKS_OF_TENANT` checks already."""
+        """Yield a check of a schema, which counts for a tenant during the context.
+
+        Raises Unavailable if the tenant has `CHECKS_OF_TENANT` checks already.
+        """
         with self._lock:
             if self._checks[tenant] >= CHECKS_OF_TENANT:
                 raise Unavailable(
@@ -149,10 +155,10 @@ class SchemaProcesses:
                 self._checks.add(tenant, -1)
 
     def compare(self, comparison: Comparison, seconds: float) -> ComparisonAnswer:
-        """Return what `ComparisonProcess.compare` returns or raises, for an idle process or a new one. May wait for
-        one.
+        """Compare schemas in an idle child process or a new one. Wait while `PROCESSES` processes are busy.
 
-        Raises Unavailable if no process can be started.
+        After an error the process is killed. Raises the errors of `ComparisonProcess.compare`; Unavailable if no
+        process can be started.
         """
         with self._slots:
             with self._lock:
@@ -175,8 +181,11 @@ class SchemaProcesses:
             child.kill()
 
 
-def serve(connection: Connection) -> None:
-    """Answer comparisons until the other end of the pipe is closed. The main function of the child process."""
+def serve_comparisons(connection: Connection) -> None:
+    """Receive comparisons of schemas from a pipe and send the results, until the other end is closed.
+
+    The main function of the child process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the child
     with suppress(OSError):
         os.nice(5)
@@ -184,10 +193,11 @@ def serve(connection: Connection) -> None:
     with suppress(EOFError, OSError):
         connection.send("ready")
         while True:
-            connection.send(_answer(connection.recv()))
+            connection.send(_comparison_outcome(connection.recv()))
 
 
-def _answer(comparison: Comparison) -> tuple[str, str]:
+def _comparison_outcome(comparison: Comparison) -> tuple[str, str]:
+    """Compare two schemas, and return the kind and text of the ComparisonAnswer."""
     try:
         return "result", incompatibility(comparison)
     except MalformedDefinition as error:

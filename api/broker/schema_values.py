@@ -1,4 +1,4 @@
-"""A payload as the value that the schema of its topic describes, for people to read.
+"""Decoding of a payload by the schema of its topic, for display.
 
     AVRO                            the value, as JSON
     BOOLEAN, INT8 to DOUBLE         a number, in the byte order of Pulsar's clients
@@ -36,33 +36,38 @@ _NANOS = 10**9
 
 
 class NotDecoded(ValueError):
-    """A payload that is not shown by its schema. The message names the reason."""
+    """A payload cannot be decoded by its schema. The message names the reason."""
 
 
 def decode(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
-    """Return the value of a payload as text: a string as it is, any other value as indented JSON. Raise NotDecoded.
+    """Decode a payload by its schema to a text for display: a string itself, any other value as indented JSON.
 
-    `key`: the message's key, which a KEY_VALUE schema of SEPARATED encoding decodes; None: it has none.
+    `key`: the message's key, for a KEY_VALUE schema of SEPARATED encoding; None: it has none. Raise NotDecoded.
     """
     value = value_of(schema, payload, key)
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def value_of(schema: SchemaRecord, payload: bytes, key: bytes | None) -> Any:
-    """Return the value of a payload as a value of JSON. Raise NotDecoded. `key`: as for `decode`."""
+    """Decode a payload by its schema to a Python value that JSON can hold. Raise NotDecoded.
+
+    `key`: the message's key, for a KEY_VALUE schema of SEPARATED encoding; None: it has none.
+    """
     try:
-        return _value(type_name(schema.type), schema.data, schema.properties, payload, key)
+        return _decode_value(type_name(schema.type), schema.data, schema.properties, payload, key)
     except (MalformedValue, MalformedDefinition, TooComplex, struct.error, ValueError, OverflowError) as error:
         raise NotDecoded(str(error)[:500]) from error
     except RecursionError as error:
         raise NotDecoded("its definition is nested too deep") from error
 
 
-def _value(kind: str, definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None) -> Any:
+def _decode_value(
+    kind: str, definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None
+) -> Any:
     if kind == "AVRO":
-        return avro_values.decode(_parsed(definition), payload)
+        return avro_values.decode(_parse_definition(definition), payload)
     if kind == "KEY_VALUE":
-        return _key_value(definition, properties, payload, key)
+        return _decode_key_value(definition, properties, payload, key)
     if kind in SELF_DESCRIBED:
         return payload.decode()
     if kind not in _FIXED:
@@ -73,36 +78,36 @@ def _value(kind: str, definition: bytes, properties: Mapping[str, str], payload:
     return convert(*layout.unpack(payload))
 
 
-def _parsed(definition: bytes) -> Any:
+def _parse_definition(definition: bytes) -> Any:
     if len(definition) > DEFINITION_BYTES:
         raise NotDecoded(f"its definition has {len(definition):,} bytes, and {DEFINITION_BYTES:,} are read here")
     return avro_resolution.parse(definition)
 
 
-def _key_value(definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None) -> Any:
+def _decode_key_value(definition: bytes, properties: Mapping[str, str], payload: bytes, key: bytes | None) -> Any:
     definitions = dict(zip(("key", "value"), split_parts(definition), strict=True))
     if properties.get("kv.encoding.type") == "SEPARATED":
         parts: dict[str, bytes | None] = {"key": key, "value": payload}
     else:
-        key_part, rest = _part(payload)
-        value_part, rest = _part(rest)
+        key_part, rest = _split_part(payload)
+        value_part, rest = _split_part(rest)
         if rest:
             raise NotDecoded(f"{len(rest)} bytes follow key and value")
         parts = {"key": key_part, "value": value_part}
-    return {name: _part_value(name, definitions[name], properties, data) for name, data in parts.items()}
+    return {name: _decode_part(name, definitions[name], properties, data) for name, data in parts.items()}
 
 
-def _part_value(name: str, definition: bytes, properties: Mapping[str, str], data: bytes | None) -> Any:
+def _decode_part(name: str, definition: bytes, properties: Mapping[str, str], data: bytes | None) -> Any:
     kind = properties.get(f"{name}.schema.type") or "BYTES"
     if kind == "KEY_VALUE":
         raise NotDecoded(f"its {name} is a pair itself")
     if data is None:
         return None
-    return data.decode("latin-1") if kind == "BYTES" else _value(kind, definition, {}, data, None)
+    return data.decode("latin-1") if kind == "BYTES" else _decode_value(kind, definition, {}, data, None)
 
 
-def _part(data: bytes) -> tuple[bytes | None, bytes]:
-    """Return the part after its length in four bytes, and the rest; None: its length is -1."""
+def _split_part(data: bytes) -> tuple[bytes | None, bytes]:
+    """Split off the first part of an INLINE key-value payload: return it, or None for the length -1, and the rest."""
     (length,) = _LENGTH.unpack_from(data)
     rest = data[_LENGTH.size :]
     if length == -1:
@@ -112,43 +117,43 @@ def _part(data: bytes) -> tuple[bytes | None, bytes]:
     return rest[:length], rest[length:]
 
 
-def _moment(milliseconds: int) -> str:
+def _timestamp_text(milliseconds: int) -> str:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
     return moment.isoformat(timespec="milliseconds")
 
 
-def _instant(seconds: int, nanoseconds: int) -> str:
+def _instant_text(seconds: int, nanoseconds: int) -> str:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}+00:00"
 
 
-def _day(days: int) -> str:
+def _date_text(days: int) -> str:
     return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
 
 
-def _time_of_day(nanoseconds: int) -> str:
+def _time_text(nanoseconds: int) -> str:
     seconds, fraction = divmod(nanoseconds, _NANOS)
     minutes, second = divmod(seconds, 60)
     return f"{time(minutes // 60, minutes % 60, second)}.{fraction:09}"
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 _FIXED: Mapping[str, tuple[struct.Struct, Callable[..., Any]]] = {
-    "BOOLEAN": (struct.Struct(">?"), _same),
-    "INT8": (struct.Struct(">b"), _same),
-    "INT16": (struct.Struct(">h"), _same),
-    "INT32": (struct.Struct(">i"), _same),
-    "INT64": (struct.Struct(">q"), _same),
-    "FLOAT": (struct.Struct(">f"), _same),
-    "DOUBLE": (struct.Struct(">d"), _same),
-    "DATE": (struct.Struct(">q"), _moment),
-    "TIME": (struct.Struct(">q"), _moment),
-    "TIMESTAMP": (struct.Struct(">q"), _moment),
-    "INSTANT": (struct.Struct(">qi"), _instant),
-    "LOCAL_DATE": (struct.Struct(">q"), _day),
-    "LOCAL_TIME": (struct.Struct(">q"), _time_of_day),
-    "LOCAL_DATE_TIME": (struct.Struct(">qq"), lambda days, nanos: f"{_day(days)}T{_time_of_day(nanos)}"),
+    "BOOLEAN": (struct.Struct(">?"), _identity),
+    "INT8": (struct.Struct(">b"), _identity),
+    "INT16": (struct.Struct(">h"), _identity),
+    "INT32": (struct.Struct(">i"), _identity),
+    "INT64": (struct.Struct(">q"), _identity),
+    "FLOAT": (struct.Struct(">f"), _identity),
+    "DOUBLE": (struct.Struct(">d"), _identity),
+    "DATE": (struct.Struct(">q"), _timestamp_text),
+    "TIME": (struct.Struct(">q"), _timestamp_text),
+    "TIMESTAMP": (struct.Struct(">q"), _timestamp_text),
+    "INSTANT": (struct.Struct(">qi"), _instant_text),
+    "LOCAL_DATE": (struct.Struct(">q"), _date_text),
+    "LOCAL_TIME": (struct.Struct(">q"), _time_text),
+    "LOCAL_DATE_TIME": (struct.Struct(">qq"), lambda days, nanos: f"{_date_text(days)}T{_time_text(nanos)}"),
 }

@@ -35,28 +35,28 @@ _TRIES = 5
 
 
 class IncompatibleSchema(Conflict):
-    """A schema that may not follow those of a topic."""
+    """A schema is incompatible with the existing versions of a topic's schema, or exceeds the topic's limits."""
 
 
 class InvalidSchema(InvalidInput):
-    """A schema whose definition cannot be read, or is beyond a bound."""
+    """The definition of a schema cannot be parsed, or exceeds a limit."""
 
 
 class SchemaRegistry:
-    """The schemas of all topics."""
+    """The versions of the schemas of all topics: find, compare and store them."""
 
     def __init__(self, metadata: MetadataStore, processes: SchemaProcesses) -> None:
         self._metadata = metadata
         self._processes = processes
 
     def outlines(self, topic: TopicName) -> list[SchemaOutline]:
-        """Return all versions of a known type of a topic's schema, without their definitions, oldest first."""
+        """Return the versions of a topic's schema without definitions, oldest first; unknown types are left out."""
         return [item for item in self._metadata.schemas.outlines(topic) if is_schema_type(item.type)]
 
     def versions(self, topic: TopicName, outlines: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
-        """Return the versions of a known type of a topic's schema, with their definitions, oldest first.
+        """Return versions of a topic's schema with their definitions, oldest first.
 
-        `outlines`: only these versions, as far as they still exist; None: all.
+        `outlines`: only these versions, as far as they still exist; None: all of known types.
         """
         outlines = self.outlines(topic) if outlines is None else outlines
         return self._metadata.schemas.versions(topic, [item.version for item in outlines])
@@ -71,27 +71,31 @@ class SchemaRegistry:
         return records[0] if records and is_schema_type(records[0].type) else None
 
     def find_equal(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord | None:
-        """Return the stored version that equals a schema, apart from the layout of an Avro definition; None: none does.
+        """Return the stored version of a topic's schema that equals a schema; None: no version does.
 
-        Raises InvalidSchema.
+        The layout (whitespace) of an Avro definition does not count. Raises InvalidSchema.
         """
-        kind = _known_type(schema)
+        kind = _require_known_type(schema)
         if stored := self._metadata.schemas.find_by_data(topic, schema.type, schema.data):
             return stored
         _check_size(schema)
         if kind not in AVRO_DEFINED:
             return None
-        content, budget = _content(schema.data), LAYOUT_BYTES
+        content, budget = _content_without_layout(schema.data), LAYOUT_BYTES
         for outline in reversed(self.outlines(topic)):
             budget -= outline.size
             if budget < 0:
                 break
-            if outline.type == kind and (record := self._load(topic, outline)) and _content(record.data) == content:
+            if (
+                outline.type == kind
+                and (record := self._load(topic, outline))
+                and _content_without_layout(record.data) == content
+            ):
                 return record
         return None
 
     def compatibility_strategy(self, topic: TopicName) -> str:
-        """Return the compatibility strategy of a topic, also of one that does not exist yet."""
+        """Return the effective schema compatibility strategy of a topic; the inherited one if the topic is missing."""
         names = (topic, topic.of_partition(0))
         records = self._metadata.topics.by_names(names)
         for name in names:
@@ -101,7 +105,7 @@ class SchemaRegistry:
         return self._metadata.policies.inherited_policies(scope).policies.schema_compatibility_strategy
 
     def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
-        """Return the version that equals a schema; store the schema as the next version if none does. Idempotent.
+        """Store a schema as the next version of a topic's schema, unless a version equals it; return the version.
 
         Raises IncompatibleSchema, also for too many versions; InvalidSchema, Unavailable.
         """
@@ -123,7 +127,7 @@ class SchemaRegistry:
         raise Unavailable(f"the schema of {topic} is changed by many callers at once", "try again", is_public=True)
 
     def is_newest(self, topic: TopicName, schema: SchemaRecord) -> bool:
-        """Return whether a schema equals the newest version (`find_equal`). Raises InvalidSchema."""
+        """Return whether a schema equals the newest version of a topic's schema. Raises InvalidSchema."""
         stored = self.find_equal(topic, schema)
         return stored is not None and stored.version == self.outlines(topic)[-1].version
 
@@ -140,55 +144,65 @@ class SchemaRegistry:
             return
         if strategy == "FORWARD":
             if newest.type != schema.type:
-                raise _incompatible(topic, f"it is of type {type_name(newest.type)}, not {type_name(schema.type)}")
+                raise _incompatible_error(
+                    topic, f"it is of type {type_name(newest.type)}, not {type_name(schema.type)}"
+                )
             return
         with self._processes.check(topic.tenant) as check:
-            if problem := _explain(check, Comparison(_definition(schema), _definition(newest))):
-                raise _incompatible(topic, f"a consumer with it cannot read version {newest.version}: {problem}")
+            if problem := _find_incompatibility(check, Comparison(_definition(schema), _definition(newest))):
+                raise _incompatible_error(topic, f"a consumer with it cannot read version {newest.version}: {problem}")
 
     def check_compatible(self, topic: TopicName, schema: SchemaRecord) -> None:
-        """Raise IncompatibleSchema or InvalidSchema unless a schema may be the next version. Raises Unavailable."""
-        kind = _known_type(schema)
+        """Raise IncompatibleSchema or InvalidSchema unless a schema may be the next version of a topic's schema.
+
+        Raises Unavailable if it cannot be compared now.
+        """
+        kind = _require_known_type(schema)
         _check_size(schema)
         strategy, new = self.compatibility_strategy(topic), _definition(schema)
         outlines = self.outlines(topic)
         with self._processes.check(topic.tenant) as check:
             if kind in DEFINED:
-                _explain(check, Comparison(new))
+                _find_incompatibility(check, Comparison(new))
             if not outlines or strategy == "ALWAYS_COMPATIBLE":
                 return
             if strategy == "ALWAYS_INCOMPATIBLE":
-                raise _incompatible(topic, "the topic's strategy allows no other than the first")
+                raise _incompatible_error(topic, "the topic's strategy allows no other than the first")
             direction = strategy.removesuffix("_TRANSITIVE")
             reads_old, is_read = direction != "FORWARD", direction != "BACKWARD"  # FULL and UNDEFINED: both
-            for old in self._compared(topic, outlines, strategy):
-                if problem := _explain(check, Comparison(new, _definition(old), reads_old, is_read)):
-                    raise _incompatible(topic, f"compared with version {old.version}: {problem} ({strategy})")
+            for old in self._load_versions_to_compare(topic, outlines, strategy):
+                if problem := _find_incompatibility(check, Comparison(new, _definition(old), reads_old, is_read)):
+                    raise _incompatible_error(topic, f"compared with version {old.version}: {problem} ({strategy})")
 
-    def _compared(self, topic: TopicName, outlines: list[SchemaOutline], strategy: str) -> Iterator[SchemaRecord]:
-        """Load the versions that a strategy compares with, one at a time, newest first."""
+    def _load_versions_to_compare(
+        self, topic: TopicName, outlines: list[SchemaOutline], strategy: str
+    ) -> Iterator[SchemaRecord]:
+        """Yield the versions with which a new schema must be compared under a strategy, newest first.
+
+        Each is loaded when it is needed.
+        """
         for outline in reversed(outlines if strategy.endswith("_TRANSITIVE") else outlines[-1:]):
             if record := self._load(topic, outline):
                 yield record
 
     def _load(self, topic: TopicName, outline: SchemaOutline) -> SchemaRecord | None:
-        """Load a version; None: it has been deleted meanwhile."""
+        """Load a version of a topic's schema with its definition; None: it was deleted meanwhile."""
         records = self._metadata.schemas.versions(topic, [outline.version])
         return records[0] if records else None
 
 
 def is_schema_type(number: int) -> bool:
-    """Return whether a number is that of a type of schema."""
+    """Return whether a number is one of Pulsar's schema types."""
     return number in SchemaType._value2member_map_
 
 
 def type_name(number: int) -> str:
-    """Return the name of a type of schema; `number N` for a number without a type."""
+    """Return the name of a schema type by its number; `number N` for an unknown number."""
     return SchemaType(number).name if is_schema_type(number) else f"number {number}"
 
 
-def _known_type(schema: SchemaRecord) -> SchemaType:
-    """Return the type of a schema. Raises InvalidSchema."""
+def _require_known_type(schema: SchemaRecord) -> SchemaType:
+    """Return the type of a schema. Raises InvalidSchema for an unknown type."""
     if not is_schema_type(schema.type):
         raise InvalidSchema(
             f"a schema of type {schema.type} cannot be stored",
@@ -199,13 +213,16 @@ def _known_type(schema: SchemaRecord) -> SchemaType:
 
 
 def _check_size(schema: SchemaRecord) -> None:
-    """Check the bytes of a definition. Raises InvalidSchema."""
+    """Raise InvalidSchema if a definition has more than `DEFINITION_BYTES`."""
     if len(schema.data) > DEFINITION_BYTES:
-        raise _invalid(schema, f"it has {len(schema.data)} bytes, and {DEFINITION_BYTES} are allowed")
+        raise _too_large_error(schema, f"it has {len(schema.data)} bytes, and {DEFINITION_BYTES} are allowed")
 
 
-def _explain(check: SchemaCheck, comparison: Comparison) -> str:
-    """Return the reason why a schema may not follow; empty: it may. Raises InvalidSchema, Unavailable."""
+def _find_incompatibility(check: SchemaCheck, comparison: Comparison) -> str:
+    """Return the reason why a new schema is incompatible with an old one; empty: it is compatible.
+
+    Raises InvalidSchema, Unavailable.
+    """
     try:
         return check.incompatibility(comparison)
     except MalformedDefinition as error:
@@ -222,19 +239,19 @@ def _definition(schema: SchemaRecord) -> Definition:
     return Definition(type_name(schema.type), schema.data, dict(schema.properties))
 
 
-def _content(data: bytes) -> object:
-    """Return the content of an Avro definition without its layout."""
+def _content_without_layout(data: bytes) -> object:
+    """Return an Avro definition as parsed JSON, for a comparison without layout; as bytes if it is no JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         return data
 
 
-def _invalid(schema: SchemaRecord, reason: str) -> InvalidSchema:
+def _too_large_error(schema: SchemaRecord, reason: str) -> InvalidSchema:
     return InvalidSchema(f"the schema {schema.name[:100]!r} is too large: {reason}", "make it smaller", is_public=True)
 
 
-def _incompatible(topic: TopicName, reason: str) -> IncompatibleSchema:
+def _incompatible_error(topic: TopicName, reason: str) -> IncompatibleSchema:
     return IncompatibleSchema(
         f"the schema of {topic.partitioned_topic or topic} cannot change so: {reason}",
         "change it so that it fits, or set another schema.compatibility-strategy",
