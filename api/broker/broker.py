@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Broker:
-    """The state of one service process, which runs inside `running`."""
+    """The components of one service process: settings, storage, logs, thread pools and background loops.
+
+    They run inside the context `running`.
+    """
 
     settings: Settings
     environment: Environment
@@ -58,7 +61,10 @@ class Broker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start the background work; at the end of the context, finish active work and stop in the opposite order."""
+        """Start all background work, compactions included; at the end of the context, finish active work and stop it.
+
+        The order of stopping is the opposite of that of starting.
+        """
         with ExitStack() as started:
             started.enter_context(self.running_without_compactions())
             self.control.start()
@@ -67,7 +73,8 @@ class Broker:
 
     @contextmanager
     def running_without_compactions(self) -> Iterator[None]:
-        """Do the same as `running` without compactions: for a process that appends, rolls and seals."""
+        """Start the background work without compactions, for a process that only appends, rolls and seals; stop it at
+        the end of the context."""
         with ExitStack() as started:
             started.enter_context(self.maintenance)
             started.enter_context(self.leases)

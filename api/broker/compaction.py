@@ -32,7 +32,7 @@ MOST_RUNS = 10_000
 
 @dataclass(frozen=True)
 class TopicControl:
-    """The compaction control of one topic. `is_running`: a run of it is alive, or requested."""
+    """The compaction state of one topic: pauses, request and failures. `is_running`: a run of the topic is active."""
 
     topic: TopicName
     control: CompactionControl
@@ -40,7 +40,7 @@ class TopicControl:
 
     @property
     def cleaner_state(self) -> str:
-        """Return the state in the words of Kafka's LogCleanerManager: None, InProgress, Aborted or Paused(n)."""
+        """Return the compaction state as Kafka's LogCleanerManager names it: None, InProgress, Aborted, Paused(n)."""
         if self.control.aborting:
             return "Aborted"
         if self.is_running or self.control.requested_at is not None:
@@ -50,8 +50,8 @@ class TopicControl:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """The scheduler at one moment. `leader`: the name of the leading service. `queue`: the requested compactions, the
-    oldest request first."""
+    """The state of the compaction scheduler. `leader`: the name of the leading service. `queue`: the topics with a
+    requested compaction, the oldest request first. `failing`, `paused`: topics in that state."""
 
     leader: str | None
     services: Sequence[ServiceRecord]
@@ -81,7 +81,10 @@ def trigger(broker: Broker, name: TopicName, by: str) -> None:
 
 
 def newest_run_id(environment: Environment, name: TopicName) -> int:
-    """Return the number of a topic's newest run, or of its partitions'; 0: there is none. Raise TopicNotFound."""
+    """Return the id of the newest compaction run of a topic, or of all its partitions; 0: there is no run.
+
+    Raise TopicNotFound.
+    """
     topic_ids = [record.id for record in names.topics(environment, name)]
     return max((run.run_id for _, run in environment.metadata.runs.newest(1, topic_ids=topic_ids)), default=0)
 
@@ -110,16 +113,17 @@ def combined_status(states: Mapping[TopicName, StatusAndError]) -> StatusAndErro
 def runs(
     environment: Environment, limit: int, state: RunState | None = None, name: TopicName | None = None
 ) -> list[tuple[TopicName, RunRecord]]:
-    """Return at most `limit` runs with their topics, the newest first: of a topic, of all partitions, or of all topics.
+    """Return at most `limit` compaction runs with the names of their topics, the newest first.
 
-    `name`: a topic or a partitioned topic; None: all topics. `state`: only runs in this state. Raise TopicNotFound.
+    `name`: only those of a topic, or of a partitioned topic's partitions; None: of all topics. `state`: only runs in
+    this state. Raise TopicNotFound.
     """
     topic_ids = None if name is None else [record.id for record in names.topics(environment, name)]
     return environment.metadata.runs.newest(limit, topic_ids=topic_ids, state=state)
 
 
-def scheduler(environment: Environment) -> SchedulerState:
-    """Return the leader, the live services, the requests, and the topics that fail or are paused."""
+def scheduler_state(environment: Environment) -> SchedulerState:
+    """Return the leading service, the live services, requests, active runs, and topics that fail or are paused."""
     metadata = environment.metadata
     topics = {record.id: record for record in metadata.topics.all()}
     controls = [
@@ -138,7 +142,7 @@ def scheduler(environment: Environment) -> SchedulerState:
 
 
 def controls(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """Return the compaction control of a topic, or of each partition. Raise TopicNotFound."""
+    """Return the compaction state of a topic, or of each partition: pauses, request, failures. Raise TopicNotFound."""
     states = []
     for record in names.topics(environment, name):
         activity = environment.metadata.compaction_control.activity(record.id)
@@ -147,15 +151,15 @@ def controls(environment: Environment, name: TopicName) -> list[TopicControl]:
 
 
 def pause(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """End the run and the request of a topic; start no run until it is resumed as often as it was paused (S5).
+    """Pause the compaction of a topic: end its run and request; no run starts until as many resumes follow (S5).
 
-    All partitions are paused, or none. Return their controls afterwards. Raise TopicNotFound.
+    All partitions are paused, or none. Return the new compaction states. Raise TopicNotFound.
     """
     return _change_control(environment, name, environment.metadata.compaction_control.pause)
 
 
 def resume(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """Undo one pause of a topic, or of each paused partition, all or nothing. Return the controls afterwards.
+    """Undo one pause of the compaction of a topic, or of each paused partition. Return the new compaction states.
 
     Raise TopicNotFound; Conflict if none is paused, or if a run that a pause aborted has not stopped yet.
     """
@@ -163,9 +167,9 @@ def resume(environment: Environment, name: TopicName) -> list[TopicControl]:
 
 
 def abort(environment: Environment, name: TopicName) -> list[TopicControl]:
-    """End the run, the request and the retry of a topic, or of all partitions or none; later requests are executed.
+    """End the compaction run, the request and the retry of a topic, or of all partitions; later requests are executed.
 
-    Return the controls afterwards. Raise TopicNotFound, Conflict.
+    Return the new compaction states. Raise TopicNotFound, Conflict.
     """
     return _change_control(environment, name, environment.metadata.compaction_control.abort)
 
@@ -230,7 +234,7 @@ def collect_garbage(
 
 
 def verify(broker: Broker, name: TopicName) -> list[Report]:
-    """Derive the compacted ledger of a topic, or of each partition, again. Return a report of the differences for each.
+    """Derive the compacted ledger of a topic, or of each partition, again, and compare. Return a report for each.
 
     Changes nothing. Raise TopicNotFound, VerificationBusy while this process verifies another topic, Fenced.
     """
@@ -250,7 +254,10 @@ def verify(broker: Broker, name: TopicName) -> list[Report]:
 def _change_control(
     environment: Environment, name: TopicName, change: Callable[[list[int]], Sequence[CompactionControl]]
 ) -> list[TopicControl]:
-    """Change the controls of a topic, or of all its partitions in one transaction; return them as they are now."""
+    """Call `change` with the id of a topic, or of all its partitions; return the new compaction states.
+
+    `change`: changes the compaction state of the topics with some ids in one transaction.
+    """
     records = names.topics(environment, name)
     changed = change([record.id for record in records])
     return [TopicControl(record.name, control) for record, control in zip(records, changed, strict=True)]

@@ -23,7 +23,7 @@ Entry = list[dict[str, Any]]
 
 
 def entries(topic: Topic, start: StartPosition, reset: OffsetReset = OffsetReset.EARLIEST) -> Iterator[Entry]:
-    """Yield each raw entry from `start` on; of the first entry only the rows from `start` on.
+    """Read a topic raw and yield each entry from `start` on, as its rows; of the first entry only those from `start`.
 
     Raise SegmentNotLocal after the last entry that can be read here; otherwise what `Topic.read` raises.
     """
@@ -43,18 +43,18 @@ def entries(topic: Topic, start: StartPosition, reset: OffsetReset = OffsetReset
 
 
 def entry_id_of(row: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the ledger id and the entry id of a row."""
+    """Return the ledger id and the entry id of a message's row."""
     return row["ledger_id"], row["entry_id"]
 
 
 def check_entry_number_limit(entry_number: int) -> None:
-    """Raise EntryTooFar for the number of an entry above `MOST_ENTRIES`: all entries before it would be read."""
+    """Raise EntryTooFar for an entry number above `MOST_ENTRIES`, since all entries before it would be read."""
     if entry_number > MOST_ENTRIES:
         raise EntryTooFar(MOST_ENTRIES)
 
 
 def nth(source: Iterator[Entry], entry_number: int, topic: Topic) -> Entry:
-    """Return the entry number `entry_number` of `source`, counted from 1. Raise MissingEntry, which names `topic`."""
+    """Return the n-th entry of an iterator, counted from 1. Raise MissingEntry, which names `topic`."""
     entry = next(islice(source, entry_number - 1, None), None)
     if entry is None:
         raise MissingEntry(topic.name, f"entry {entry_number}")
@@ -62,7 +62,7 @@ def nth(source: Iterator[Entry], entry_number: int, topic: Topic) -> Entry:
 
 
 def with_id(topic: Topic, ledger_id: int, entry_id: int) -> Entry:
-    """Return the raw entry with an id. Raise MissingEntry, and what `entries` raises."""
+    """Read the raw entry with a ledger id and entry id. Raise MissingEntry, and the errors of `entries`."""
     try:
         entry = next(entries(topic, MessageId(ledger_id, entry_id), OffsetReset.FAIL), None)
     except OffsetOutOfRange as error:

@@ -13,7 +13,7 @@ import mmh3
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of a key, from 0 to `partitions` - 1."""
+    """Return the number of the partition to which a key belongs, from 0 to `partitions` - 1, as Pulsar's clients do."""
     try:
         key.decode()
     except UnicodeDecodeError:
@@ -22,5 +22,5 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def murmur3(key: bytes) -> int:
-    """Return Pulsar's Murmur3_32Hash of a key."""
+    """Return Pulsar's Murmur3_32Hash of a key: 31 bits, not negative."""
     return mmh3.hash(key, signed=False) & 0x7FFFFFFF

@@ -36,7 +36,7 @@ MessageRank = tuple[int, int, int]
 
 
 class RankedMessage(NamedTuple):
-    """A message of a key, and its rank among those of the key in other partitions."""
+    """The newest message of a key in a partition, and a rank by which it is compared with those of other partitions."""
 
     rank: MessageRank
     message: Message
@@ -62,10 +62,10 @@ class NewMessage:
 
 
 def topic_or_partitions(broker: Broker, name: TopicName) -> list[TopicRecord | None]:
-    """Return the topic, or the partitions by number; None: that partition was deleted.
+    """Return the record of a topic, or of each partition by number; None in place of a deleted partition.
 
     A deleted partition keeps its number, since the number of all partitions decides on the partition of a key. Raise
-    what `writable_topic` raises for a topic without partitions, MissingPartition for one without existing partitions.
+    MissingPartition if all partitions are deleted; the errors of `writable_topic` for a topic without partitions.
     """
     partitioned = broker.environment.metadata.partitions.find(name)
     if partitioned is None:
@@ -77,8 +77,10 @@ def topic_or_partitions(broker: Broker, name: TopicName) -> list[TopicRecord | N
 
 
 def writable_topic(broker: Broker, name: TopicName) -> TopicRecord:
-    """Return the topic, or the partition, of that name, if this service may write it. Raise TopicNotFound, NotTheOwner,
-    WriterElsewhere, NoLogOwner, StorageFull."""
+    """Return the record of a topic or partition if this service may append to it.
+
+    Raise TopicNotFound, NotTheOwner, WriterElsewhere, NoLogOwner, StorageFull.
+    """
     record = names.topic(broker.environment, name)
     _check_writable(broker, record)
     return record
@@ -120,16 +122,16 @@ def append(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage]) 
 
 
 def submit(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage], on_answered: OnAnswered) -> None:
-    """Append messages as `append` does, without waiting for the disk: `on_answered` is called with the answers.
+    """Append messages to a topic without waiting for the disk: a thread calls `on_answered` with the outcomes later.
 
-    Any thread calls it; it must be quick. Raise what `append` raises; then it is not called.
+    `on_answered` must be quick. Raise the errors of `append`; then `on_answered` is not called.
     """
     _check_writable(broker, record)
     over = broker.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
         raise BacklogQuotaExceeded(over)
     now = broker.environment.clock.now_ms()
-    encoded = [_encoded(message, now) for message in messages]
+    encoded = [_encode_or_error(message, now) for message in messages]
     errors = [entry for entry in encoded if isinstance(entry, CompactorError)]
     if len(errors) == len(encoded):
         on_answered([*errors])
@@ -142,12 +144,13 @@ def submit(broker: Broker, record: TopicRecord, messages: Sequence[NewMessage], 
 
 
 def _check_writable(broker: Broker, record: TopicRecord) -> None:
+    """Raise an error if another process writes the topic, or if the disk of the log is full."""
     broker.ownership.check_for_writing(record)
     broker.environment.log.check_space()
 
 
-def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:
-    """Return the entry of a message, or the error of a message that no entry can hold."""
+def _encode_or_error(message: NewMessage, now: int) -> bytes | CompactorError:
+    """Encode a message as an entry; return the error of a message that cannot be encoded."""
     try:
         return encode_message(
             message.key,
@@ -163,13 +166,13 @@ def _encoded(message: NewMessage, now: int) -> bytes | CompactorError:
 
 
 def open_for_reading(broker: Broker, name: TopicName, continuation: ContinuationToken) -> Topic:
-    """Return the topic if this service can read it from a position on.
+    """Return a topic for reads from a position on; raise an error if this service cannot read from there.
 
     `continuation`: the position. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; OffsetOutOfRange if
     `continuation` names a compacted ledger that the topic never had.
     """
     environment = broker.environment
-    record = names.unpartitioned(environment, name)
+    record = names.unpartitioned_topic(environment, name)
     broker.ownership.check_for_reading(record, continuation.start)
     ledger_id = None if continuation.compacted is None else continuation.compacted.ledger_id
     if ledger_id is not None and not environment.metadata.runs.has_published(record.id, ledger_id):
@@ -193,7 +196,7 @@ def last_message(broker: Broker, name: TopicName, read_compacted: bool) -> LastM
     `read_compacted`: of a compacted read. The id is EARLIEST if the topic has no message (R6). Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
-    topic = _topic(broker, name)
+    topic = _open_local_topic(broker, name)
     last = topic.last_message_id(read_compacted)
     if last.batch_index >= 0:
         for batch in topic.read(last, read_compacted, max_messages=1):
@@ -209,7 +212,7 @@ def first_id_since(broker: Broker, name: TopicName, publish_time_ms: int) -> Mes
     Without such a message, return the id of the entry after the last one; EARLIEST if the topic has no message. Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
-    topic = _topic(broker, name)
+    topic = _open_local_topic(broker, name)
     position = topic.first_at(StartTime(publish_time_ms), read_compacted=True)
     if position is not None:
         return position.message_id
@@ -218,16 +221,17 @@ def first_id_since(broker: Broker, name: TopicName, publish_time_ms: int) -> Mes
 
 
 def entry(broker: Broker, name: TopicName, ledger_id: int, entry_id: int) -> Entry:
-    """Return a raw entry by its id. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry."""
-    return with_id(_topic(broker, name), ledger_id, entry_id)
+    """Read one raw entry of a topic by its id. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
+    MissingEntry."""
+    return with_id(_open_local_topic(broker, name), ledger_id, entry_id)
 
 
 def nth_entry(broker: Broker, name: TopicName, entry_number: int) -> Entry:
-    """Return a raw entry by its number, counted from 1 at the first one. Raise PartitionedTopicRefused, EntryTooFar,
-    TopicNotFound, NotTheOwner, MissingEntry."""
+    """Read one raw entry of a topic by its number, counted from 1 at the first entry. Raise PartitionedTopicRefused,
+    EntryTooFar, TopicNotFound, NotTheOwner, MissingEntry."""
     names.check_not_partitioned(broker.environment, name)
     check_entry_number_limit(entry_number)
-    topic = _topic(broker, name)
+    topic = _open_local_topic(broker, name)
     return nth(entries(topic, StartOffset(0)), entry_number, topic)
 
 
@@ -237,7 +241,7 @@ def entry_of_nth_last_message(broker: Broker, name: TopicName, message_number: i
     If the topic has fewer messages, return its first entry. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
     MissingEntry.
     """
-    topic = _topic(broker, name)
+    topic = _open_local_topic(broker, name)
     reader = topic.snapshot_reader()
     position = topic.locate(max(reader.end - message_number, reader.first_offset))
     if position is None:
@@ -261,7 +265,7 @@ def newest_of_key(broker: Broker, name: TopicName, key: bytes, *, sealed_only: b
 
 
 def _rank(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> MessageRank:
-    """Return the rank of a message among those of its key in all partitions.
+    """Return a sort key for the messages of one key in several partitions: the newest message has the largest.
 
     Partitions number their messages independently. If event time decides in each partition (P9), it decides between
     them; then the publish time; then whether the partition is the one to which the key belongs now.
@@ -276,7 +280,7 @@ def _rank(broker: Broker, record: TopicRecord, key: bytes, message: Message) -> 
     return event_time, message.publish_time, int(belongs)
 
 
-def _topic(broker: Broker, name: TopicName) -> Topic:
-    """Return a topic whose newest messages this service can read. Raise PartitionedTopicRefused, TopicNotFound,
-    NotTheOwner."""
+def _open_local_topic(broker: Broker, name: TopicName) -> Topic:
+    """Return a topic for reading, if this service can read its newest messages. Raise PartitionedTopicRefused,
+    TopicNotFound, NotTheOwner."""
     return Topic(broker.environment, names.local_topic(broker, name))

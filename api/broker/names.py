@@ -35,12 +35,12 @@ _PENDING_ACK = "__transaction_pending_ack"
 
 
 def is_system_topic(name: TopicName) -> bool:
-    """Return whether brokers of Pulsar have a topic of that name for themselves: policies, transactions."""
+    """Return whether the name is that of an internal topic of Pulsar's brokers: for policies or transactions."""
     return name.topic.startswith(_SYSTEM_TOPICS) or _PENDING_ACK in name.topic
 
 
-def check_no_system_topic(name: TopicName) -> None:
-    """Raise InvalidTopicName for a system topic. A broker creates its own at the cluster that it replicates to."""
+def check_not_system_topic(name: TopicName) -> None:
+    """Raise InvalidTopicName for the name of an internal topic of Pulsar's brokers, which a replication may send."""
     if is_system_topic(name):
         raise InvalidTopicName(
             f"{name} has the name of a system topic of Pulsar's brokers, and this service has none",
@@ -49,22 +49,24 @@ def check_no_system_topic(name: TopicName) -> None:
 
 
 def topic(environment: Environment, name: TopicName) -> TopicRecord:
-    """Return the topic, or the single partition, of that name. Raise TopicNotFound, also for a partitioned topic."""
+    """Return the record of a topic or a single partition. Raise TopicNotFound, also for a partitioned topic."""
     try:
         return environment.metadata.topics.get(name)
     except TopicNotFound as error:
         raise missing_topic_error(environment, name) from error
 
 
-def unpartitioned(environment: Environment, name: TopicName) -> TopicRecord:
-    """Return the topic, or the partition, of that name. Raise PartitionedTopicRefused, TopicNotFound."""
+def unpartitioned_topic(environment: Environment, name: TopicName) -> TopicRecord:
+    """Return the record of a topic or a single partition. Raise PartitionedTopicRefused, TopicNotFound."""
     check_not_partitioned(environment, name)
     return topic(environment, name)
 
 
 def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
-    """Return the topic alone, or the partitions of the partitioned topic of that name, in order. Raise TopicNotFound,
-    also for a partitioned topic without partitions."""
+    """Return the record of a topic, or those of the existing partitions of a partitioned topic, in order.
+
+    Raise TopicNotFound, also if all partitions are deleted.
+    """
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is None:
         return [topic(environment, name)]
@@ -75,14 +77,14 @@ def topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
 
 
 class FoundTopic(NamedTuple):
-    """A topic or partition. `is_new`: the call created it."""
+    """The record of a topic or partition. `is_new`: the call has created it."""
 
     record: TopicRecord
     is_new: bool
 
 
 def find_or_create(environment: Environment, name: TopicName, allow_creation: bool) -> FoundTopic:
-    """Return a topic or partition. `allow_creation`: create it if it is missing; otherwise raise MissingTopic.
+    """Return the record of a topic or partition. `allow_creation`: create a missing one; otherwise raise MissingTopic.
 
     A partition that was deleted gets the policies of the others. Raise PartitionedTopicRefused, MissingNamespace,
     PartitionWithoutTopic, PartitionOutOfRange.
@@ -96,7 +98,7 @@ def find_or_create(environment: Environment, name: TopicName, allow_creation: bo
 
 
 def ensure_with_namespace(environment: Environment, name: TopicName) -> TopicRecord:
-    """Return the record of a topic, which is created with its namespace unless it exists.
+    """Return the record of a topic; create the topic and its namespace if they are missing.
 
     A new partition gets the policies of the others.
 
@@ -151,18 +153,18 @@ def _check_creation(environment: Environment, name: TopicName, allow_creation: b
 
 
 def local_topic(broker: Broker, name: TopicName) -> TopicRecord:
-    """Return the topic if this service can read its newest messages.
+    """Return the record of a topic. Raise NotTheOwner if another service has its newest messages.
 
-    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner.
+    Raise PartitionedTopicRefused, TopicNotFound.
     """
-    record = unpartitioned(broker.environment, name)
+    record = unpartitioned_topic(broker.environment, name)
     broker.ownership.check_for_reading(record)
     return record
 
 
 def local_topics(broker: Broker, name: TopicName) -> list[TopicRecord]:
-    """Return the topic, or all partitions, if this service can read the newest messages of each. Raise TopicNotFound,
-    NotTheOwner."""
+    """Return the record of a topic, or of all its partitions. Raise NotTheOwner if another service has the newest
+    messages of one, TopicNotFound."""
     records = topics(broker.environment, name)
     for record in records:
         broker.ownership.check_for_reading(record)
@@ -170,8 +172,10 @@ def local_topics(broker: Broker, name: TopicName) -> list[TopicRecord]:
 
 
 def policy_topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
-    """Return the topics with which the policies of a topic are stored: itself, or its partitions. Raise TopicNotFound,
-    PartitionPolicyRefused for a single partition."""
+    """Return the records with which the policies of a topic are stored: of the topic, or of all its partitions.
+
+    Raise TopicNotFound; PartitionPolicyRefused for a single partition.
+    """
     if name.partition >= 0:
         raise PartitionPolicyRefused(name)
     return topics(environment, name)
@@ -199,16 +203,16 @@ def check_not_partitioned(environment: Environment, name: TopicName) -> None:
 
 
 def partitions(environment: Environment, partitioned: PartitionedTopic) -> list[TopicRecord]:
-    """Return the existing partitions, in order; empty: none exists. Single partitions can be deleted."""
+    """Return the records of the partitions of a partitioned topic that are not deleted, in order."""
     names = partition_names(partitioned)
     records = environment.metadata.topics.by_names(names)
     return [records[name] for name in names if name in records]
 
 
 def partitioned_topic_of(environment: Environment, name: TopicName) -> PartitionedTopic | None:
-    """Return the partitioned topic of a topic that is to be created; None: its name is not that of a partition.
+    """Return the partitioned topic to which a new topic belongs by its name; None: the name is not that of a partition.
 
-    Raise PartitionWithoutTopic, PartitionOutOfRange.
+    Raise PartitionWithoutTopic if the partitioned topic does not exist, PartitionOutOfRange.
     """
     if name.partitioned_topic is None:
         return None
@@ -221,12 +225,12 @@ def partitioned_topic_of(environment: Environment, name: TopicName) -> Partition
 
 
 def partition_names(partitioned: PartitionedTopic) -> list[TopicName]:
-    """Return the names of all partitions, also of deleted ones, in order."""
+    """Return the names of all partitions of a partitioned topic, also of deleted ones, in order."""
     return [partitioned.name.of_partition(number) for number in range(partitioned.partitions)]
 
 
 def namespace(environment: Environment, name: str) -> NamespaceRecord:
-    """Return the namespace `tenant/namespace`. Raise MissingNamespace."""
+    """Return the record of a namespace, which is named `tenant/namespace`. Raise MissingNamespace."""
     try:
         return environment.metadata.tenancy.namespace(name)
     except NotFound as error:
@@ -234,7 +238,7 @@ def namespace(environment: Environment, name: str) -> NamespaceRecord:
 
 
 def namespace_of(name: TopicName) -> str:
-    """Return `tenant/namespace` of a topic."""
+    """Return the name of a topic's namespace, as `tenant/namespace`."""
     return f"{name.tenant}/{name.namespace}"
 
 

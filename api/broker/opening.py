@@ -29,9 +29,9 @@ _STORE_SHARE = 0.8
 
 @contextmanager
 def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...] = ()) -> Iterator[Broker]:
-    """Open a broker, which is not started; its environment is closed at the end of the context.
+    """Create the broker of a process from settings, without starting its background work; close it at the end.
 
-    `expected_errors`: as in `api.broker.threads.Pool`. Raises Misconfigured, Unavailable.
+    `expected_errors`: the errors of calls that are logged without a traceback. Raises Misconfigured, Unavailable.
     """
     with open_for_writing(settings) as environment:
         log = replace(

@@ -27,7 +27,7 @@ from storage.reading.snapshot_reader import may_read_extent
 
 @dataclass(frozen=True)
 class UnservedLog:
-    """A log directory that no live service has, and the topics whose unsealed messages are in it.
+    """A log directory that no live service uses, and the topics whose unsealed messages are in it.
 
     `log_uid` None: the service had written nothing. `service`: the last service that used the directory; None: it has
     left, or no service used it.
@@ -39,7 +39,7 @@ class UnservedLog:
 
 
 class TopicOwnership:
-    """The rules of ownership, as one service applies them. Safe to share between threads; it reads the database."""
+    """Decisions on which service owns a topic, from the view of this service. Reads the database. Thread-safe."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class TopicOwnership:
         self._process = str(Owner.current())
 
     def check_for_writing(self, topic: TopicRecord) -> None:
-        """Raise NotTheOwner, WriterElsewhere or NoLogOwner unless this service writes the topic, or may try to open
-        it."""
+        """Raise NotTheOwner, WriterElsewhere or NoLogOwner if another process writes the topic, or has its open
+        segment. Return if this service writes the topic or may try to."""
         if self._is_open(topic):
             return
         segment = self._metadata.segments.find_open(topic.id)
@@ -72,12 +72,13 @@ class TopicOwnership:
         raise WriterElsewhere(topic.name, lease.owner, lease.expires_at - self._clock.now_ms())
 
     def check_not_owned_elsewhere(self, *topics: TopicRecord) -> None:
-        """Raise NotTheOwner if another service has the producers and consumers of one of the topics."""
+        """Raise NotTheOwner if another service serves one of the topics to producers and consumers."""
         for other in self.owned_elsewhere(topics):
             raise other
 
     def owned_elsewhere(self, topics: Sequence[TopicRecord]) -> list[NotTheOwner]:
-        """Return an error for each topic whose producers and consumers another service has; it names the service."""
+        """Return a NotTheOwner error, which names the service, for each topic that another service serves to
+        clients."""
         leases = self._metadata.leases.current_of([topic.id for topic in topics])
         held = [(topic, leases[topic.id]) for topic in topics if topic.id in leases]
         foreign = [(topic, lease.owner) for topic, lease in held if not self.holds(lease)]
@@ -85,9 +86,9 @@ class TopicOwnership:
         return [NotTheOwner(service, topic) for topic, owner in foreign if (service := services[owner]) is not None]
 
     def check_for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
-        """Raise NotTheOwner if another service can read more than this one.
+        """Raise NotTheOwner if another service has the unsealed messages that a read needs.
 
-        `start`: the first position of the read; None: it needs the newest messages.
+        `start`: the first position of the read; None: the newest messages.
         """
         unsealed = [
             item for item in self._metadata.segments.of_topic(topic.id) if item.state is not SegmentState.SEALED
@@ -117,8 +118,8 @@ class TopicOwnership:
         return same_process(lease.owner, self._process)
 
     def unserved_logs(self) -> list[UnservedLog]:
-        """Return the log directories that no live service has: of services that ended without leaving, and all others
-        with unsealed messages."""
+        """Return the log directories that no live service uses: of services that crashed, and all others with unsealed
+        messages."""
         uids = [self._log.known_uid, *(item.log_uid for item in self._metadata.services.live())]
         served = {uid for uid in uids if uid is not None}
         topics = self._metadata.segments.topics_unsealed_outside(served)

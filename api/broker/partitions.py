@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def in_namespace(environment: Environment, namespace: str) -> list[TopicName]:
-    """Return the partitioned topics of `tenant/namespace`, without their partitions. Raise MissingNamespace."""
+    """Return the names of the partitioned topics of a namespace `tenant/namespace`. Raise MissingNamespace."""
     names.namespace(environment, namespace)
     return [partitioned.name for partitioned in environment.metadata.partitions.in_namespace(namespace)]
 
@@ -35,14 +35,14 @@ def create(environment: Environment, name: TopicName, partitions: int, propertie
     """Create a partitioned topic with its partitions.
 
     Raise NotFound for its namespace, InvalidInput for the name, the number or the properties, InvalidTopicName for a
-    system topic, Conflict if it or a topic of its name or of one of its partitions exists.
+    system topic, Conflict if a topic with its name or that of a partition exists.
     """
-    names.check_no_system_topic(name)
+    names.check_not_system_topic(name)
     environment.metadata.partitions.create(name, partitions, properties)
 
 
 def grow(environment: Environment, name: TopicName, partitions: int) -> None:
-    """Raise the number of partitions to `partitions`; new ones get the policies of the others.
+    """Increase the number of partitions of a topic to `partitions`; new ones get the policies of the others.
 
     Raise TopicNotFound, NotPartitioned, FewerPartitions, Conflict.
     """
@@ -55,7 +55,7 @@ def grow(environment: Environment, name: TopicName, partitions: int) -> None:
 
 
 def restore(environment: Environment, name: TopicName) -> None:
-    """Create the partitions that were deleted, empty, with the policies of the others.
+    """Create the deleted partitions of a partitioned topic again, empty, with the policies of the others.
 
     Raise TopicNotFound, NotPartitioned.
     """
@@ -66,7 +66,7 @@ def restore(environment: Environment, name: TopicName) -> None:
 
 
 def owned_elsewhere(broker: Broker, name: TopicName) -> list[NotTheOwner]:
-    """Return an error for each partition whose clients another service has; it names the service and the partition.
+    """Return a NotTheOwner error, which names the service, for each partition that another service serves to clients.
 
     Raise TopicNotFound, NotPartitioned.
     """

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyScope:
-    """A scope of policies, which need not exist. `origin`: its level. `topic`: a topic or partitioned topic.
-    `namespace`: `tenant/namespace`. Without either the scope is the broker."""
+    """The scope for which policies are set: a topic, a namespace or the broker. It need not exist. `origin`: the level.
+    `topic`: of a topic or partitioned topic. `namespace`: `tenant/namespace`. Without both, the scope is the broker."""
 
     origin: PolicyOrigin
     topic: TopicName | None = None
@@ -32,7 +32,7 @@ class PolicyScope:
 
 
 def policy_store_keys(environment: Environment, scope: PolicyScope) -> list[str]:
-    """Return the keys under which PolicyStore has a scope: one, or that of each partition.
+    """Return the keys under which the policies of a scope are stored: one, or one for each partition.
 
     Raise TopicNotFound, PartitionPolicyRefused, MissingNamespace; InvalidInput for a name that is no namespace's.
     """
@@ -46,9 +46,9 @@ def policy_store_keys(environment: Environment, scope: PolicyScope) -> list[str]
 
 
 def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
-    """Return the policies that hold for a topic; of a wider scope, for a topic inside that sets none itself.
+    """Return the effective policies of a topic with their origins; of a wider scope, those that its topics inherit.
 
-    Raise as `policy_store_keys`.
+    Raise the errors of `policy_store_keys`.
     """
     store = environment.metadata.policies
     if scope.topic is not None:
@@ -57,9 +57,9 @@ def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
 
 
 def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
-    """Return the policies that the scope itself sets, by name; UnreadableStoredValue for one that cannot be read.
+    """Return the policies that a scope itself sets, by name; an UnreadableStoredValue for one that cannot be read.
 
-    Raise as `policy_store_keys`.
+    Raise the errors of `policy_store_keys`.
     """
     return environment.metadata.policies.stored_of_scope(policy_store_keys(environment, scope)[0])
 
@@ -67,25 +67,28 @@ def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
 def change(
     environment: Environment, scope: PolicyScope, values: Mapping[str, object], removed: Collection[str] | None = ()
 ) -> None:
-    """Set and remove policies, all or none. `values`: texts or JSON values, by name or alias. `removed` None: all.
+    """Set and remove policies of a scope in one transaction. `values`: texts or JSON values, by name or alias.
+    `removed`: names; None: all.
 
-    Raise as `policy_store_keys`; InvalidInput for a name or value that is not allowed, or policies that contradict each
-    other.
+    Raise the errors of `policy_store_keys`; InvalidInput for a name or value that is not allowed, or policies that
+    contradict each other.
     """
     environment.metadata.policies.change(policy_store_keys(environment, scope), values, removed)
 
 
 def get_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy) -> Any:
-    """Return the wire value that the scope itself sets; if it sets none, the `unset_value` of the calls of its level.
+    """Return the value of a Pulsar policy that a scope itself sets, as JSON for Pulsar's REST API.
 
-    Raise as `policy_store_keys`.
+    If the scope does not set the policy, return the policy's `unset_value` for this level. Raise the errors of
+    `policy_store_keys`.
     """
     value = policy.wire_value(environment.metadata.policies.readable_of_scope(policy_store_keys(environment, scope)[0]))
     return policy.endpoints[scope.origin].unset_value if value is None else value
 
 
 def set_wire_value(environment: Environment, scope: PolicyScope, policy: PulsarPolicy, value: Any) -> None:
-    """Set a policy of Pulsar to a wire value. Raise as `policy_store_keys`, PolicyValueRefused."""
+    """Set a Pulsar policy of a scope to a JSON value of Pulsar's REST API. Raise PolicyValueRefused, and the errors of
+    `policy_store_keys`."""
     scopes, changes = policy_store_keys(environment, scope), policy.changes_of(value, policy.endpoints[scope.origin])
     values = {name: setting for name, setting in changes.items() if setting is not None}
     environment.metadata.policies.change(scopes, values, changes.keys() - values.keys())

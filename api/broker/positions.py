@@ -18,7 +18,7 @@ from storage.topic import Topic
 
 @dataclass(frozen=True)
 class After:
-    """The message after the one with an id. If no message has this id: the first one with a larger id."""
+    """The position after a message id: the first message with a larger id."""
 
     message_id: MessageId
 
@@ -64,14 +64,14 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
 
 
 def _right_before(message_id: MessageId) -> MessageId:
-    """Return the largest id before this one. Before the first entry of a ledger its entry id is -1, as in Pulsar."""
+    """Return the largest message id before another one. Before the first entry of a ledger the entry id is -1."""
     if message_id.batch_index > 0:
         return MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index - 1)
     return MessageId(message_id.ledger_id, message_id.entry_id - 1, message_id.partition)
 
 
-def check_start(topic: Topic, start: StartPosition) -> None:
-    """Raise OffsetOutOfRange for a start after the end: a reader there would miss all messages before it.
+def check_not_after_end(topic: Topic, start: StartPosition) -> None:
+    """Raise OffsetOutOfRange for a start position after the end of a topic: a reader would miss messages before it.
 
     The end itself is allowed: a reader waits there for messages. A publish time is never after the end. Raise
     SegmentNotLocal if the end is in another log directory.
@@ -85,5 +85,8 @@ def check_start(topic: Topic, start: StartPosition) -> None:
 
 
 def is_after_end(topic: Topic, start: StartPosition) -> bool:
-    """Return whether a start is after the end, which is the position of the next message. Raise SegmentNotLocal."""
+    """Return whether a start position is after the end of a topic, the position of the next message.
+
+    Raise SegmentNotLocal.
+    """
     return topic.read_snapshot(lambda reader: reader.is_start_after_end(start))

@@ -33,7 +33,7 @@ Changes = dict[str, object | None]
 
 
 class PolicyValueRefused(InvalidInput):
-    """A wire value that a broker refuses. `reason`: the sentence with which a broker answers."""
+    """A policy value that Pulsar's broker refuses, too. `reason`: the text of its response."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, "set another value")
@@ -61,7 +61,9 @@ class PolicyEndpoints:
 
 @dataclass(frozen=True)
 class PulsarPolicy:
-    """A policy of Pulsar whose wire value is the value of one policy.
+    """A policy of Pulsar: its REST calls, and the conversion between its JSON value and stored policies.
+
+    This class: the JSON value is the value of one stored policy.
 
     `operation`: the policy's name in operation ids. `tag`: the group of its calls in the documentation. `names`: the
     names under which it is stored. `field`: its name in Pulsar's document of a namespace; empty: it has none.
@@ -74,15 +76,18 @@ class PulsarPolicy:
     field: str = ""
 
     def wire_value(self, settings: Settings) -> Any:
-        """Return the wire value of settings; None if they do not set it."""
+        """Return the JSON value for Pulsar's REST API from the stored policies of one scope; None: it is not set."""
         return settings.get(self.names[0])
 
     def changes_of(self, value: Any, endpoints: PolicyEndpoints) -> Changes:
-        """Return the changes that store a wire value. `endpoints`: those of the scope. Raise PolicyValueRefused."""
+        """Return the changes of stored policies that set a JSON value of Pulsar's REST API.
+
+        `endpoints`: those of the scope. Raise PolicyValueRefused.
+        """
         return {self.names[0]: value}
 
     def applied_wire_value(self, resolution: PolicyResolution) -> Any:
-        """Return the wire value that holds for a topic."""
+        """Return the JSON value for Pulsar's REST API of the effective policies of a topic."""
         return self.wire_value({name: getattr(resolution.policies, POLICIES[name].attribute) for name in self.names})
 
 
@@ -102,7 +107,7 @@ class NumberPolicy(PulsarPolicy):
 
 @dataclass(frozen=True)
 class StrategyPolicy(PulsarPolicy):
-    """The schema compatibility strategy. UNDEFINED removes the policy, so the next wider scope decides."""
+    """The policy of the schema compatibility strategy. UNDEFINED removes it, so that the next wider scope decides."""
 
     def changes_of(self, value: str, endpoints: PolicyEndpoints) -> Changes:
         return {self.names[0]: None if value == SchemaCompatibilityStrategy.UNDEFINED else str(value)}
@@ -110,7 +115,7 @@ class StrategyPolicy(PulsarPolicy):
 
 @dataclass(frozen=True)
 class RetentionPolicy(PulsarPolicy):
-    """The retention: minutes and MiB, -1 for no limit.
+    """The retention policy: minutes and MiB, -1 for no limit.
 
     It has an effect if the cleanup policy contains `delete`. Without `delete` and without a retention, everything is
     retained. Setting it replaces all retention times of the same scope.
@@ -125,7 +130,7 @@ class RetentionPolicy(PulsarPolicy):
             return None
         milliseconds = TopicPolicies(**times).retention_ms_effective if times else None
         minutes = _NO_LIMIT if milliseconds is None else milliseconds // 60_000
-        return _retention(minutes, size if isinstance(size, int) else _NO_LIMIT)
+        return _retention_wire_value(minutes, size if isinstance(size, int) else _NO_LIMIT)
 
     def changes_of(self, value: Mapping[str, int], endpoints: PolicyEndpoints) -> Changes:
         time, size = value["retentionTimeInMinutes"], value["retentionSizeInMB"]
@@ -139,12 +144,13 @@ class RetentionPolicy(PulsarPolicy):
     def applied_wire_value(self, resolution: PolicyResolution) -> Any:
         is_default = {resolution.origins[name] for name in self.names} == {PolicyOrigin.DEFAULT}
         if is_default and "delete" not in resolution.policies.cleanup_policy:
-            return _retention(_NO_LIMIT, _NO_LIMIT)  # the default time is Kafka's, for the cleanup policy `delete`
+            # The default time is Kafka's, for the cleanup policy `delete`.
+            return _retention_wire_value(_NO_LIMIT, _NO_LIMIT)
         return super().applied_wire_value(resolution)
 
 
 class QuotaPolicyNames(NamedTuple):
-    """The names of the policies of a quota: its limit, and the action when the limit is exceeded."""
+    """The names of the two stored policies of a backlog quota: its limit, and the action when it is exceeded."""
 
     limit: str
     action: str
@@ -158,14 +164,14 @@ class QuotaType(StrEnum):
 
     @property
     def policy_names(self) -> QuotaPolicyNames:
-        """Return the names of its policies."""
+        """Return the names of the stored policies of this type of quota."""
         limit = "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
         return QuotaPolicyNames(limit, f"{limit}.action")
 
 
 @dataclass(frozen=True)
 class QuotaPolicy(PulsarPolicy):
-    """The backlog quotas by type; GET has paths of its own. `compactor/maintenance/backlog_limits.py` enforces them.
+    """The policy of backlog quotas, by type. `compactor/maintenance/backlog_limits.py` enforces them.
 
     A quota has two numbers, of which its type uses one, as in a broker; only that number is stored.
     """
@@ -279,10 +285,10 @@ def namespace_document(settings: Settings) -> dict[str, Any]:
     return fields
 
 
-def document_settings(fields: Mapping[str, Any]) -> dict[str, object]:
-    """Return the policies that the fields of a namespace's document set. Raise PolicyValueRefused.
+def settings_from_document(fields: Mapping[str, Any]) -> dict[str, object]:
+    """Return the stored policies, by name, for the fields of Pulsar's document of a namespace.
 
-    `fields`: wire values; None sets nothing.
+    `fields`: JSON values; None sets nothing. Raise PolicyValueRefused.
     """
     changes: Changes = {}
     for policy in PULSAR_POLICIES:
@@ -291,5 +297,7 @@ def document_settings(fields: Mapping[str, Any]) -> dict[str, object]:
     return {name: value for name, value in changes.items() if value is not None}
 
 
-def _retention(minutes: int, size: int) -> dict[str, int]:
-    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size // _MIB if size > 0 else size}
+def _retention_wire_value(minutes: int, size_bytes: int) -> dict[str, int]:
+    """Return a retention as Pulsar's JSON. -1: no limit."""
+    megabytes = size_bytes // _MIB if size_bytes > 0 else size_bytes
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConsumerBusy(Conflict):
-    """A consumer may not join a subscription: it is exclusive, of another type, or has its maximum of consumers."""
+    """A consumer may not join a subscription, which is exclusive, of another type, or full."""
 
 
 class SubscriptionHasConsumers(Conflict):
@@ -41,7 +41,7 @@ class PoolBusy(Unavailable):
 
 
 class WriterElsewhere(Unavailable):
-    """A process that is no service of this database writes the topic."""
+    """A process that is no service, such as a command that produces, writes the topic."""
 
     def __init__(self, topic: TopicName, owner: str, remaining_ms: int) -> None:
         """`owner`: the process that owns the topic's lease; `remaining_ms`: until the lease expires."""
@@ -57,7 +57,7 @@ class WriterElsewhere(Unavailable):
 
 
 class NoLogOwner(Unavailable):
-    """Unsealed messages of a topic are in a log directory that no live service has."""
+    """Unsealed messages of a topic are in a log directory that no live service uses."""
 
     retry_after_seconds = 5
 
@@ -87,11 +87,11 @@ class TopicNotServed(Unavailable):
 
 
 class ProducerBusy(Conflict):
-    """The topic has a producer beside which the new one may not be connected."""
+    """A producer may not connect: the topic has an exclusive producer, one of the same name, or its maximum."""
 
 
 class ProducerFenced(Conflict):
-    """An exclusive producer may not write: another producer has taken its place, or it is not the only one."""
+    """An exclusive producer may not write: a newer exclusive producer has replaced it, or other producers exist."""
 
 
 class InvalidTopicEpoch(InvalidInput):
@@ -99,7 +99,8 @@ class InvalidTopicEpoch(InvalidInput):
 
 
 class BacklogQuotaExceeded(Conflict):
-    """The topic's backlog exceeds a quota. `holds`: producers wait until it shrinks; otherwise they get an error."""
+    """The topic's backlog exceeds a quota. `holds`: producers wait until the backlog shrinks; otherwise they get an
+    error."""
 
     def __init__(self, over: ExceededQuota) -> None:
         super().__init__(over.error.message, over.error.advice or over.error.remedy)
@@ -232,7 +233,7 @@ class MissingEntry(NotFound):
 
 
 class EntryTooFar(InvalidInput):
-    """The number of an entry to which too many entries would be read."""
+    """The number of a requested entry is too large: all entries before it would be read."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: the largest number."""

@@ -11,17 +11,17 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Shares(Counter[Name]):
-    """The amounts of all names; 0 for a name without one. For one thread, or under the caller's lock."""
+    """A counter of amounts by name, such as the requests of each role; 0 for an absent name. Not thread-safe."""
 
     def add(self, name: Name, amount: int) -> None:
-        """Add to the amount of a name; a negative number is subtracted."""
+        """Add `amount`, which may be negative, to the amount of a name; remove a name whose amount is 0."""
         self[name] += amount
         if not self[name]:
             del self[name]
 
     @contextmanager
     def counting(self, name: Name) -> Iterator[None]:
-        """Add 1 to the amount of a name inside the context."""
+        """Add 1 to the amount of a name during the context, and subtract it at the end."""
         self.add(name, 1)
         try:
             yield

@@ -41,11 +41,12 @@ _REQUEST = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class SourceView:
-    """The compacted ledger of a topic, for a broker of its source.
+class CompactedView:
+    """The compacted ledger of a topic, for the Pulsar broker that replicates the topic to this service.
 
-    `generation` 0: the topic was never compacted; then `horizon` is None. `last` None: it has no message. `first`: the
-    first entry that was ever stored; None: unknown, since raw was trimmed, or there is none.
+    Positions are those of the broker's ledgers. `generation` 0: the topic was never compacted; then `horizon` is None.
+    `last`: the last compacted message; None: there is none. `first`: the first entry that was ever stored; None: it is
+    trimmed, or there is none.
     """
 
     generation: int
@@ -58,11 +59,11 @@ class SourceView:
 
 
 @dataclass(frozen=True)
-class RequestState:
-    """The state of a request for a compaction: RUNNING, SUCCESS or ERROR.
+class CompactionRequestState:
+    """The state of a broker's request for a compaction. `status`: RUNNING, SUCCESS or ERROR.
 
-    `request`: the text with which it is asked for again. `run`: the newest run since the request; None: none was needed
-    yet. `error`: why the status is ERROR.
+    `request`: the text with which the broker asks for the state again. `run`: the newest run since the request; None:
+    there is none. `error`: the reason of ERROR.
     """
 
     status: CompactionStatus
@@ -72,15 +73,16 @@ class RequestState:
 
 
 @dataclass(frozen=True)
-class _Request:
-    """`end`: the offset that a run must reach. `run_id`, `failures`: of the topic, when the request was made."""
+class _CompactionRequest:
+    """A broker's request for a compaction, as a text that the broker keeps. `end`: the offset that a run must reach.
+    `run_id`, `failures`: the newest run and the failures of the topic when the request was made."""
 
     end: int
     run_id: int
     failures: int
 
     @classmethod
-    def parse(cls, text: str) -> _Request:
+    def parse(cls, text: str) -> _CompactionRequest:
         match = _REQUEST.fullmatch(text)
         if match is None:
             raise InvalidInput(f"{text[:100]!r} is no request for a compaction", "repeat the text of the first answer")
@@ -92,50 +94,51 @@ class _Request:
 
 @dataclass(frozen=True)
 class EntryPage:
-    """Entries of a compacted ledger: head and bytes of each. `generation`: of that ledger. `is_last`: no entry is left
-    up to the horizon; False: unknown."""
+    """A page of entries of a compacted ledger. `generation`: of that ledger. `frames`: head and bytes of each entry.
+    `is_last`: no entry is left up to the horizon; False: unknown."""
 
     generation: int
     frames: bytes
     is_last: bool
 
 
-def compact_up_to(broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str) -> RequestState:
-    """Request a compaction of all entries up to a position of the source, which are stored here; or ask how it goes.
+def compact_up_to(
+    broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str
+) -> CompactionRequestState:
+    """Request a compaction of all entries up to a position of the replicating broker, or ask for its state.
 
-    `request`: that of the first answer; None: this is the first call. A run that is under way is joined, and followed
-    by another one if its input ends before that position. `by`: the caller's name, for the audit log. Raise
+    `request`: None: this is the first call; then the text of the first result. An active run counts, and is followed by
+    another one if its input ends before that position. `by`: the caller's name, for the audit log. Raise
     PartitionedTopicRefused, TopicNotFound, NotTheOwner, CompactionPaused, Conflict.
     """
-    record = names.unpartitioned(broker.environment, name)
+    record = names.unpartitioned_topic(broker.environment, name)
     broker.ownership.check_for_reading(record)
     control = broker.environment.metadata.compaction_control
     activity = control.activity(record.id)
-    goal = _first_request(broker, record, upto) if request is None else _Request.parse(request)
+    goal = _new_request(broker, record, upto) if request is None else _CompactionRequest.parse(request)
     snapshot = Topic(broker.environment, record).snapshot()  # later than `activity`: it has all that runs did till then
     run = snapshot.last_run if snapshot.last_run is not None and snapshot.last_run.run_id > goal.run_id else None
     if goal.end == 0 or (snapshot.horizon is not None and snapshot.horizon.offset + 1 >= goal.end):
-        return RequestState(CompactionStatus.SUCCESS, str(goal), run)
+        return CompactionRequestState(CompactionStatus.SUCCESS, str(goal), run)
     if not activity.running and request is not None:
         if activity.control.failures > goal.failures:
-            return RequestState(CompactionStatus.ERROR, str(goal), run, activity.control.last_error)
+            return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, activity.control.last_error)
         if run is not None and run.state in (RunState.ERROR, RunState.CANCELLED):
-            return RequestState(CompactionStatus.ERROR, str(goal), run, run.error)
+            return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, run.error)
         if run is not None and run.tail_error:
-            return RequestState(CompactionStatus.ERROR, str(goal), run, run.tail_error)
-        if _has_all_allowed(broker, snapshot, run, goal.end):
-            return RequestState(CompactionStatus.SUCCESS, str(goal), run)
+            return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, run.tail_error)
+        if _is_compacted_except_young(broker, snapshot, run, goal.end):
+            return CompactionRequestState(CompactionStatus.SUCCESS, str(goal), run)
     if not activity.running:
         with suppress(CompactionRunning):
             broker.control.trigger(record, MANUAL, by)
-    return RequestState(CompactionStatus.RUNNING, str(goal), run)
+    return CompactionRequestState(CompactionStatus.RUNNING, str(goal), run)
 
 
-def _has_all_allowed(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | None, end: int) -> bool:
-    """Return whether all messages before the offset `end` are compacted, but for those that are too young for it.
+def _is_compacted_except_young(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | None, end: int) -> bool:
+    """Return whether all messages before the offset `end` are compacted, except those younger than the minimum lag.
 
-    The age counts at the start of `run`, which has succeeded, so that the wait has an end. Otherwise no run was needed
-    since the request, and it counts now.
+    The age counts at the start of `run` if it has succeeded, so that the wait has an end; otherwise it counts now.
     """
     if any(segment.first_offset < end for segment in snapshot.segments):
         return False
@@ -148,23 +151,23 @@ def _has_all_allowed(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | N
     return not dirty or dirty[0].first_offset >= end
 
 
-def _first_request(broker: Broker, record: TopicRecord, upto: SourcePosition) -> _Request:
-    """Return a request up to the end of the log, or up to nothing if the compacted ledger reaches `upto` already."""
+def _new_request(broker: Broker, record: TopicRecord, upto: SourcePosition) -> _CompactionRequest:
+    """Return a new request up to the end of the log; up to offset 0 if `upto` is already compacted."""
     topic = Topic(broker.environment, record)
     reader = topic.snapshot_reader()
     activity = broker.environment.metadata.compaction_control.activity(record.id)
     run_id = 0 if activity.last_run is None else activity.last_run.run_id
     compacted = topic.source_reader()
-    covers = compacted is not None and _horizon(broker, record, compacted) >= upto
-    return _Request(0 if covers else reader.end, run_id, activity.control.failures)
+    covers = compacted is not None and _source_horizon(broker, record, compacted) >= upto
+    return _CompactionRequest(0 if covers else reader.end, run_id, activity.control.failures)
 
 
-def view(broker: Broker, name: TopicName) -> SourceView:
-    """Return the compacted ledger of a topic.
+def compacted_view(broker: Broker, name: TopicName) -> CompactedView:
+    """Return generation, horizon, last message and size of the compacted ledger of a topic that a broker replicates.
 
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, Conflict.
     """
-    record = names.unpartitioned(broker.environment, name)
+    record = names.unpartitioned_topic(broker.environment, name)
     topic = Topic(broker.environment, record)
     reader = topic.source_reader()
     try:
@@ -173,11 +176,11 @@ def view(broker: Broker, name: TopicName) -> SourceView:
         broker.ownership.check_for_reading(record, EARLIEST)
         raise
     if reader is None:
-        return SourceView(0, None, None, first, 0, 0, 0)
+        return CompactedView(0, None, None, first, 0, 0, 0)
     compacted = reader.compacted
-    return SourceView(
+    return CompactedView(
         compacted.generation,
-        _horizon(broker, record, reader),
+        _source_horizon(broker, record, reader),
         reader.last_message(),
         first,
         compacted.messages,
@@ -186,7 +189,7 @@ def view(broker: Broker, name: TopicName) -> SourceView:
     )
 
 
-def entries(
+def compacted_entries(
     broker: Broker,
     name: TopicName,
     start: SourcePosition,
@@ -195,16 +198,16 @@ def entries(
     max_entries: int,
     max_bytes: int,
 ) -> EntryPage:
-    """Return compacted entries from `start` on, ascending, up to `horizon`; at least one unless none is left.
+    """Read compacted entries from `start` on, ascending, up to `horizon`; at least one if any is left.
 
-    `horizon`: the caller's; None: that of the compacted ledger. `generation`: the caller's, see `open_source_reader`.
-    Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner; Conflict if less is known here than the caller knows.
+    `horizon`, `generation`: those that the caller knows; None: those of the current compacted ledger. Raise Conflict if
+    the topic is compacted less far than the caller knows; PartitionedTopicRefused, TopicNotFound, NotTheOwner.
     """
-    record = names.unpartitioned(broker.environment, name)
+    record = names.unpartitioned_topic(broker.environment, name)
     pieces: list[bytes] = []
     size = 0
     reader = Topic(broker.environment, record).source_reader(generation)
-    covered = _covered_horizon(broker, record, reader, horizon, generation)
+    covered = _checked_horizon(broker, record, reader, horizon, generation)
     if reader is None or covered is None:
         return EntryPage(0, b"", True)
     is_last = True
@@ -220,26 +223,28 @@ def entries(
     return EntryPage(reader.compacted.generation, b"".join(pieces), is_last)
 
 
-def position_since(
+def first_position_since(
     broker: Broker,
     name: TopicName,
     publish_time_ms: int,
     horizon: SourcePosition | None,
     generation: int | None,
 ) -> SourcePosition | None:
-    """Return the first compacted entry with a message that was published then or later; None: there is none.
+    """Return the position of the first compacted entry with a message published at `publish_time_ms` or later.
 
-    For the other parameters and the errors see `entries`.
+    None: there is none. The other parameters and the errors are those of `compacted_entries`.
     """
-    record = names.unpartitioned(broker.environment, name)
+    record = names.unpartitioned_topic(broker.environment, name)
     reader = Topic(broker.environment, record).source_reader(generation)
-    covered = _covered_horizon(broker, record, reader, horizon, generation)
+    covered = _checked_horizon(broker, record, reader, horizon, generation)
     return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
 
 
-def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> SourcePosition:
-    """Return the horizon of a compacted ledger. Raise NotTheOwner if another service has the messages that tell it;
-    Conflict for a topic that is not of one source alone."""
+def _source_horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> SourcePosition:
+    """Return the horizon of a compacted ledger as a position of the replicating broker.
+
+    Raise NotTheOwner if another service has the messages that determine it; Conflict for a topic of several sources.
+    """
     reader.check_one_source()
     try:
         return reader.horizon()
@@ -248,16 +253,19 @@ def _horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -> Sourc
         raise
 
 
-def _covered_horizon(
+def _checked_horizon(
     broker: Broker,
     record: TopicRecord,
     reader: SourceReader | None,
     horizon: SourcePosition | None,
     generation: int | None,
 ) -> SourcePosition | None:
-    """Return the horizon of a read; None: there is no compacted ledger. Raise Conflict if it ends before `horizon`, or
-    if the caller's generation has another one than was stored here."""
-    known = None if reader is None else _horizon(broker, record, reader)
+    """Return the horizon up to which a caller may read: its own, or that of the compacted ledger; None: there is none.
+
+    Raise Conflict if the compacted ledger ends before the caller's horizon, or has another horizon stored for the
+    caller's generation.
+    """
+    known = None if reader is None else _source_horizon(broker, record, reader)
     stored = None
     if reader is not None and reader.compacted.generation == generation:
         stored = reader.compacted.source_horizon

@@ -22,7 +22,7 @@ from storage.metadata.stats import CursorStatsRecord, TopicStatsRecord
 from storage.model import TopicName
 
 INDIVIDUAL = frozenset(kind.pulsar_name for kind in SubscriptionType if kind.is_individual)
-"""The types of subscriptions that acknowledge one by one."""
+"""The types of subscriptions that acknowledge messages individually."""
 ONE_ACTIVE = frozenset(kind.pulsar_name for kind in SubscriptionType) - INDIVIDUAL
 """The types of which one consumer is active."""
 NOT_COUNTED = -1
@@ -31,7 +31,7 @@ _NO_CLIENTS = LiveSubscriptionState()
 
 
 class EntryPosition(NamedTuple):
-    """An entry, as Pulsar's managed ledger names it."""
+    """The position of an entry in Pulsar's managed ledger: `ledger:entry` as text."""
 
     ledger_id: int
     entry_id: int
@@ -41,8 +41,8 @@ class EntryPosition(NamedTuple):
 
 
 class LedgerCounts(NamedTuple):
-    """A ledger, or a segment that will be one. `size`: logical bytes; `created_at`: milliseconds since the Unix epoch;
-    `open`: entries are appended to it."""
+    """The counts of a ledger, or of a segment that becomes a ledger. `size`: logical bytes; `created_at`: milliseconds
+    since the Unix epoch; `open`: entries are appended to it."""
 
     ledger_id: int
     entries: int
@@ -53,34 +53,39 @@ class LedgerCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class StatsSnapshot:
-    """The counts of a topic at one moment. `active`: the end of the active segment; None: there is none, or it is not
-    local. `active_published_at`: publish time in milliseconds of its last entry; 0: it was not requested."""
+    """The counts of a topic at one moment, and what they imply for its cursors. `active`: the end of the active
+    segment; None: there is none, or it is not local. `active_published_at`: publish time in milliseconds of its last
+    entry; 0: it was not requested."""
 
     stats: TopicStatsRecord
     active: OpenSegmentEnd | None
     active_published_at: int = 0
 
     @property
-    def end(self) -> int:
-        """The offset that the next message gets, by what this process can read."""
+    def end_offset(self) -> int:
+        """Return the offset of the next message, as far as this process can read."""
         known = self.stats.topic.next_offset
         return max(known, self.active.next_offset) if self.active else known
 
     @property
-    def first(self) -> int:
-        """The first offset that can be read."""
+    def first_offset(self) -> int:
+        """Return the first offset that can be read raw."""
         sums = self.stats.sums
         starts = [segment.first_offset for segment in self.stats.segments]
         starts += [sums.first_offset] if sums.first_offset is not None else []
-        return max(min(starts, default=self.end), self.stats.topic.start_offset)
+        return max(min(starts, default=self.end_offset), self.stats.topic.start_offset)
 
     @property
     def entries(self) -> int:
-        return self.stats.sums.entries + sum(self._segment(segment)[0] for segment in self.stats.segments)
+        return self.stats.sums.entries + sum(
+            self._segment_entries_and_bytes(segment)[0] for segment in self.stats.segments
+        )
 
     @property
     def size(self) -> int:
-        return self.stats.sums.logical_bytes + sum(self._segment(segment)[1] for segment in self.stats.segments)
+        return self.stats.sums.logical_bytes + sum(
+            self._segment_entries_and_bytes(segment)[1] for segment in self.stats.segments
+        )
 
     @property
     def last_publish_time(self) -> int:
@@ -88,38 +93,46 @@ class StatsSnapshot:
         return max([self.stats.sums.max_publish_time, self.active_published_at, *rolled])
 
     def backlog(self, cursor: CursorStatsRecord) -> int:
-        """Return the number of messages after a cursor's mark-delete position, without those that are acknowledged one
-        by one, if the record counts them."""
-        return max(self.end - max(cursor.record.mark_delete_offset + 1, self.first) - cursor.acknowledged, 0)
+        """Return the number of messages in a cursor's backlog: after its mark-delete position, without individually
+        acknowledged ones as far as the record counts them."""
+        return max(
+            self.end_offset - max(cursor.record.mark_delete_offset + 1, self.first_offset) - cursor.acknowledged, 0
+        )
 
-    def since_mark_delete(self, cursor: CursorStatsRecord) -> int:
-        """Return the distance from the mark-delete position to the end, as a broker counts it: 1 if nothing is between.
-
-        Messages that are acknowledged one by one count.
-        """
-        return self.end - max(cursor.record.mark_delete_offset + 1, self.first) + 1
+    def messages_since_first_unacknowledged(self, cursor: CursorStatsRecord) -> int:
+        """Return the number of messages from the first one after the mark-delete position to the end, plus 1, as a
+        broker counts. Individually acknowledged messages count, too."""
+        return self.end_offset - max(cursor.record.mark_delete_offset + 1, self.first_offset) + 1
 
     def backlog_bytes(self, cursor: CursorStatsRecord) -> int:
-        """Return the approximate logical bytes of the messages after a cursor's mark-delete position, as quotas do."""
+        """Return the approximate logical bytes of the messages after a cursor's mark-delete position."""
         sizes = (extent_bytes(segment, self.active) for segment in self.stats.segments)
         return cursor.sealed_bytes + bytes_from([size for size in sizes if size], cursor.record.mark_delete_offset + 1)
 
     @property
     def extents(self) -> list[LedgerCounts]:
-        """The ledgers and segments, in order. A snapshot without ledgers has only the segments."""
+        """Return the counts of all ledgers and segments, in order. A snapshot without ledgers has only segments."""
         sealed = [
             LedgerCounts(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
             for line in self.stats.ledgers
         ]
         unsealed = [
-            LedgerCounts(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
+            LedgerCounts(
+                segment.ledger_id,
+                *self._segment_entries_and_bytes(segment),
+                segment.created_at,
+                segment.content is None,
+            )
             for segment in self.stats.segments
         ]
         return sorted((*sealed, *unsealed), key=lambda item: item.ledger_id)
 
     @property
     def last_entry(self) -> EntryPosition:
-        """The last entry; the position before the first one if the topic is empty. Needs a snapshot with ledgers."""
+        """Return the position of the last entry; if the topic is empty, the position before the first one.
+
+        The snapshot must have ledgers.
+        """
         extents = self.extents
         filled = [extent for extent in extents if extent.entries]
         if filled:
@@ -127,15 +140,15 @@ class StatsSnapshot:
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
     def mark_delete_entry(self, cursor: CursorStatsRecord) -> EntryPosition:
-        """Return the mark-delete position as a broker shows it: an entry. Needs a snapshot with ledgers."""
+        """Return the mark-delete position of a cursor as the position of an entry. The snapshot must have ledgers."""
         mark = cursor.record.mark_delete
         if mark is not None:
             return EntryPosition(mark.message_id.ledger_id, mark.message_id.entry_id)
         extents = self.extents
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
-    def _segment(self, segment: SegmentRecord) -> tuple[int, int]:
-        """Return the entries and bytes of a segment."""
+    def _segment_entries_and_bytes(self, segment: SegmentRecord) -> tuple[int, int]:
+        """Return the number of entries and of logical bytes of a segment; 0 for one that is not local."""
         if segment.content is not None:
             return segment.content.entries, segment.content.logical_bytes
         return (self.active.entries, self.active.logical_bytes) if self.active else (0, 0)
@@ -144,9 +157,9 @@ class StatsSnapshot:
 def stats_snapshot(
     environment: Environment, name: TopicName, *, with_ledgers: bool = False, with_last_publish_time: bool = False
 ) -> StatsSnapshot | None:
-    """Return the counts of a topic at this moment; None: the topic does not exist.
+    """Read the present counts of a topic from the database and the active segment; None: the topic does not exist.
 
-    `with_ledgers`: with a line for each ledger, and properties. `with_last_publish_time`: that of the newest entry.
+    `with_ledgers`: with counts of each ledger, and properties. `with_last_publish_time`: that of the newest entry.
     """
     try:
         stats = environment.metadata.stats.of(name, with_ledgers=with_ledgers)
@@ -171,7 +184,7 @@ def topic_stats(
     with_backlog_bytes: bool = True,
     with_oldest_publish_times: bool = False,
 ) -> TopicStats:
-    """Return the stats of one topic, with the clients that are connected to this process.
+    """Compute the stats of one topic from its counts and from the clients that are connected to this process.
 
     `with_backlog_bytes`: with each subscription's backlog in bytes, otherwise `NOT_COUNTED`.
     `with_oldest_publish_times`: with the oldest publish time of each backlog, otherwise 0.
@@ -185,12 +198,12 @@ def topic_stats(
     return replace(
         live.stats,
         bytes_in_counter=snapshot.size,
-        msg_in_counter=snapshot.end,
+        msg_in_counter=snapshot.end_offset,
         storage_size=snapshot.size,
         backlog_size=max((snapshot.backlog_bytes(cursor) for cursor in cursors.values()), default=0),
         earliest_msg_publish_time_in_backlogs=min((time for time in oldest if time), default=0),
         subscriptions={
-            name: _subscription(
+            name: _subscription_stats(
                 snapshot,
                 cursors.get(name),
                 live.subscriptions.get(name, _NO_CLIENTS),
@@ -200,21 +213,21 @@ def topic_stats(
             for name in {**cursors, **live.subscriptions}
         },
         non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in cursors.values()),
-        compaction=_compaction(snapshot.stats.succeeded, snapshot.stats.failed),
+        compaction=_compaction_stats(snapshot.stats.succeeded, snapshot.stats.failed),
         topic_creation_time_stamp=snapshot.stats.topic.created_at,
         last_publish_time_stamp=snapshot.last_publish_time,
     )
 
 
-def _subscription(
+def _subscription_stats(
     snapshot: StatsSnapshot,
     cursor: CursorStatsRecord | None,
     live: LiveSubscriptionState,
     with_backlog_bytes: bool,
     with_oldest_publish_times: bool,
 ) -> SubscriptionStats:
-    """Return the stats of a subscription. `cursor` None: only consumers that are connected here know it."""
-    stats, backlog = live.stats, live.backlog(snapshot.end, snapshot.first)
+    """Return the stats of a subscription. `cursor` None: it is not durable, and only has connected consumers."""
+    stats, backlog = live.stats, live.backlog(snapshot.end_offset, snapshot.first_offset)
     if cursor is not None:
         stored_backlog = snapshot.backlog(cursor)
         backlog = stored_backlog if backlog is None else backlog
@@ -240,18 +253,19 @@ def _subscription(
     )
 
 
-def _compaction(succeeded: RunRecord | None, failed: RunRecord | None) -> CompactionStats:
+def _compaction_stats(succeeded: RunRecord | None, failed: RunRecord | None) -> CompactionStats:
+    """Return the compaction stats of a topic from its last successful run and its last failed run."""
     newest = max((run for run in (succeeded, failed) if run is not None), key=lambda run: run.run_id, default=None)
     return CompactionStats(
-        _removed(succeeded) if succeeded is not None else 0,
+        _removed_messages(succeeded) if succeeded is not None else 0,
         (succeeded.finished_at or 0) if succeeded is not None else 0,
         (failed.finished_at or 0) if failed is not None else 0,
         (newest.finished_at or 0) - newest.started_at if newest is not None else 0,
     )
 
 
-def _removed(run: RunRecord) -> int:
-    """Return the number of messages that a run removed."""
+def _removed_messages(run: RunRecord) -> int:
+    """Return the number of messages that a compaction run removed."""
     numbers = [run.statistics.get(name, 0) for name in ("messages_before", "messages_in", "messages_out")]
     before, new, remaining = (number if isinstance(number, int) else 0 for number in numbers)
     return max(before + new - remaining, 0)

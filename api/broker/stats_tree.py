@@ -17,7 +17,7 @@ NO_CONSUMER = "None"
 
 @dataclass(frozen=True)
 class ProducerStats:
-    """A producer, as Pulsar's `PublisherStats` has it."""
+    """The stats of a producer, with the fields of Pulsar's `PublisherStats`."""
 
     access_mode: str = "Shared"
     msg_rate_in: float = 0.0
@@ -35,7 +35,7 @@ class ProducerStats:
 
 @dataclass(frozen=True)
 class ConsumerStats:
-    """A consumer or reader, as Pulsar's `ConsumerStats` has it; times are milliseconds."""
+    """The stats of a consumer or reader, with the fields of Pulsar's `ConsumerStats`; times in milliseconds."""
 
     last_consumed_flow_timestamp: int = 0
     msg_rate_out: float = 0.0
@@ -60,7 +60,7 @@ class ConsumerStats:
 
 @dataclass(frozen=True)
 class CompactionStats:
-    """The last run that succeeded and the last run that failed; times and durations in milliseconds, 0: never."""
+    """The stats of a topic's compaction: its last successful and last failed run; milliseconds, 0: never."""
 
     last_compaction_removed_event_count: int = 0
     last_compaction_succeed_timestamp: int = 0
@@ -69,17 +69,18 @@ class CompactionStats:
 
     @classmethod
     def merge(cls, parts: Sequence[CompactionStats]) -> CompactionStats:
-        """Return the sum of removed messages, the newest times, and the longest duration."""
+        """Combine the compaction stats of partitions: sum of removed messages, newest times, longest duration."""
         newest = "last_compaction_succeed_timestamp", "last_compaction_failed_timestamp"
         longest = "last_compaction_duration_time_in_mills"
         return cls(
-            **_folded(sum, parts, "last_compaction_removed_event_count"), **_folded(max, parts, *newest, longest)
+            **_aggregate_fields(sum, parts, "last_compaction_removed_event_count"),
+            **_aggregate_fields(max, parts, *newest, longest),
         )
 
 
 @dataclass(frozen=True)
 class SubscriptionStats:
-    """A subscription: the backlog of its cursor, if it has one, and its clients."""
+    """The stats of a subscription: the backlog of its cursor, if it has one, and its consumers."""
 
     msg_rate_out: float = 0.0
     msg_throughput_out: float = 0.0
@@ -133,8 +134,8 @@ class SubscriptionStats:
 
     @classmethod
     def merge(cls, parts: Sequence[SubscriptionStats]) -> SubscriptionStats:
-        """Return the sums of one subscription over partitions, with all its properties, without its clients."""
-        counts = _folded(
+        """Combine the stats of one subscription in several partitions: sums and all properties, without consumers."""
+        counts = _aggregate_fields(
             sum,
             parts,
             "msg_backlog",
@@ -148,8 +149,8 @@ class SubscriptionStats:
 
 @dataclass(frozen=True)
 class TopicStats:
-    """A topic, or the sum of its partitions. `msg_in_counter`: the messages that it ever got. `bytes_in_counter`: the
-    bytes of the messages that it still has."""
+    """The stats of a topic, or the sums of its partitions. `msg_in_counter`: all messages ever appended.
+    `bytes_in_counter`: the bytes of the messages that still exist."""
 
     msg_rate_in: float = 0.0
     msg_throughput_in: float = 0.0
@@ -192,13 +193,13 @@ class TopicStats:
 
     @classmethod
     def merge(cls, parts: Sequence[TopicStats]) -> TopicStats:
-        """Return the sum of partitions, without clients: subscriptions by name, the newest times of compactions.
+        """Combine the stats of partitions, without clients: sums, subscriptions by name, newest compaction times.
 
         Policies are set for all partitions together, so all have the same quotas.
         """
         if not parts:
             return cls(deduplication_status=None)
-        counts = _folded(
+        counts = _aggregate_fields(
             sum,
             parts,
             "bytes_in_counter",
@@ -211,8 +212,8 @@ class TopicStats:
         names = sorted({name for item in parts for name in item.subscriptions})
         return cls(
             **counts,
-            **_folded(min, parts, "topic_creation_time_stamp"),
-            **_folded(max, parts, "last_publish_time_stamp"),
+            **_aggregate_fields(min, parts, "topic_creation_time_stamp"),
+            **_aggregate_fields(max, parts, "last_publish_time_stamp"),
             earliest_msg_publish_time_in_backlogs=min(earliest, default=0),
             subscriptions={
                 name: SubscriptionStats.merge(
@@ -227,6 +228,6 @@ class TopicStats:
         )
 
 
-def _folded(fold: Callable[[Iterable[int]], int], parts: Sequence[object], *names: str) -> dict[str, Any]:
-    """Return fields by name, each the sum, minimum or maximum of those of several stats."""
+def _aggregate_fields(fold: Callable[[Iterable[int]], int], parts: Sequence[object], *names: str) -> dict[str, Any]:
+    """Return the values of the named fields, each reduced over `parts` by `fold` (sum, min or max)."""
     return {name: fold(getattr(item, name) for item in parts) for name in names}

@@ -37,12 +37,16 @@ if TYPE_CHECKING:
     from storage.model import MessageId, TopicName
 
 
+NextOffsets = Sequence[int]
+"""The offset that a subscription delivers next, in each partition."""
+
+
 @dataclass
 class BacklogCounts:
-    """Counts of a backlog. `first_entry`, `last_entry`: the ledger id and entry id of its first and last entry; None:
-    it is empty.
+    """Counts of a subscription's backlog. `first_entry`, `last_entry`: the ledger id and entry id of its first and last
+    entry; None: it is empty.
 
-    `is_cut_off`: it has more entries than were counted.
+    `is_cut_off`: the backlog has more entries than were counted.
     """
 
     entries: int = 0
@@ -53,8 +57,7 @@ class BacklogCounts:
 
 
 def of_topic(environment: Environment, name: TopicName) -> list[str]:
-    """Return the names of a topic's subscriptions, sorted. For a partitioned topic, return the union over its
-    partitions. Raise TopicNotFound."""
+    """Return the sorted names of the subscriptions of a topic, or of all its partitions. Raise TopicNotFound."""
     cursors = environment.metadata.cursors
     return sorted({cursor.name for record in names.topics(environment, name) for cursor in cursors.of_topic(record.id)})
 
@@ -69,11 +72,11 @@ def names_without_compaction(environment: Environment, record: TopicRecord) -> l
 def create(
     broker: Broker, name: TopicName, subscription: str, position: CursorPosition, properties: Mapping[str, str]
 ) -> None:
-    """Create a subscription that delivers the first message at or after `position` next.
+    """Create a durable subscription that delivers the first message at or after `position` next.
 
-    An id after the end is the end. Messages that it has not acknowledged are not trimmed. `__compaction` is created
-    without a horizon, wherever `position` is. Raise TopicNotFound, NotTheOwner, InvalidInput for the name or the
-    properties; CursorExists if each partition has it.
+    An id after the end counts as the end. Messages that the subscription has not acknowledged are not trimmed.
+    `__compaction` is created without a horizon, wherever `position` is. Raise TopicNotFound, NotTheOwner, InvalidInput
+    for the name or the properties; CursorExists if each partition has it.
     """
     environment = broker.environment
     records = names.local_topics(broker, name)
@@ -82,13 +85,13 @@ def create(
         if subscription != COMPACTION_CURSOR:
             create_cursor(environment, record, subscription, position, properties)
             return
-        if _exists(environment, record, subscription):
+        if _has_cursor(environment, record, subscription):
             raise CursorExists(record.name, subscription)
         environment.metadata.cursors.ensure(record.id, subscription)
         if properties:
             environment.metadata.cursors.set_properties(record.id, subscription, properties)
 
-    _apply(create_in, records, CursorExists)
+    _apply_tolerating(create_in, records, CursorExists)
 
 
 def create_cursor(
@@ -98,8 +101,8 @@ def create_cursor(
     position: CursorPosition,
     properties: Mapping[str, str],
 ) -> CursorRecord:
-    """Create a cursor of one topic. Raise CursorExists, InvalidInput for `__compaction`, the name, the properties or
-    an offset after the end."""
+    """Create a cursor of one topic that delivers the first message at or after `position` next. Raise CursorExists,
+    InvalidInput for `__compaction`, the name, the properties or an offset after the end."""
     mark = mark_delete_before(Topic(environment, record), position)
     return environment.metadata.cursors.create(record.id, subscription, mark, properties)
 
@@ -117,22 +120,25 @@ def delete(broker: Broker, name: TopicName, subscription: str, force: bool = Fal
             live.prepare_deletion(force)
         delete_cursor(broker.environment, record, subscription, force)
 
-    _each(broker, name, subscription, delete_from, needs_messages=False)
+    _change_in_each_partition(broker, name, subscription, delete_from, needs_messages=False)
 
 
 def delete_cursor(environment: Environment, record: TopicRecord, subscription: str, force: bool = False) -> None:
-    """Delete a cursor of one topic. With `__compaction` goes the compacted ledger.
+    """Delete a cursor of one topic from the database. Deleting `__compaction` also retires the compacted ledger.
 
     `force`: also if raw messages that the next run needs are trimmed, or their objects are missing in the store or too
     short (R8). Raise CursorNotFound; Conflict and Unavailable unless forced.
     """
     if subscription == COMPACTION_CURSOR and not force:
-        _check_raw(environment, record)
+        _check_raw_objects(environment, record)
     environment.metadata.cursors.delete(record.id, subscription, force)
 
 
 def properties(environment: Environment, name: TopicName, subscription: str) -> dict[str, str]:
-    """Return the properties of a subscription, merged over partitions. Raise TopicNotFound, CursorNotFound."""
+    """Return the properties of a subscription, of a partitioned topic those of all partitions together.
+
+    Raise TopicNotFound, CursorNotFound.
+    """
     merged: dict[str, str] = {}
     for record in names.topics(environment, name):
         merged |= environment.metadata.cursors.get(record.id, subscription).properties
@@ -142,13 +148,16 @@ def properties(environment: Environment, name: TopicName, subscription: str) -> 
 def replace_properties(broker: Broker, name: TopicName, subscription: str, properties: Mapping[str, str]) -> None:
     """Replace all properties of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound, InvalidInput."""
     replace = broker.environment.metadata.cursors.replace_properties
-    _each(broker, name, subscription, lambda record: replace(record.id, subscription, properties), needs_messages=False)
+    _change_in_each_partition(
+        broker, name, subscription, lambda record: replace(record.id, subscription, properties), needs_messages=False
+    )
 
 
-def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> Sequence[int]:
-    """Let a subscription deliver the first message at or after `position` next. Connected consumers are disconnected,
-    and subscribe again. Return the offset after its mark-delete position, of a partitioned topic in each partition. The
-    messages there may be trimmed: EARLIEST is offset 0.
+def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> NextOffsets:
+    """Move a subscription, so that it delivers the first message at or after `position` next.
+
+    Connected consumers are disconnected, and subscribe again. Return the offset after the new mark-delete position, for
+    a partitioned topic one for each partition. The messages there may be trimmed: EARLIEST is offset 0.
 
     For a partitioned topic only a publish time is a position. Raise PartitionedTopicRefused, TopicNotFound,
     NotTheOwner, CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end.
@@ -167,15 +176,15 @@ def reset(broker: Broker, name: TopicName, subscription: str, position: CursorPo
             live.reset(mark)
             offsets[record.id] = 0 if mark is None else mark.offset + 1
 
-    _each(broker, name, subscription, reset_in)
+    _change_in_each_partition(broker, name, subscription, reset_in)
     return list(offsets.values())
 
 
 def reset_cursor(
     environment: Environment, record: TopicRecord, subscription: str, position: CursorPosition
 ) -> CursorRecord:
-    """Move a cursor of one topic in the database, and fence a process that has it open. Raise NotFound,
-    CompactionCursorProtected, InvalidInput for an offset after the end."""
+    """Move a cursor of one topic in the database to `position`; a process that has the cursor open is fenced. Raise
+    NotFound, CompactionCursorProtected, InvalidInput for an offset after the end."""
     if subscription == COMPACTION_CURSOR:  # refused before the topic is read
         raise CompactionCursorProtected(record.name)
     mark = mark_delete_before(Topic(environment, record), position)
@@ -183,37 +192,43 @@ def reset_cursor(
 
 
 def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> None:
-    """Acknowledge the first `count` unacknowledged messages. Raise PartitionedTopicRefused, TopicNotFound,
-    NotTheOwner, CursorNotFound, CompactionCursorProtected."""
+    """Acknowledge the first `count` unacknowledged messages of a subscription. Raise PartitionedTopicRefused,
+    TopicNotFound, NotTheOwner, CursorNotFound, CompactionCursorProtected."""
     names.check_not_partitioned(broker.environment, name)
 
     def skip_in(record: TopicRecord) -> None:
-        with _open(broker, record, subscription) as (topic, cursor):
+        with _open_cursor(broker, record, subscription) as (topic, cursor):
             reader = topic.snapshot_reader()
             # Where raw is trimmed, a compacted ledger may still hold messages for this cursor's reader.
             start = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
             cursor.skip(count, reader.end, start)
 
-    _each(broker, name, subscription, skip_in)
+    _change_in_each_partition(broker, name, subscription, skip_in)
 
 
-def clear(broker: Broker, name: TopicName, subscription: str) -> None:
+def clear_backlog(broker: Broker, name: TopicName, subscription: str) -> None:
     """Acknowledge all present messages of a subscription. Raise TopicNotFound, NotTheOwner, CursorNotFound,
     CompactionCursorProtected."""
-    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, LATEST))
+    _change_in_each_partition(
+        broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, LATEST)
+    )
 
 
 def expire(broker: Broker, name: TopicName, subscription: str, seconds: int) -> None:
-    """Acknowledge the messages that are older than `seconds`. Raise TopicNotFound, NotTheOwner, CursorNotFound,
-    CompactionCursorProtected."""
-    oldest = _published_since(broker, seconds)
-    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, oldest))
+    """Acknowledge the messages of a subscription that are older than `seconds`. Raise TopicNotFound, NotTheOwner,
+    CursorNotFound, CompactionCursorProtected."""
+    oldest = _start_time_before_now(broker, seconds)
+    _change_in_each_partition(
+        broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, oldest)
+    )
 
 
 def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
-    """Acknowledge the messages that are older than `seconds` for all subscriptions but `__compaction`. Raise
-    TopicNotFound, NotTheOwner."""
-    oldest = _published_since(broker, seconds)
+    """Acknowledge the messages of a topic that are older than `seconds`, for all its subscriptions but `__compaction`.
+
+    Raise TopicNotFound, NotTheOwner.
+    """
+    oldest = _start_time_before_now(broker, seconds)
     records = names.local_topics(broker, name)
     broker.ownership.check_not_owned_elsewhere(*records)
     for record in records:
@@ -222,36 +237,39 @@ def expire_all(broker: Broker, name: TopicName, seconds: int) -> None:
 
 
 def expire_before(broker: Broker, name: TopicName, subscription: str, position: CursorPosition) -> None:
-    """Acknowledge the messages before `position`. Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner,
-    CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end."""
+    """Acknowledge the messages of a subscription before `position`. Raise PartitionedTopicRefused, TopicNotFound,
+    NotTheOwner, CursorNotFound, CompactionCursorProtected, InvalidInput for an offset after the end."""
     names.check_not_partitioned(broker.environment, name)
-    _each(broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, position))
+    _change_in_each_partition(
+        broker, name, subscription, lambda record: _acknowledge_before(broker, record, subscription, position)
+    )
 
 
 def peek(broker: Broker, name: TopicName, subscription: str, entry_number: int) -> Entry:
-    """Return the raw entry that a subscription delivers as its `entry_number`th next one, counted from 1.
+    """Return the n-th raw entry that a subscription delivers next, counted from 1, without acknowledging it.
 
-    As in a broker, a subscription that does not exist is created, at the earliest message. Raise EntryTooFar,
+    A missing subscription is created at the earliest message, as in Pulsar. Raise EntryTooFar,
     PartitionedTopicRefused, TopicNotFound, NotTheOwner, MissingEntry; CursorNotFound for a missing `__compaction`.
     """
     check_entry_number_limit(entry_number)
     record = names.local_topic(broker, name)
-    if subscription != COMPACTION_CURSOR and not _exists(broker.environment, record, subscription):
+    if subscription != COMPACTION_CURSOR and not _has_cursor(broker.environment, record, subscription):
         with suppress(CursorExists):  # another caller was first
             create_cursor(broker.environment, record, subscription, EARLIEST, {})
     topic = Topic(broker.environment, record)
-    source = _with_unacknowledged_rows(broker, topic, subscription)
+    source = _entries_with_unacknowledged_rows(broker, topic, subscription)
     return nth((entry for entry, rows in source if rows), entry_number, topic)
 
 
 def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId | None = None) -> BacklogCounts:
-    """Count a subscription's backlog from `start` on; None: from its position. Read at most `MOST_ENTRIES` + 1 entries.
+    """Count the entries and messages of a subscription's backlog by reading at most `MOST_ENTRIES` + 1 entries.
 
+    `start`: the first message to read; None: the position of the subscription.
     Raise PartitionedTopicRefused, TopicNotFound, NotTheOwner, CursorNotFound.
     """
     topic = Topic(broker.environment, names.local_topic(broker, name))
     content = BacklogCounts()
-    source = _with_unacknowledged_rows(broker, topic, subscription, start)
+    source = _entries_with_unacknowledged_rows(broker, topic, subscription, start)
     for entry, rows in islice(source, MOST_ENTRIES + 1):
         if not rows:
             continue
@@ -266,7 +284,7 @@ def analyze(broker: Broker, name: TopicName, subscription: str, start: MessageId
 
 
 def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
-    """Return the approximate number of logical bytes at or after a message. Raise PartitionedTopicRefused,
+    """Return the approximate number of logical bytes of a topic at or after a message. Raise PartitionedTopicRefused,
     TopicNotFound, NotTheOwner."""
     environment = broker.environment
     record = names.local_topic(broker, name)
@@ -277,9 +295,9 @@ def backlog_size(broker: Broker, name: TopicName, start: MessageId) -> int:
     return 0 if first is None else bytes_from(sizes, first.offset)
 
 
-def _check_raw(environment: Environment, record: TopicRecord) -> None:
-    """Raise Conflict if the topic has a compacted ledger, and the store lacks an object from which the next run would
-    make it again. Trimmed raw messages are left to the deletion, which refuses them."""
+def _check_raw_objects(environment: Environment, record: TopicRecord) -> None:
+    """Raise Conflict if the topic has a compacted ledger, and the store lacks a raw object that the next run needs to
+    build it again. A topic with trimmed raw messages is not checked: the deletion of the cursor refuses it."""
     snapshot = environment.metadata.topic_snapshot(record.id)
     compacted = snapshot.compacted
     if compacted is None or snapshot.first_offset > 0:
@@ -299,17 +317,17 @@ def _check_raw(environment: Environment, record: TopicRecord) -> None:
     )
 
 
-def _each(
+def _change_in_each_partition(
     broker: Broker,
     name: TopicName,
     subscription: str,
     change: Callable[[TopicRecord], object],
     needs_messages: bool = True,
 ) -> None:
-    """Change the subscription of the topic, or of each partition that has it.
+    """Call `change` for a topic, or for each partition, to change a subscription; repeat a call that raises Fenced.
 
     A partition may lack the subscription because an earlier deletion failed after it: a repeated call changes the
-    others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has it.
+    others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has the subscription.
     """
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
     broker.ownership.check_not_owned_elsewhere(*records)  # the cursor of connected consumers is in their service
@@ -320,13 +338,13 @@ def _each(
         except Fenced:  # another process moved the cursor, which is open again
             change(record)
 
-    _apply(change_again_if_fenced, records, NotFound)
+    _apply_tolerating(change_again_if_fenced, records, NotFound)
 
 
-def _apply(
+def _apply_tolerating(
     operation: Callable[[TopicRecord], object], records: Sequence[TopicRecord], tolerated: type[CompactorError]
 ) -> None:
-    """Apply an operation to each topic. Raise the first of the tolerated errors only if all topics have one."""
+    """Call an operation for each topic. Raise the first error of the tolerated type only if all topics have one."""
     errors = []
     for record in records:
         try:
@@ -337,25 +355,26 @@ def _apply(
         raise errors[0]
 
 
-def _exists(environment: Environment, record: TopicRecord, subscription: str) -> bool:
+def _has_cursor(environment: Environment, record: TopicRecord, subscription: str) -> bool:
     return any(cursor.name == subscription for cursor in environment.metadata.cursors.of_topic(record.id))
 
 
-def _published_since(broker: Broker, seconds: int) -> StartTime:
+def _start_time_before_now(broker: Broker, seconds: int) -> StartTime:
+    """Return the position of the first message that is at most `seconds` old."""
     return StartTime(max(broker.environment.clock.now_ms() - seconds * 1000, 0))
 
 
 def _acknowledge_before(broker: Broker, record: TopicRecord, subscription: str, position: CursorPosition) -> None:
-    """Acknowledge all messages before a position, also if the last of them does not exist any more."""
-    with _open(broker, record, subscription) as (topic, cursor):
+    """Acknowledge all messages of a subscription before a position, even if the last of them is trimmed."""
+    with _open_cursor(broker, record, subscription) as (topic, cursor):
         mark = mark_delete_before(topic, position)
         if mark is not None:
             cursor.acknowledge_cumulative(mark)
 
 
 @contextmanager
-def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tuple[Topic, Cursor]]:
-    """Open a cursor to acknowledge on, with its topic; the acknowledgements are stored at the end of the context.
+def _open_cursor(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tuple[Topic, Cursor]]:
+    """Yield a topic and the cursor of a subscription; store its acknowledgements at the end of the context.
 
     Connected consumers share the cursor, and get none of the acknowledged messages. Raise NotFound,
     CompactionCursorProtected.
@@ -365,7 +384,7 @@ def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tu
     topic = Topic(broker.environment, record)
     live = broker.clients.subscription(record, subscription)
     if live is None:
-        cursor = _stored(broker, topic, subscription)
+        cursor = _open_stored_cursor(broker, topic, subscription)
         yield topic, cursor
         cursor.close()
     else:
@@ -374,25 +393,25 @@ def _open(broker: Broker, record: TopicRecord, subscription: str) -> Iterator[tu
         live.flush_acknowledged()
 
 
-def _stored(broker: Broker, topic: Topic, subscription: str) -> Cursor:
-    """Open a cursor as the database has it. Raise CursorNotFound, CompactionCursorProtected."""
+def _open_stored_cursor(broker: Broker, topic: Topic, subscription: str) -> Cursor:
+    """Open the cursor of a subscription from the database. Raise CursorNotFound, CompactionCursorProtected."""
     metadata, end = broker.environment.metadata, lambda: topic.snapshot_reader().end
     return Cursor(metadata, topic.record, subscription, topic.locate, end)
 
 
-def _with_unacknowledged_rows(
+def _entries_with_unacknowledged_rows(
     broker: Broker, topic: Topic, subscription: str, start: MessageId | None = None
 ) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each raw entry and its unacknowledged rows, if any, from a message or the mark-delete position on.
+    """Yield each raw entry of a topic with the rows of it that a subscription has not acknowledged.
 
-    Raise CursorNotFound.
+    `start`: the first message; None: the message after the mark-delete position. Raise CursorNotFound.
     """
     cursor: Cursor | None = None
     if subscription == COMPACTION_CURSOR:
         mark = broker.environment.metadata.cursors.get(topic.record.id, subscription).mark_delete
     else:
         live = broker.clients.subscription(topic.record, subscription)
-        cursor = _stored(broker, topic, subscription) if live is None else live.cursor
+        cursor = _open_stored_cursor(broker, topic, subscription) if live is None else live.cursor
         mark = cursor.mark_delete
     first = StartOffset(mark.offset + 1 if mark else 0) if start is None else start
     for entry in entries(topic, first):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MissingTable(NotFound):
-    """A topic has no table. `topic`: its name."""
+    """A topic has no Iceberg table. `topic`: its name."""
 
     def __init__(self, topic: TopicName, reason: str, remedy: str) -> None:
         super().__init__(f"the topic {topic} has no Iceberg table: {reason}", remedy)
@@ -25,9 +25,9 @@ class MissingTable(NotFound):
 
 @dataclass(frozen=True)
 class TopicTable:
-    """The table of a topic. `uri`: of the metadata file. `ledger_id`: of the compacted ledger that serves.
+    """The Iceberg table of a topic. `uri`: of the metadata file. `ledger_id`: of the current compacted ledger.
 
-    `error`: the reason why the table shows an earlier compacted ledger; empty: it does not.
+    `error`: the reason why the table shows an earlier compacted ledger; empty: the table is current.
     """
 
     topic: TopicName
@@ -38,18 +38,18 @@ class TopicTable:
 
     @property
     def is_current(self) -> bool:
-        """True if the table shows the compacted ledger that serves."""
+        """Return whether the table shows the current compacted ledger of the topic."""
         return self.metadata.snapshot_id == self.ledger_id
 
 
 def table_of(environment: Environment, name: TopicName) -> TopicTable:
-    """Return the table of a topic, or of a partition.
+    """Read the metadata of the Iceberg table of a topic or partition.
 
     Raise MissingTable, TopicNotFound, PartitionedTopicRefused, ObjectMissing, ObjectDamaged.
     """
     from storage.table.table_writer import object_uri, read_table_metadata
 
-    record = names.unpartitioned(environment, name)
+    record = names.unpartitioned_topic(environment, name)
     compacted = environment.metadata.topic_snapshot(record.id).compacted
     # Not the last run, which may have failed after the one that published.
     run = None if compacted is None else environment.metadata.runs.publisher(record.id, compacted.ledger_id)
@@ -65,6 +65,7 @@ def table_of(environment: Environment, name: TopicName) -> TopicTable:
 def _missing_table(
     environment: Environment, record: TopicRecord, *, is_compacted: bool, error: ErrorText
 ) -> MissingTable:
+    """Return the error for a topic without an Iceberg table, with the reason and the remedy."""
     if not environment.metadata.policies.effective(record).table_enabled:
         return MissingTable(record.name, "its policy table.enabled is false", "set it to true, then compact the topic")
     if error:

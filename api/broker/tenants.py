@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def unload_namespace(broker: Broker, namespace: str, includes: Callable[[TopicName], bool]) -> None:
-    """Close the logs and release the leases of the topics of `tenant/namespace` that this service has open.
+    """Close the logs and release the leases of the topics of a namespace that this service has open.
 
-    `includes`: returns whether to unload a topic.
-    Their clients look them up again. Raise MissingNamespace.
+    `namespace`: `tenant/namespace`. `includes`: returns whether to unload a topic. Connected clients look the topics up
+    again. Raise MissingNamespace.
     """
     names.namespace(broker.environment, namespace)
     written = [record for record in broker.logs.topics if names.namespace_of(record.name) == namespace]
@@ -26,7 +26,7 @@ def unload_namespace(broker: Broker, namespace: str, includes: Callable[[TopicNa
 
 
 def topic_permissions(environment: Environment, name: TopicName) -> dict[str, list[str]]:
-    """Return the actions, sorted, that a topic and its namespace grant to each role. Raise TopicNotFound."""
+    """Return the sorted actions by role that a topic and its namespace grant. Raise TopicNotFound."""
     names.topics(environment, name)
     tenancy = environment.metadata.tenancy
     permissions: dict[str, list[str]] = {}

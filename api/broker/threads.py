@@ -64,22 +64,24 @@ class WaitsFor(StrEnum):
 
 
 class Workers(Protocol):
-    """Threads for one kind of blocking call."""
+    """Threads that execute one kind of blocking call for coroutines."""
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Return or raise the result of `work(*arguments)`, called by a thread. Raises Unavailable if it does not end
-        in time; a thread may then still run it."""
+        """Call `work(*arguments)` in a thread; return its result or raise its error.
+
+        Raises Unavailable if the call does not end before the deadline; a thread may then still execute it.
+        """
 
     async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
-        step.
+        """Call `work(*arguments)` in a thread; wait without a deadline, so that the call never overlaps with the
+        caller's next step.
 
         Raises Unavailable if the call cannot be queued.
         """
 
 
 class LimitedWorkers:
-    """Workers that occupy at most `max_calls` threads at once. For one event loop.
+    """Workers that execute at most `max_calls` calls at the same time, in the threads of others. For one event loop.
 
     A call whose caller stopped waiting keeps its turn until its thread ends: a thread cannot be stopped.
     """
@@ -92,15 +94,16 @@ class LimitedWorkers:
         self._callers = callers
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        async with self._turn() as turn:
-            return await self._workers.run(_in_turn, turn, work, *arguments)
+        async with self._acquire_turn() as turn:
+            return await self._workers.run(_call_in_turn, turn, work, *arguments)
 
     async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        async with self._turn() as turn:
-            return await self._workers.run_without_deadline(_in_turn, turn, work, *arguments)
+        async with self._acquire_turn() as turn:
+            return await self._workers.run_without_deadline(_call_in_turn, turn, work, *arguments)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[_SharedUse]:
+    async def _acquire_turn(self) -> AsyncIterator[_TaskResource]:
+        """Wait for one of the `max_calls` turns and yield it. Raises Unavailable if none is free in time."""
         try:
             async with asyncio.timeout(self._seconds):
                 await self._turns.acquire()
@@ -114,23 +117,24 @@ class LimitedWorkers:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._turns.release)
 
-        turn = _SharedUse(release_turn)
+        turn = _TaskResource(release_turn)
         try:
             yield turn
         finally:
-            turn.end()
+            turn.release_unless_used()
 
 
-def _in_turn(turn: _SharedUse, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Return or raise what `work` does, in a thread. Raises Unavailable if the caller left before the start."""
-    with turn.in_thread() as is_open:
+def _call_in_turn(turn: _TaskResource, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call `work` in a thread during a turn. Raises Unavailable if the caller stopped waiting before the start."""
+    with turn.use_in_thread() as is_open:
         if not is_open:
             raise Unavailable("the call began after its deadline", "try again", is_public=True)
         return work(*arguments)
 
 
-class _SharedUse:
-    """A resource of a task that a thread may use: it is released by the task, or, during its use, by the thread."""
+class _TaskResource:
+    """A resource of a task that a thread may use. The task releases it, or the thread at the end of a use during which
+    the task ended."""
 
     def __init__(self, release: Callable[[], object]) -> None:
         self._release = release
@@ -139,8 +143,8 @@ class _SharedUse:
         self._is_ended = False
 
     @contextmanager
-    def in_thread(self) -> Iterator[bool]:
-        """Use the resource in a thread. Yield False if the task has released it."""
+    def use_in_thread(self) -> Iterator[bool]:
+        """Keep the resource from release during the context. Yield False if the task has released it already."""
         with self._lock:
             is_open = self._is_used = not self._is_ended
         try:
@@ -152,8 +156,8 @@ class _SharedUse:
             if must_release:
                 self._release()
 
-    def end(self) -> None:
-        """Release the resource, or let the thread that uses it do so."""
+    def release_unless_used(self) -> None:
+        """Release the resource now, or at the end of the use if a thread uses it."""
         with self._lock:
             self._is_ended = True
             if self._is_used:
@@ -163,7 +167,7 @@ class _SharedUse:
 
 @dataclass(eq=False)
 class _Job(Generic[Result]):
-    """A call for a thread.
+    """A blocking call for a thread of a pool, and the future of its result.
 
     `is_required`: the call ends other work, so the pool neither refuses nor skips it. `is_abandoned`: no task waits
     for the result any more.
@@ -178,8 +182,9 @@ class _Job(Generic[Result]):
 
 
 class Pool:
-    """Threads for one kind of blocking call. Usable from any event loop.
+    """A pool of threads for the calls that block on one resource, with limits for threads, queue and waiting time.
 
+    Usable from any event loop.
     `run`, `run_without_deadline`, `run_queued` and `run_required` differ in two things: whether the caller stops
     waiting at the pool's deadline, and whether the pool may refuse the call, or skip it after the deadline.
     """
@@ -209,32 +214,34 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """The largest number of threads that the pool starts."""
+        """Return the maximum number of threads of the pool."""
         return self._threads
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Return or raise the result of `work(*arguments)`, called by a thread. Raises PoolBusy, also at the
+        """Call `work(*arguments)` in a thread; return its result or raise its error. Raises PoolBusy, also at the
         deadline."""
-        return await self._call(_job(work, arguments), self._deadline_ms)
+        return await self._enqueue_and_wait(_new_job(work, arguments), self._deadline_ms)
 
     async def run_without_deadline(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do the same as `run`, and wait without a deadline: for work that must not overlap with the caller's next
-        step.
+        """Call `work(*arguments)` in a thread; wait without a deadline, so that the call never overlaps with the
+        caller's next step.
 
-        Raises Unavailable if the call cannot be queued.
+        Raises PoolBusy if the call cannot be queued.
         """
-        return await self._call(_job(work, arguments), None)
+        return await self._enqueue_and_wait(_new_job(work, arguments), None)
 
     async def run_queued(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do the same as `run_without_deadline`, however many calls wait: for callers whose number and memory are
-        bounded elsewhere. Raises PoolBusy if the pool can start no thread."""
-        return await self._call(_job(work, arguments, is_required=True), None)
+        """Call `work(*arguments)` in a thread without a deadline and without the limit of queued calls.
 
-    async def run_begun(self, begin: Callable[..., object], *arguments: Any) -> Any:
-        """Let a thread call `begin(*arguments, deliver)`. Return what is passed to `deliver`, then or later: no thread
-        waits for it.
+        For callers whose number and memory are limited already. Raises PoolBusy if the pool can start no thread.
+        """
+        return await self._enqueue_and_wait(_new_job(work, arguments, is_required=True), None)
 
-        Raises what `begin` raises, and PoolBusy, also at the deadline.
+    async def run_with_callback(self, begin: Callable[..., object], *arguments: Any) -> Any:
+        """Call `begin(*arguments, deliver)` in a thread; wait until someone calls `deliver`, and return its argument.
+
+        No thread is occupied while the result is awaited. Raises the errors of `begin`, and PoolBusy, also at the
+        deadline.
         """
         result, loop = LoopResult[Any](), asyncio.get_running_loop()
         began = loop.time()
@@ -246,37 +253,37 @@ class Pool:
         return result.future.result()
 
     async def run_required(self, work: Callable[[], Result]) -> Result:
-        """Return or raise the result of `work`, a call that ends other work, such as the release of a lease.
+        """Call `work` in a thread and return its result: a call that ends other work, such as a lease's release.
 
         The pool refuses it only if it can start no thread. At the deadline the caller gets PoolBusy, and a thread calls
         `work` nevertheless.
         """
-        return await self._call(_job(work, is_required=True), self._deadline_ms)
+        return await self._enqueue_and_wait(_new_job(work, is_required=True), self._deadline_ms)
 
     async def iterate(self, generator: Generator[Result, None, None]) -> AsyncGenerator[Result, None]:
-        """Yield the items of a generator; a thread of the pool makes each step. Raises PoolBusy.
+        """Yield the items of a blocking generator; a thread executes each step. Raises PoolBusy.
 
         A thread also closes the generator, even if the client disconnects or a step misses its deadline.
         """
-        steps, end = _SharedUse(generator.close), object()
+        steps, end = _TaskResource(generator.close), object()
 
         def take() -> Result | object:
-            with steps.in_thread() as is_open:
+            with steps.use_in_thread() as is_open:
                 return next(generator, end) if is_open else end
 
         try:
             while (item := await self.run(take)) is not end:
                 yield cast(Result, item)
         finally:  # nothing waits for it: the client may have disconnected
-            self._enqueue(_job(steps.end, is_required=True, is_abandoned=True))
+            self._enqueue(_new_job(steps.release_unless_used, is_required=True, is_abandoned=True))
 
     def close(self) -> None:
-        """Start no more calls. Threads that hang end with the process."""
+        """End the threads after the queued calls. Threads that hang end with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 
-    async def _call(self, job: _Job[Result], deadline_ms: int | None) -> Result:
-        """Return the result of a call. Raises PoolBusy."""
+    async def _enqueue_and_wait(self, job: _Job[Result], deadline_ms: int | None) -> Result:
+        """Queue a call, and wait for its result until the deadline. Raises PoolBusy."""
         self._enqueue(job)
         try:
             await asyncio.wait({job.future}, timeout=None if deadline_ms is None else deadline_ms / 1000)
@@ -287,19 +294,19 @@ class Pool:
         return job.future.result()
 
     def _enqueue(self, job: _Job[Any]) -> None:
-        """Queue a call, and start a thread if none is free.
+        """Put a call into the queue, and start a thread if none is free.
 
         Raises PoolBusy; for a required call only if the pool has no thread and cannot start one.
         """
         with self._lock:
             if not job.is_required and self._running >= self._threads:
-                self._check_room()
+                self._check_queue_room()
             if self._running + self._waiting >= self._started < self._threads:
                 self._start_thread()
             self._waiting += 1
         self._jobs.put(job)
 
-    def _check_room(self) -> None:
+    def _check_queue_room(self) -> None:
         """Raise PoolBusy if no thread makes progress, or if the queue is full. The caller holds the lock."""
         stuck_ms = self._clock.now_ms() - self._moved_at
         if stuck_ms >= STUCK_MS:
@@ -310,7 +317,7 @@ class Pool:
     def _start_thread(self) -> None:
         """Start one more thread. If that is impossible, the existing ones continue. Raises PoolBusy if none exists."""
         try:
-            threading.Thread(target=self._serve, name=f"{self._resource.name.lower()}-pool", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name=f"{self._resource.name.lower()}-pool", daemon=True).start()
         except RuntimeError as error:
             if not self._started:
                 raise self._refusal("threads", f"has no thread ({error})") from error
@@ -325,11 +332,12 @@ class Pool:
             self._started += 1
 
     def _refusal(self, kind: str, reason: str) -> PoolBusy:
-        """Return the refusal, which is logged once a minute for each kind."""
+        """Return the error of a refused call, and log a warning, at most once a minute for each kind."""
         self._log_throttle.warn("requests are answered 503: the %s %s", self._resource, reason, condition=kind)
         return PoolBusy(f"the {self._resource} {reason}", kind, self._resource)
 
-    def _serve(self) -> None:
+    def _run_jobs(self) -> None:
+        """Execute queued calls until the pool is closed. The main function of a thread."""
         while (job := self._jobs.get()) is not None:
             with self._lock:
                 self._waiting -= 1
@@ -345,6 +353,7 @@ class Pool:
             del job
 
     def _execute(self, job: _Job[Any]) -> None:
+        """Execute a call, and pass its result or error to the task that waits; log an error without such a task."""
         try:
             result, error = job.context.run(job.work), None
         except BaseException as raised:  # the task that waits raises it
@@ -361,12 +370,12 @@ class Pool:
                 job.future.set_exception(error)
                 job.future.exception()  # counts as retrieved, also if no caller waits any more
             if error is not None and job.is_abandoned:
-                self._log_late(error)
+                self._log_late_error(error)
 
         with suppress(RuntimeError):  # the loop has ended
             job.loop.call_soon_threadsafe(settle, context=job.context)
 
-    def _log_late(self, error: BaseException) -> None:
+    def _log_late_error(self, error: BaseException) -> None:
         """Log an error that no caller receives any more; an unexpected one with its traceback."""
         if isinstance(error, NotTheOwner):  # nothing failed: no request is left to forward
             return
@@ -378,23 +387,23 @@ class Pool:
 
 
 class LoopResult(Generic[Result]):
-    """A result that any thread gives to a task of the running event loop, which awaits `future`."""
+    """A result that any thread passes to a task of the running event loop. The task awaits `future`."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Result] = loop.create_future()
         deliveries = _deliveries.get(loop)
         if deliveries is None:
-            deliveries = _deliveries[loop] = _Deliveries(loop)
+            deliveries = _deliveries[loop] = _LoopResults(loop)
         self._deliveries = deliveries
 
     def deliver(self, result: Result) -> None:
-        """Set the result. Call it once."""
+        """Set the result, so that the waiting task continues. Any thread may call it, once."""
         self._deliveries.add(self.future, result)
 
 
-class _Deliveries:
-    """Results on their way to the tasks of an event loop, which is woken once for those that come together."""
+class _LoopResults:
+    """Results that threads pass to the tasks of an event loop. The loop is woken once for several results."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -408,9 +417,9 @@ class _Deliveries:
         loop = self._loop()
         if is_first and loop is not None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._set_all)
+                loop.call_soon_threadsafe(self._set_all_results)
 
-    def _set_all(self) -> None:
+    def _set_all_results(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for future, result in waiting:
@@ -418,10 +427,10 @@ class _Deliveries:
                 future.set_result(result)
 
 
-_deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, _Deliveries] = WeakKeyDictionary()
+_deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopResults] = WeakKeyDictionary()
 
 
-def _job(
+def _new_job(
     work: Callable[..., Result],
     arguments: tuple[Any, ...] = (),
     *,
@@ -438,7 +447,7 @@ Pools = Mapping[WaitsFor, Pool]
 
 
 def make_pools(settings: Settings, clock: Clock, expected_errors: tuple[type[Exception], ...] = ()) -> Pools:
-    """Return a pool for each resource, of the sizes in `settings`. `expected_errors`: as in `Pool`."""
+    """Create a pool of threads for each resource, with the sizes in `settings`. `expected_errors`: as in `Pool`."""
     deadline = settings.limits_request_timeout_ms
     sizes = {
         WaitsFor.DATABASE: (settings.threads_database, deadline),

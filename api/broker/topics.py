@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 
 def in_namespace(environment: Environment, namespace: str) -> list[TopicName]:
-    """Return the topics of `tenant/namespace`, partitions one by one. Raise MissingNamespace."""
+    """Return the names of the topics of a namespace `tenant/namespace`; of partitioned topics, the names of the
+    partitions. Raise MissingNamespace."""
     names.namespace(environment, namespace)
     return [record.name for record in environment.metadata.topics.in_namespace(namespace)]
 
 
 def create(environment: Environment, name: TopicName, properties: Mapping[str, str]) -> None:
-    """Create a topic without partitions, or a partition that was deleted. A partition gets the policies of the others.
+    """Create a topic without partitions, or a deleted partition again, which gets the policies of the others.
 
     Raise NotFound for its namespace, Conflict if a topic or partitioned topic of this name exists,
     PartitionWithoutTopic, PartitionOutOfRange, InvalidTopicName for a system topic.
     """
-    names.check_no_system_topic(name)
+    names.check_not_system_topic(name)
     partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
     if partitioned is not None:
@@ -47,7 +48,7 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     Raise TopicNotFound, PartitionedTopicRefused, NotTheOwner; ClientsConnected and TopicHasWriter unless forced.
     """
     metadata = broker.environment.metadata
-    record = names.unpartitioned(broker.environment, name)
+    record = names.unpartitioned_topic(broker.environment, name)
     broker.ownership.check_not_owned_elsewhere(record)
     if not force:
         broker.clients.check_none(name)
@@ -77,7 +78,7 @@ def truncate(broker: Broker, name: TopicName) -> None:
 
 
 def unload(broker: Broker, name: TopicName) -> None:
-    """Close the log and release this service's lease of a topic, or of each partition. Clients look it up again.
+    """Close the log and release this service's lease of a topic, or of each partition. Clients look the topic up again.
 
     A compaction continues, and its status stays (S7). Raise TopicNotFound, NotTheOwner.
     """
@@ -97,7 +98,10 @@ def properties(environment: Environment, name: TopicName) -> dict[str, str]:
 def set_properties(
     environment: Environment, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()
 ) -> None:
-    """Add or replace properties, and remove those of `removed`; the others stay. Raise TopicNotFound, InvalidInput."""
+    """Add or replace properties of a topic or partitioned topic, and remove those of `removed`; the others stay.
+
+    Raise TopicNotFound, InvalidInput.
+    """
     metadata = environment.metadata
     if metadata.partitions.find(name) is not None:
         metadata.partitions.set_properties(name, updates, removed)
@@ -108,11 +112,10 @@ def set_properties(
 def revoke_leases(
     environment: Environment, name: TopicName, *, force: bool, dry_run: bool
 ) -> list[tuple[TopicRecord, Lease | None]]:
-    """Take the writer's lease of a topic, or of each partition, from its owner, which is fenced from then on.
+    """Revoke the writer's lease of a topic, or of each partition. The former owner cannot write any more.
 
-    For an owner that died on another machine. Return each topic with the lease that it had; None: it was free. `force`:
-    also if the owner is known to be alive, otherwise LeaseHeld. `dry_run`: change nothing. Raise TopicNotFound,
-    LeaseHeld.
+    For an owner that died on another machine. Return each topic with its former lease; None: it had no lease. `force`:
+    also if the owner is alive, which otherwise raises LeaseHeld. `dry_run`: change nothing. Raise TopicNotFound.
     """
     return [
         (record, environment.metadata.leases.revoke(record.id, force=force, dry_run=dry_run))

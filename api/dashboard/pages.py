@@ -196,7 +196,7 @@ def show_service(broker: Broker, request: Request) -> Response:
     """Return the page of the services, those that are gone, requested, failing and paused compactions, and mirrors."""
     require(request, AuthAction.SUPERUSER)
     now = broker.environment.clock.now_ms()
-    state = scheduler_document(compaction.scheduler(broker.environment), now, DASHBOARD_WORDING)
+    state = scheduler_document(compaction.scheduler_state(broker.environment), now, DASHBOARD_WORDING)
     mirrors = [
         mirror_document(mirror, wording=DASHBOARD_WORDING) for mirror in operations.all_mirrors(broker.environment)
     ]

@@ -88,10 +88,10 @@ def _result(request: Request, snapshots: Sequence[StatsSnapshot]) -> str | None:
     offset = request.query_params.get("offset", "")
     if not re.fullmatch("[0-9]{1,18}", offset, re.ASCII):
         return None
-    if int(offset) < snapshots[0].first:
-        begin = f"its raw messages begin at offset {count(snapshots[0].first)}"
+    if int(offset) < snapshots[0].first_offset:
+        begin = f"its raw messages begin at offset {count(snapshots[0].first_offset)}"
         return f"The subscription was moved to the beginning of the topic; {begin}."
-    end = ", the end of the topic: no message follows yet" if int(offset) >= snapshots[0].end else ""
+    end = ", the end of the topic: no message follows yet" if int(offset) >= snapshots[0].end_offset else ""
     return f"The subscription was moved to offset {count(int(offset))}{end}."
 
 

@@ -144,7 +144,7 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
         raise names.missing_topic_error(environment, name)
     subscriptions = [item for item in snapshot.stats.cursors if item.record.name != COMPACTION_CURSOR]
     is_compacted = snapshot.stats.compacted is not None
-    return Losses(snapshot.end - snapshot.first, snapshot.size, 0, len(subscriptions), is_compacted)
+    return Losses(snapshot.end_offset - snapshot.first_offset, snapshot.size, 0, len(subscriptions), is_compacted)
 
 
 def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:

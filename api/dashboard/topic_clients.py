@@ -38,7 +38,7 @@ def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState)
     cursors = {cursor.record.name: cursor for cursor in snapshot.stats.cursors}
     stats = topic_stats(snapshot, live, with_backlog_bytes=False)
     reader_next_offsets = {
-        name: max(item.delivered_end, snapshot.first)
+        name: max(item.delivered_end, snapshot.first_offset)
         for name, item in live.subscriptions.items()
         if not item.stats.durable and name in stats.subscriptions
     }

@@ -254,7 +254,7 @@ def topic_view(
         None if compacted is None else compacted.ledger_id,
         manifest_error,
         reason,
-        is_raw_whole=not stats.first,
+        is_raw_whole=not stats.first_offset,
         is_restored=is_back,
         is_truncated=size is not None and size < needed,
     )
@@ -333,7 +333,7 @@ def _picture(
     lost: LostObject | None,
 ) -> Picture:
     """Draw a topic. `clients` None: leave out subscriptions and readers. `lost`: an object that parts need."""
-    extents = [_raw(extent, stats.end) for extent in snapshot.extents]
+    extents = [_raw(extent, stats.end_offset) for extent in snapshot.extents]
     parts = () if manifest is None else manifest.parts
     lost_parts = [] if lost is None else [part for part in parts if _needs(part, lost.name)]
     for part in parts:
@@ -348,16 +348,16 @@ def _picture(
         horizon_end = horizon + 1
         title = f"the horizon: compacted up to offset {horizon:,}"
         marks.append(Mark(HORIZON, horizon_end, title, f"compacted up to {horizon:,}"))
-    if stats.first:
-        title = f"the first offset that can be read raw: {stats.first:,}"
-        marks.append(Mark(START, stats.first, title, f"raw from {stats.first:,}"))
+    if stats.first_offset:
+        title = f"the first offset that can be read raw: {stats.first_offset:,}"
+        marks.append(Mark(START, stats.first_offset, title, f"raw from {stats.first_offset:,}"))
     unreadable = range(0)
     if manifest is None:
         unreadable = range(horizon_end or 0)
     elif lost_parts:
         unreadable = range(lost_parts[0].first.offset, lost_parts[-1].last.offset + 1)
     drawn = [extent for extent in extents if extent.messages]
-    return draw_picture(drawn, marks, stats.end, horizon_end, unreadable)
+    return draw_picture(drawn, marks, stats.end_offset, horizon_end, unreadable)
 
 
 def _needs(part: Part, object_name: str) -> bool:

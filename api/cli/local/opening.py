@@ -18,4 +18,4 @@ def open_topic(environment: Environment, name: TopicName) -> Topic:
     from api.broker import names
     from storage.topic import Topic
 
-    return Topic(environment, names.unpartitioned(environment, name))
+    return Topic(environment, names.unpartitioned_topic(environment, name))

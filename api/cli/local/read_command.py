@@ -68,12 +68,12 @@ def read_topic(
     if follow and output != "jsonl":
         raise InvalidInput(f"--follow cannot be shown as {output}", "leave --output out: one JSON line a message")
     encodings = key_encoding, value_encoding
-    from api.broker.positions import check_start
+    from api.broker.positions import check_not_after_end
     from storage.positions import OffsetReset
 
     with open_for_reading(context.obj) as environment:
         source = open_topic(environment, topic)
-        check_start(source, first)
+        check_not_after_end(source, first)
         if follow:
             _follow(source.reader(first, read_compacted, OffsetReset(reset)), limit, topic.partition, *encodings)
             return

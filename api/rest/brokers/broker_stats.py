@@ -109,7 +109,9 @@ def _namespaces(broker: Broker) -> Iterator[str]:
 
 def _fields(snapshot: StatsSnapshot, stats: TopicStats) -> dict[str, Any]:
     """Return a topic's fields in a broker's order; what this service does not have is at a broker's default."""
-    distances = {cursor.record.name: snapshot.since_mark_delete(cursor) for cursor in snapshot.stats.cursors}
+    distances = {
+        cursor.record.name: snapshot.messages_since_first_unacknowledged(cursor) for cursor in snapshot.stats.cursors
+    }
     return {
         "publishers": [_selected(item, _PRODUCER) for item in stats.publishers],
         "replication": {},
@@ -128,13 +130,13 @@ def _fields(snapshot: StatsSnapshot, stats: TopicStats) -> dict[str, Any]:
     }
 
 
-def _subscription(stats: SubscriptionStats, since_mark_delete: int) -> dict[str, Any]:
+def _subscription(stats: SubscriptionStats, messages_since_first_unacknowledged: int) -> dict[str, Any]:
     is_individual = stats.type in INDIVIDUAL  # a broker gives unacknowledged messages of these alone
     names = _INDIVIDUAL_CONSUMER if is_individual else (*_CONSUMER, *_CLIENT)
     fields = {
         "consumers": [_selected(item, names) for item in stats.consumers],
         **_selected(stats, _SUBSCRIPTION),
-        "numberOfEntriesSinceFirstNotAckedMessage": since_mark_delete,
+        "numberOfEntriesSinceFirstNotAckedMessage": messages_since_first_unacknowledged,
         "totalNonContiguousDeletedMessagesRange": stats.non_contiguous_deleted_messages_ranges,
         "type": stats.type,
     }

@@ -74,7 +74,7 @@ class EntryPosition(BaseModel):
 def get_compacted(broker: Broker, topic: Topic) -> CompactedView:
     """Return the horizon and the last message of the compacted ledger, in positions of the source. 409 for a topic that
     is not of one source alone."""
-    view = source_compaction.view(broker, topic)
+    view = source_compaction.compacted_view(broker, topic)
     return CompactedView(
         generation=view.generation,
         horizon=_text(view.horizon),
@@ -123,7 +123,7 @@ def get_compacted_entries(
     409 if less is known here than the caller knows: a database that was restored must not look like a topic without
     messages.
     """
-    page = source_compaction.entries(
+    page = source_compaction.compacted_entries(
         broker, topic, SourcePosition(ledger, entry), _position(horizon), generation, limit, max_bytes
     )
     headers = {GENERATION: str(page.generation)} | ({LAST: "true"} if page.is_last else {})
@@ -139,7 +139,7 @@ def get_compacted_position(
     horizon: Horizon = None,
 ) -> EntryPosition:
     """Return the position at the source of the first compacted entry that was published at a time or later."""
-    position = source_compaction.position_since(broker, topic, publish_time, _position(horizon), generation)
+    position = source_compaction.first_position_since(broker, topic, publish_time, _position(horizon), generation)
     return EntryPosition(position=_text(position))
 
 

@@ -47,7 +47,9 @@ def get_compactions(broker: Broker, wording: CallerWording, state: State = None,
 @router.get("/compactions/scheduler", AuthAction.SUPERUSER, response_model=SchedulerStatus)
 def get_scheduler(broker: Broker, wording: CallerWording) -> Any:
     """Return the leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
-    return scheduler_document(compaction.scheduler(broker.environment), broker.environment.clock.now_ms(), wording)
+    return scheduler_document(
+        compaction.scheduler_state(broker.environment), broker.environment.clock.now_ms(), wording
+    )
 
 
 @router.get(

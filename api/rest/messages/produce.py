@@ -100,7 +100,7 @@ async def _produced(
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            answers = await broker.pools[WaitsFor.LOG].run_begun(_submit, broker, record, part)
+            answers = await broker.pools[WaitsFor.LOG].run_with_callback(_submit, broker, record, part)
             part_acks = await parsing.run(_acks, record, part, answers)
         except NotTheOwner as other:
             if len(records) == 1:

@@ -23,7 +23,7 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.broker import messages
-from api.broker.positions import check_start
+from api.broker.positions import check_not_after_end
 from api.broker.threads import WaitsFor
 from api.formats.jsonl import JsonLinesWriter
 from api.formats.position_text import parse_start
@@ -105,7 +105,7 @@ async def read_messages(
     waiting = broker.pools[WaitsFor.STORE]
     source = await broker.pools[WaitsFor.DATABASE].run(_opened, broker, topic, state)
     if stream:
-        await waiting.run(check_start, source, state.start)
+        await waiting.run(check_not_after_end, source, state.start)
         reader = source.reader(state, read_compacted, reset)
         body = waiting.iterate(_all(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
         first = await anext(body, b"")  # an error before the first byte gets its own status
@@ -121,7 +121,7 @@ async def read_messages(
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
     content, is_empty, next_start = await waiting.run(_page, reader, kind, limits, encodings)
     if is_empty:  # a page with messages has a valid start
-        await waiting.run(check_start, source, state.start)
+        await waiting.run(check_not_after_end, source, state.start)
     if is_empty and deadline > broker.environment.clock.now_ms():
         polls = context_of(request).polls
         changes = polls.changes(source.record.id, deadline, request.is_disconnected)

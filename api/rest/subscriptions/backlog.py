@@ -44,7 +44,7 @@ class _Operation(NamedTuple):
     path: str = ""
 
 
-_CLEAR = _Operation(subscriptions.clear, WaitsFor.STORE, "POST", "/skip_all")
+_CLEAR = _Operation(subscriptions.clear_backlog, WaitsFor.STORE, "POST", "/skip_all")
 _DELETE = _Operation(subscriptions.delete, WaitsFor.DATABASE, "DELETE")
 
 

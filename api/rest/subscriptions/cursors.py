@@ -141,7 +141,7 @@ def skip_messages(
 @router.post(CURSOR_PATH + "/skip_all", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)
 def skip_all_messages(broker: Broker, topic: Topic, subscription: Subscription) -> None:
     """Acknowledge all messages for a subscription."""
-    subscriptions.clear(broker, topic, subscription)
+    subscriptions.clear_backlog(broker, topic, subscription)
 
 
 @router.post(CURSOR_PATH + "/expireMessages/{seconds}", AuthAction.CONSUME, AUTHORITATIVE, **_MOVES)

@@ -118,9 +118,9 @@ def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
-        messages_consumed_counter=max(snapshot.end - snapshot.backlog(cursor), 0),
+        messages_consumed_counter=max(snapshot.end_offset - snapshot.backlog(cursor), 0),
         last_ledger_switch_timestamp=pulsar_time(snapshot.stats.topic.created_at),
-        number_of_entries_since_first_not_acked_message=snapshot.since_mark_delete(cursor),
+        number_of_entries_since_first_not_acked_message=snapshot.messages_since_first_unacknowledged(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
         properties=_numbers(cursor.record),
     )

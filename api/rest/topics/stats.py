@@ -110,7 +110,7 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
         broker_name=urlsplit(service_urls(broker, request).http).hostname or "",
         storage_size=snapshot.size,
-        total_messages=snapshot.end - snapshot.first,
+        total_messages=snapshot.end_offset - snapshot.first_offset,
         message_backlog=max(backlogs.values(), default=0),
         cursor_details={
             name: {"cursorBacklog": backlog, "cursorLedgerId": -1} for name, backlog in backlogs.items() if backlog

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.broker.positions import check_start, mark_delete_before
+from api.broker.positions import check_not_after_end, mark_delete_before
 from storage.environment import Environment
 from storage.errors import SegmentNotLocal
 from storage.log.directory import LogDirectory
@@ -58,7 +58,7 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert len(page.messages) == 5
     with pytest.raises(SegmentNotLocal, match=NAMED):
         away.reader(page.next, read_compacted).messages(ReadLimits())
-    check_start(away, StartOffset(4))
+    check_not_after_end(away, StartOffset(4))
     assert away.first_at(EARLIEST) is not None
     before = mark_delete_before(away, StartOffset(4))
     assert before is not None

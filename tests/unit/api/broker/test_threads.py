@@ -115,15 +115,15 @@ async def test_a_call_that_may_not_be_refused_waits_behind_a_full_queue(leave: t
 async def test_a_result_that_comes_later_holds_no_thread() -> None:
     pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
     deliveries: list[Callable[[str], object]] = []
-    waiting = [asyncio.create_task(pool.run_begun(deliveries.append)) for _ in range(2)]
+    waiting = [asyncio.create_task(pool.run_with_callback(deliveries.append)) for _ in range(2)]
     await asyncio.sleep(0)  # both are before the next call
     assert await pool.run(int, "1") == 1, "the only thread is free"
     assert len(deliveries) == 2
     threading.Thread(target=lambda: [deliver("later") for deliver in deliveries]).start()
     assert await asyncio.gather(*waiting) == ["later"] * 2
     with pytest.raises(ZeroDivisionError):
-        await pool.run_begun(lambda deliver: 1 / 0)
-    assert await pool.run_begun(lambda deliver: deliver("at once")) == "at once"
+        await pool.run_with_callback(lambda deliver: 1 / 0)
+    assert await pool.run_with_callback(lambda deliver: deliver("at once")) == "at once"
 
 
 @in_event_loop
@@ -131,7 +131,7 @@ async def test_a_result_that_does_not_come_in_time_is_refused() -> None:
     pool = Pool(WaitsFor.LOG, 1, 1, ManualClock())
     deliveries: list[Callable[[str], object]] = []
     with pytest.raises(PoolBusy, match="has not answered within 1 ms"):
-        await pool.run_begun(deliveries.append)
+        await pool.run_with_callback(deliveries.append)
     for deliver in deliveries:
         deliver("too late")
     await asyncio.sleep(0)
