@@ -19,7 +19,8 @@ LOG = logging.getLogger(__name__)
 
 
 def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
-    """Return the control loop of a service, not started, with the engines of the settings."""
+    """Return the compaction control loop of a service, which the caller starts. Its engines are those of the
+    settings."""
     return ControlLoop(
         environment,
         engine_provider(settings),
@@ -30,7 +31,8 @@ def control_loop(settings: Settings, environment: Environment) -> ControlLoop:
 
 
 def loop_settings(settings: Settings) -> ControlLoopSettings:
-    """Return the settings of the control loop. The limits of bytes a second are divided among the worker slots."""
+    """Return the settings of the compaction control loop. The worker slots share the limits of bytes a second
+    equally."""
     slots = settings.compaction_max_runs
     rates = RateLimits(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return ControlLoopSettings(
@@ -53,7 +55,7 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
 
 
 def engine_provider(settings: Settings) -> EngineProvider:
-    """Return the provider of a service's engines. Opens none."""
+    """Return the provider of the compaction engines that the settings choose. It opens no engine yet."""
     kind = engine_kind(settings.compaction_engine, settings.spark_master)
     parallelism = local_parallelism(settings.spark_master)
     if kind == IN_PROCESS:

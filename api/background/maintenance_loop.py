@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class MaintenanceLoop:
-    """The maintenance of one service, which runs inside this context manager."""
+    """The maintenance thread of one service, as a context manager: it starts and stops with the context."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class MaintenanceLoop:
         leads: Callable[[], bool],
         served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None,
     ) -> None:
-        """`leads`: returns whether this process leads, and so runs the leader's tasks. `served`: as in
-        `BacklogLimits`."""
+        """Prepare the thread. `leads`: returns whether this process leads, and so runs the leader's tasks. `served`:
+        as in `BacklogLimits`."""
         self._environment = environment
         self._store_trial: StoreTrial | None = store_trial(settings, environment)
         self._store_tried_at: int | None = None
@@ -76,7 +76,7 @@ class MaintenanceLoop:
             settings.gc_grace_ms,
             leads,
             self._stop.is_set,
-            self._rest,
+            self._wait_between_topics,
             served,
         )
 
@@ -85,7 +85,7 @@ class MaintenanceLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop after the present topic, and end the sealing process."""
+        """Stop the maintenance thread after its present topic, and end the sealing process."""
         self._stop.set()
         self._thread.join()
         self._sealer.__exit__()
@@ -101,30 +101,32 @@ class MaintenanceLoop:
         except Exception:
             _log.exception("the sealing process cannot be started now")
 
-    def note_growth(self, topic_id: int) -> None:
-        """Let the sealing process prepare the open segment of a topic; this loop starts it if it does not run.
+    def report_log_growth(self, topic_id: int) -> None:
+        """Report that the log of a topic has grown, so that the sealing process prepares its active segment.
 
-        Callable from any thread; it waits for nothing and raises nothing.
+        If that process does not run, this loop starts it later. Callable from any thread; it waits for nothing and
+        raises nothing.
         """
-        if self._store_trial is None and not self._sealer.note_growth(topic_id):
+        if self._store_trial is None and not self._sealer.report_log_growth(topic_id):
             self._has_growth = True
 
-    def _rest(self, seconds: float) -> None:
-        """Wait between two topics of thousands; sealing does not wait for all of them."""
+    def _wait_between_topics(self, seconds: float) -> None:
+        """Wait up to `seconds` between two topics of a maintenance task, and serve roll and seal requests meanwhile."""
         self._stop.wait(min(seconds, POLL_SECONDS))
-        self._check_log_directory()
+        self._roll_and_wake_sealer_if_needed()
 
     def _run(self) -> None:
+        """Run the maintenance thread until it is stopped: poll every `POLL_SECONDS` what is due."""
         while True:
             self.run_store_trial_if_due()
-            self._check_log_directory()
+            self._roll_and_wake_sealer_if_needed()
             if self.maintenance.run_due():
                 self._environment.metadata.ensure_reserve()
             if self._stop.wait(POLL_SECONDS):
                 return
 
     def run_store_trial_if_due(self) -> None:
-        """Run the trial of the store if it is due and has not passed yet. Nothing is sealed until the trial passes.
+        """Run the trial of the object store if it is due and has not passed yet. Nothing is sealed until it passes.
 
         Raises nothing: a failed trial is logged and repeated later.
         """
@@ -143,20 +145,24 @@ class MaintenanceLoop:
         except Exception:
             _log.exception("trying the object store failed in an unexpected way")
 
-    def _check_log_directory(self) -> None:
-        """Roll requested segments that are not open here; start the sealing process for what other processes rolled."""
+    def _roll_and_wake_sealer_if_needed(self) -> None:
+        """Roll the segments of the local log directory that a run requests, and start the sealing process if a rolled
+        segment waits. Raises nothing: an error is logged."""
         try:
             log_uid = self._environment.log.known_uid
             if log_uid is not None:
-                self._roll(log_uid)
-                self._seal(log_uid)
+                self._roll_requested_segments(log_uid)
+                self._wake_sealer_if_due(log_uid)
         except CompactorError as error:
             _log.warning("the log directory cannot be checked now: %s", error)
         except Exception:  # a thread that ends here would end all maintenance, in silence
             _log.exception("checking the log directory failed in an unexpected way")
 
-    def _roll(self, log_uid: str) -> None:
-        """Roll the segments of this log directory that runs in other processes request."""
+    def _roll_requested_segments(self, log_uid: str) -> None:
+        """Roll the active segments that runs in other processes request. `log_uid`: the local log directory.
+
+        A topic whose log is open elsewhere is left out. An error of a topic is logged.
+        """
         for topic in self._environment.metadata.segments.topics_to_roll(log_uid):
             try:
                 LogManager(self._environment).roll(topic, 0)
@@ -170,9 +176,9 @@ class MaintenanceLoop:
             self._failing.discard(topic.id)
             self.wake_sealer()
 
-    def _seal(self, log_uid: str) -> None:
-        """Start the sealing process for segments that another process, or one that has died, left rolled, and for
-        growth."""
+    def _wake_sealer_if_due(self, log_uid: str) -> None:
+        """Wake the sealing process if its interval has elapsed and a segment waits: a rolled one, or an active one that
+        has grown. `log_uid`: the local log directory."""
         now = self._environment.clock.now_ms()
         if not is_due(self._checked_at, self._seal_ms, now):
             return

@@ -61,7 +61,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
             settings.producers_idle_ms,
             maintenance.wake_sealer,
             leases,
-            maintenance.note_growth if settings.maintenance_prepared_bytes else None,
+            maintenance.report_log_growth if settings.maintenance_prepared_bytes else None,
             settings.limits_bodies_bytes,
         )
         try:

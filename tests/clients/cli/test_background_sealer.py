@@ -16,7 +16,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, Sealing, seal_until_stopped
+from api.background.sealer_process import (
+    POLL_SECONDS,
+    RETRY_SECONDS,
+    BackgroundSealer,
+    SegmentSealer,
+    seal_until_stopped,
+)
 from api.cli.kit.stderr import say
 from api.cli.local.opening import open_topic
 from api.components import open_environment
@@ -79,14 +85,14 @@ def test_one_that_is_woken_looks_at_once(
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 3600.0)
     reading, writing = multiprocessing.Pipe(duplex=False)
     left: list[int] = []
-    seal = Sealing.seal_and_sweep
+    seal = SegmentSealer.seal_and_sweep
 
-    def seal_then_end(self: Sealing, topic: TopicRecord) -> None:
+    def seal_then_end(self: SegmentSealer, topic: TopicRecord) -> None:
         seal(self, topic)
         left.append(waiting(environment))
         writing.close()
 
-    monkeypatch.setattr(Sealing, "seal_and_sweep", seal_then_end)
+    monkeypatch.setattr(SegmentSealer, "seal_and_sweep", seal_then_end)
     writing.send_bytes(b"w")
     writing.send_bytes(b"w")
     seal_until_stopped(settings, "t", reading, say)
@@ -183,7 +189,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    sealing = Sealing(
+    sealing = SegmentSealer(
         replace(environment, clock=clock), lambda: True, PreparedSegments(environment.log, environment.clock, 0)
     )
     tries: list[TopicRecord] = []
@@ -217,7 +223,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogManager, "seal", recording)
     for name in ("t", "t", "t", "u"):
         roll(name)
-    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 0))
+    sealing = SegmentSealer(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 0))
     assert sealing.seal_one_per_topic(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")
@@ -233,7 +239,7 @@ def test_an_open_segment_that_has_grown_is_prepared_when_nothing_waits(
     monkeypatch.setattr("storage.log.prepared_segments.PIECE_BYTES", 1)
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
     prepared = PreparedSegments(environment.log, environment.clock, 1 << 30)
-    sealing = Sealing(environment, lambda: True, prepared)
+    sealing = SegmentSealer(environment, lambda: True, prepared)
     held: list[int] = []
     errors: list[Exception] = []
     reader, writer = multiprocessing.Pipe(duplex=False)
@@ -265,7 +271,7 @@ def test_an_error_of_preparation_holds_up_no_segment(
 
     monkeypatch.setattr(PreparedSegments, "extend", fail)
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
-    sealing = Sealing(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 1 << 30))
+    sealing = SegmentSealer(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 1 << 30))
     reader, writer = multiprocessing.Pipe(duplex=False)
     looks: list[bool] = []
     errors: list[Exception] = []
@@ -288,7 +294,7 @@ def test_an_error_of_preparation_holds_up_no_segment(
 def test_growth_starts_no_process(settings: Settings) -> None:
     """One that dies at its start would be started with each growth."""
     with BackgroundSealer(settings, NAME) as sealer:
-        assert not sealer.note_growth(1)
+        assert not sealer.report_log_growth(1)
         assert multiprocessing.active_children() == []
 
 
@@ -327,7 +333,7 @@ def test_a_wake_does_not_shorten_the_wait_after_an_error(
     """Otherwise a damaged segment is read again at each roll. The end of the writer is noticed all the same."""
     tries: list[int] = []
 
-    def failing(sealing: Sealing, topic: TopicRecord) -> None:
+    def failing(sealing: SegmentSealer, topic: TopicRecord) -> None:
         tries.append(topic.id)
         raise Unavailable("the store is away", "try again")
 
@@ -343,7 +349,7 @@ def test_a_wake_does_not_shorten_the_wait_after_an_error(
                 raise EOFError
             return b"w"
 
-    monkeypatch.setattr(Sealing, "seal_and_sweep", failing)
+    monkeypatch.setattr(SegmentSealer, "seal_and_sweep", failing)
     stop: Any = Woken(9)
     seal_until_stopped(settings, "t", stop, say)
     assert stop.waits[0] == POLL_SECONDS
