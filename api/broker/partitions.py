@@ -82,7 +82,7 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     metadata = broker.environment.metadata
     records = names.partitions(broker.environment, get(broker.environment, name))
     if not force:
-        broker.clients.check_none(*(record.name for record in records))
+        broker.clients.check_no_clients(*(record.name for record in records))
     broker.logs.close_topics(*records)
     leases = metadata.leases.current_of([record.id for record in records]).values()
     foreign = sum(not broker.ownership.holds(lease) for lease in leases)

@@ -51,7 +51,7 @@ def delete(broker: Broker, name: TopicName, force: bool = False) -> None:
     record = names.unpartitioned_topic(broker.environment, name)
     broker.ownership.check_not_owned_elsewhere(record)
     if not force:
-        broker.clients.check_none(name)
+        broker.clients.check_no_clients(name)
     broker.logs.close_topics(record)
     try:
         metadata.tenancy.delete_topic(record.id, force=force or broker.ownership.is_leased_here(record.id))

@@ -302,7 +302,7 @@ class ConnectedProducer:
         self.topic = topic
         self._producer_id = request.producer_id
         self._send = session.channel.send
-        self.note_queued = session.pending_publishes.add
+        self.add_queued = session.pending_publishes.add
         options = ProducerOptions(
             name,
             request.producer_id,

@@ -142,7 +142,7 @@ class PartitionTarget:
 
     # The channel of the producer
 
-    def note_queued(self, entries: int, size: int) -> None:
+    def add_queued(self, entries: int, size: int) -> None:
         """Do nothing: the mirror itself limits the entries that it submits."""
 
     def send_receipts(self, receipts: Sequence[Receipt]) -> None:

@@ -39,8 +39,8 @@ _UINT64 = (1 << 64) - 1
 
 
 class AckedEntry(NamedTuple):
-    """An acknowledgement of one entry. `batch_index`: of a message in a batch; -1: none is named. `ack_set`: the slots
-    that stay unacknowledged, as 64-bit words, the lowest slots first; empty: none."""
+    """A client's acknowledgement of one entry. `batch_index`: of a message in a batch; -1: none is named. `ack_set`:
+    the slots that stay unacknowledged, as 64-bit words, the lowest slots first; empty: none."""
 
     ledger_id: int
     entry_id: int
@@ -52,6 +52,8 @@ class AckedEntry(NamedTuple):
         return self.ledger_id, self.entry_id
 
 
+HasMore = bool
+"""The result of a step: whether another step may find more to do."""
 AcksToLookUp = list[AckedEntry]
 """Acknowledgements of entries that are not pending: their messages have to be looked up in the topic."""
 
@@ -66,7 +68,7 @@ class AckedMessages(NamedTuple):
 
 
 class Acknowledgements:
-    """The acknowledgements of one subscription."""
+    """The acknowledgements of one subscription: they change its position and its pending entries."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class Acknowledgements:
         on_progress: Callable[[], object],
     ) -> None:
         """`on_progress` is called after each call that has acknowledged something on the position."""
-        self.on_settled: Callable[[PendingAck], object] | None = None
-        """Called with each entry that is wholly acknowledged."""
+        self.on_entry_acknowledged: Callable[[PendingAck], object] | None = None
+        """Called with each pending entry that is wholly acknowledged."""
         self.mark_advanced_at = 0
         """The time in ms at which mark-delete moved last; 0: it has not moved."""
         self._topic = topic
@@ -93,10 +95,11 @@ class Acknowledgements:
         self._mark: LogPosition | None = None
         self._lookups = 0
         self._looking_up = asyncio.Lock()
-        self._is_settling = False
+        self._is_removing = False
 
     def count_within_step_limit(self, acks: Sequence[AckedEntry]) -> int:
-        """Return how many of `acks`, from the first one on, a step of the event loop may acknowledge (`STEP_SLOTS`)."""
+        """Return how many of `acks`, from the first one on, one step of the event loop may acknowledge, by the limit
+        `STEP_SLOTS`."""
         slots = 0
         for number, ack in enumerate(acks, 1):
             pending = self._pending.get(ack.key)
@@ -108,8 +111,8 @@ class Acknowledgements:
     def acknowledge(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> AcksToLookUp:
         """Acknowledge entries; `cumulative`: with all messages before them. Return those that are not pending and have
         to be looked up in the topic (`acknowledge_by_lookup`). Raises Fenced."""
-        unknown = [ack for ack in acks if not self._acknowledge_known(consumer, ack, cumulative)]
-        self._note_progress(consumer)
+        unknown = [ack for ack in acks if not self._acknowledge_without_lookup(consumer, ack, cumulative)]
+        self._advance_mark_delete(consumer)
         return unknown
 
     async def acknowledge_by_lookup(self, consumer: Consumer, acks: Sequence[AckedEntry], *, cumulative: bool) -> None:
@@ -137,62 +140,64 @@ class Acknowledgements:
                     await asyncio.sleep(0)
                     if not is_current():
                         return
-                    if not self._acknowledge_known(consumer, ack, cumulative):
-                        acked = await self._topic.store.run(self._messages_of, ack, cumulative)
+                    if not self._acknowledge_without_lookup(consumer, ack, cumulative):
+                        acked = await self._topic.store.run(self._find_acked_messages, ack, cumulative)
                         if not is_current():
                             return
                         if acked is not None:
                             self._acknowledge_messages(consumer, acked, cumulative)
-                    self._note_progress(consumer)
+                    self._advance_mark_delete(consumer)
         finally:
             self._lookups -= len(acks)
 
-    def settle_acknowledged(self, consumer: Consumer | None = None) -> None:
-        """Settle the pending entries before the end of the acknowledged messages: some now, others in later turns of
+    def remove_acknowledged_pending(self, consumer: Consumer | None = None) -> None:
+        """Remove pending entries that the position has acknowledged cumulatively: some now, others in later turns of
         the event loop.
 
-        The position has acknowledged them already, for `consumer`; None: for another door. Until they are settled they
-        only count as unacknowledged messages of their consumers.
+        `consumer`: the consumer that has acknowledged them; None: another interface has. Until they are removed they
+        count as unacknowledged messages of their consumers.
         """
-        if not self._is_settling and self._settle_some(consumer):
-            self._is_settling = True
-            self._topic.spawn(repeat_while(partial(self._settle_some, consumer), self._note_settled))
+        if not self._is_removing and self._remove_some_acknowledged(consumer):
+            self._is_removing = True
+            self._topic.spawn(repeat_while(partial(self._remove_some_acknowledged, consumer), self._finish_removal))
 
     def reset_acknowledged_end(self) -> None:
-        """Note that the position was opened: the known end of the acknowledged messages does not hold any more."""
+        """Reset the known end of the acknowledged messages to unknown, because the position was opened again."""
         self._end = -1
 
     def clear(self) -> None:
-        """Drop everything that is about an earlier position."""
+        """Drop all pending entries and acknowledged ids, because the subscription has moved to another position."""
         self._pending.clear()
         self._acked_ids.clear()
         self.reset_acknowledged_end()
 
-    def _acknowledge_known(self, consumer: Consumer, ack: AckedEntry, cumulative: bool) -> bool:
-        """Acknowledge an entry that is pending. Return False if it has to be looked up: it is neither pending nor
-        acknowledged."""
+    def _acknowledge_without_lookup(self, consumer: Consumer, ack: AckedEntry, cumulative: bool) -> bool:
+        """Acknowledge an entry, unless it has to be looked up in the topic. Return False if it has: it is neither
+        pending nor known to be acknowledged."""
         pending = self._pending.get(ack.key)
         if pending is None:
             return not self._position.durable or self._is_acknowledged(ack.key)
         if cumulative:
-            self._acknowledge_through(consumer, pending, ack.ack_set)
+            self._acknowledge_cumulatively(consumer, pending, ack.ack_set)
         else:
-            self._acknowledge(consumer, pending, ack.ack_set)
+            self._acknowledge_individually(consumer, pending, ack.ack_set)
         return True
 
-    def _acknowledge(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
+    def _acknowledge_individually(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
+        """Acknowledge the slots of a pending entry that `ack_set` does not leave unacknowledged. Remove the entry if
+        none is left."""
         position = self._position.current
         rest = pending.live_mask & unacked_mask(ack_set, pending.messages) if ack_set else 0
         newly_acked = pending.live_mask & ~rest
         consumer.acknowledged.add(newly_acked.bit_count())
         if not rest:
-            self._pending.settle(pending)
-            if self.on_settled is not None:
-                self.on_settled(pending)
+            self._pending.remove_acknowledged(pending)
+            if self.on_entry_acknowledged is not None:
+                self.on_entry_acknowledged(pending)
             last = pending.position(pending.messages - 1)
             is_in_order = pending.ack_start <= self._end + 1
             if not is_in_order and self._position.durable:
-                self._keep_id(last)
+                self._keep_acknowledged_id(last)
             position.acknowledge(last, pending.ack_start)
             if is_in_order and last.offset > self._end:
                 self._end = last.offset
@@ -201,34 +206,38 @@ class Acknowledgements:
                 pending.consumer.unacked -= newly_acked.bit_count()
             pending.live_mask = rest
             highest = pending.position(newly_acked.bit_length() - 1)
-            self._keep_id(highest)
+            self._keep_acknowledged_id(highest)
             position.acknowledge_slots(pending.offset, newly_acked, highest)
 
-    def _acknowledge_through(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
-        # Of a part of a batch: up to the slot before the first one that stays unacknowledged.
+    def _acknowledge_cumulatively(self, consumer: Consumer, pending: PendingAck, ack_set: Sequence[int]) -> None:
+        """Acknowledge a pending entry and all messages before it; of a part of a batch, up to the slot before the first
+        one that stays unacknowledged."""
         rest = pending.live_mask & unacked_mask(ack_set, pending.messages)
         slot = (rest & -rest).bit_length() - 2 if rest else pending.messages - 1
         if slot >= 0:
-            self._move_through(consumer, pending.position(slot))
+            self._acknowledge_through_position(consumer, pending.position(slot))
         elif pending.offset:
             ledger_id, entry_id = pending.entry_key
-            self._move_through(consumer, LogPosition(pending.offset - 1, MessageId(ledger_id, entry_id - 1)))
+            before = LogPosition(pending.offset - 1, MessageId(ledger_id, entry_id - 1))
+            self._acknowledge_through_position(consumer, before)
 
-    def _move_through(self, consumer: Consumer, position: LogPosition) -> None:
+    def _acknowledge_through_position(self, consumer: Consumer, position: LogPosition) -> None:
+        """Acknowledge the message at a position and all messages before it, and remove their pending entries."""
         self._position.note_log_end(position.offset + 1)
         self._position.current.acknowledge_cumulative(position)
-        self.settle_acknowledged(consumer)
+        self.remove_acknowledged_pending(consumer)
 
-    def _settle_some(self, consumer: Consumer | None) -> bool:
-        """Settle as many acknowledged entries as one step may take. Return whether more may remain."""
+    def _remove_some_acknowledged(self, consumer: Consumer | None) -> HasMore:
+        """Remove as many acknowledged pending entries as one step of the event loop may take. Return whether more may
+        remain."""
         position = self._position.current
         end = position.acknowledged_to + 1  # a reset may have moved it back since the last step
-        settled, has_more = self._pending.settle_through(end)
+        removed, has_more = self._pending.remove_acknowledged_through(end)
         if consumer is not None:
-            consumer.acknowledged.add(sum(pending.live_mask.bit_count() for pending in settled))
-        if self.on_settled is not None:
-            for pending in settled:
-                self.on_settled(pending)
+            consumer.acknowledged.add(sum(pending.live_mask.bit_count() for pending in removed))
+        if self.on_entry_acknowledged is not None:
+            for pending in removed:
+                self.on_entry_acknowledged(pending)
         partial = None if has_more else self._pending.oldest()
         if partial is not None and partial.offset < end:
             acked = partial.live_mask & position.acknowledged_mask(partial.offset, partial.messages)
@@ -237,19 +246,20 @@ class Acknowledgements:
                 partial.consumer.unacked -= acked.bit_count()
         return has_more
 
-    def _note_settled(self) -> None:
-        self._is_settling = False
+    def _finish_removal(self) -> None:
+        self._is_removing = False
         self._on_progress()
 
     def _acknowledge_messages(self, consumer: Consumer, acked: AckedMessages, cumulative: bool) -> None:
+        """Acknowledge messages of an entry that is not pending; `cumulative`: with all messages before them."""
         self._position.note_log_end(acked.last.offset + 1)
         if cumulative:
-            self._move_through(consumer, acked.last)
+            self._acknowledge_through_position(consumer, acked.last)
         else:
             self._position.current.acknowledge_slots(acked.first_offset, acked.mask, acked.last)
 
     def _is_acknowledged(self, key: EntryKey) -> bool:
-        """Return whether an entry is known to be wholly acknowledged. It reads nothing."""
+        """Return whether an entry is known to be wholly acknowledged. Reads only memory."""
         if self._pending.is_acknowledged(key):
             return True
         mark = self._position.current.mark_delete
@@ -258,8 +268,8 @@ class Acknowledgements:
         mark_key = mark.message_id.ledger_id, mark.message_id.entry_id
         return key < mark_key or (key == mark_key and mark.message_id.batch_index < 0)
 
-    def _keep_id(self, position: LogPosition) -> None:
-        """Keep the id of a message that was acknowledged, until mark-delete comes to it."""
+    def _keep_acknowledged_id(self, position: LogPosition) -> None:
+        """Keep the id of a message that was acknowledged out of order, until mark-delete comes to that message."""
         if len(self._acked_ids) >= MAX_ACKED_IDS:
             mark = self._position.current.mark_delete
             low = -1 if mark is None else mark.offset
@@ -268,7 +278,9 @@ class Acknowledgements:
                 del self._acked_ids[next(iter(self._acked_ids))]
         self._acked_ids[position.offset] = position
 
-    def _note_progress(self, consumer: Consumer) -> None:
+    def _advance_mark_delete(self, consumer: Consumer) -> None:
+        """Move mark-delete to the end of the acknowledged messages if the id of its message is known. Report the
+        progress, and note the time of `consumer`'s acknowledgement."""
         consumer.last_acked_at = self._topic.clock.now_ms()
         cursor = self._position.current
         if isinstance(cursor, Cursor):
@@ -284,15 +296,16 @@ class Acknowledgements:
 
     # For threads
 
-    def _messages_of(self, ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
-        """Return the messages that an acknowledgement names; None: the topic has none of them.
+    def _find_acked_messages(self, ack: AckedEntry, cumulative: bool) -> AckedMessages | None:
+        """Return the messages that an acknowledgement names, from a read of the topic; None: the topic has none of
+        them.
 
         For a thread, because a batch may have 262,144 messages.
         """
-        return acked_messages(self._slots_of(ack), ack, cumulative)
+        return acked_messages(self._read_slots(ack), ack, cumulative)
 
-    def _slots_of(self, ack: AckedEntry) -> list[tuple[int, LogPosition]]:
-        """Return the slots of an entry that still exist, with the positions of their messages."""
+    def _read_slots(self, ack: AckedEntry) -> list[tuple[int, LogPosition]]:
+        """Read from the topic the slots of an entry that still exist. Return each with the position of its message."""
         slots: list[tuple[int, LogPosition]] = []
         for batch in self._topic.storage.read(MessageId(*ack.key), self._position.read_compacted):
             for row in range(len(batch)):

@@ -19,7 +19,7 @@ from api.broker.serving.selection import ChunkAssignments, RoundRobin, SingleAct
 
 
 class Assignment:
-    """The consumers of one subscription, and the choice among them."""
+    """The consumers of one subscription, and the choice of the consumer for each entry."""
 
     def __init__(self, first: Consumer, partition: int, can_receive: Callable[[Consumer], bool]) -> None:
         """`first`: the first consumer, whose type and key-shared mode later ones share; it is not added. `can_receive`
@@ -41,7 +41,7 @@ class Assignment:
         self._selector.check_compatible(consumer)
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer."""
+        """Add a consumer to those that entries are assigned to."""
         self.consumers.append(consumer)
         self._selector.add(consumer)
 
@@ -53,7 +53,7 @@ class Assignment:
         self._chunks.remove(*consumers)
 
     def recheck_consumers(self) -> None:
-        """Ask all consumers at the next choice: one that could not receive may be able to now."""
+        """Reset what is known of consumers that could not receive: the next choice asks all of them again."""
         if isinstance(self._selector, RoundRobin):
             self._selector.recheck_consumers()
 
@@ -92,12 +92,12 @@ class Assignment:
         if self._by_key and isinstance(header.group, int):
             self._draining.add(header.group, consumer)
 
-    def note_left_consumer(self, group: Group) -> None:
-        """Note that an entry of a group was acknowledged, returned or dropped, so its consumer does not have it any
-        more."""
+    def note_entry_left_consumer(self, group: Group) -> None:
+        """Note that a consumer has lost an entry of a group: it was acknowledged, returned or dropped. After the last
+        one of a key another consumer may receive the key."""
         if self._by_key and isinstance(group, int):
             self._draining.remove(group)
 
     def clear_partial_chunks(self) -> None:
-        """Remove the consumers of partly delivered chunked messages: all entries are read again."""
+        """Drop the assignments of partly delivered chunked messages to consumers: all entries are read again."""
         self._chunks.clear()

@@ -24,7 +24,7 @@ class Connection(Protocol):
     client_version: str
 
     async def check_liveness(self) -> bool:
-        """Return whether the client still answers. Close the connection of a client that does not."""
+        """Return whether the client of this connection still answers. Close the connection if it does not."""
 
 
 class Channel(Protocol):
@@ -63,11 +63,12 @@ class Receipt(NamedTuple):
 class ProducerChannel(Channel, Protocol):
     """The channel of one producer."""
 
-    def note_queued(self, entries: int, size: int) -> None:
-        """Add to the number and the bytes of the producer's entries that wait to be appended; negative: they ended."""
+    def add_queued(self, entries: int, size: int) -> None:
+        """Add to the counts of the producer's entries, and of their bytes, that wait to be appended. Negative numbers
+        subtract entries that were answered."""
 
     def send_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Send the receipts of durable entries, in order."""
 
     def send_error(self, sequence_id: int, error: InvalidRecord) -> None:
-        """Report an entry that can never be appended."""
+        """Report to the producer's client that an entry can never be appended."""

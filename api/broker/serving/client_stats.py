@@ -27,12 +27,13 @@ def live_topic_state(topic: PersistentTopic) -> LiveTopicState:
         bytes_out_counter=sum(item.bytes for item in delivered),
         average_msg_size=received.bytes / received.messages if received.messages else 0.0,
         deduplication_status="Enabled" if topic.is_deduplicating else "Disabled",
-        publishers=tuple(_producer(item) for item in topic.producers.all),
+        publishers=tuple(_producer_stats(item) for item in topic.producers.all),
     )
-    return LiveTopicState(stats, {name: _subscription(item) for name, item in list(topic.subscriptions.items())})
+    return LiveTopicState(stats, {name: _subscription_state(item) for name, item in list(topic.subscriptions.items())})
 
 
-def _subscription(subscription: Subscription) -> LiveSubscriptionState:
+def _subscription_state(subscription: Subscription) -> LiveSubscriptionState:
+    """Return the live stats of one subscription, with its consumers."""
     consumers = list(subscription.consumers)
     dispatched, dispatcher = subscription.dispatched, subscription.dispatcher
     type_name = subscription.type.pulsar_name if subscription.type is not None else NO_CONSUMER
@@ -53,7 +54,7 @@ def _subscription(subscription: Subscription) -> LiveSubscriptionState:
         last_mark_delete_advanced_timestamp=subscription.acks.mark_advanced_at,
         is_durable=subscription.durable,
         durable=subscription.durable,
-        consumers=tuple(_consumer(item) for item in consumers),
+        consumers=tuple(_consumer_stats(item) for item in consumers),
     )
     return LiveSubscriptionState(stats, subscription.position.delivered_end, subscription.position.backlog)
 
@@ -78,7 +79,7 @@ def client_counts(topics: Iterator[PersistentTopic]) -> Iterator[tuple[TopicName
         )
 
 
-def _producer(producer: Producer) -> ProducerStats:
+def _producer_stats(producer: Producer) -> ProducerStats:
     rate, options = producer.published, producer.options
     return ProducerStats(
         access_mode="".join(word.capitalize() for word in options.access_mode.name.split("_")),
@@ -88,13 +89,13 @@ def _producer(producer: Producer) -> ProducerStats:
         producer_id=options.producer_id,
         producer_name=producer.name,
         address=f"/{producer.channel.connection.address}",
-        connected_since=_time(producer.connected_at),
+        connected_since=_iso_time(producer.connected_at),
         client_version=producer.channel.connection.client_version,
         metadata=dict(options.metadata),
     )
 
 
-def _consumer(consumer: Consumer) -> ConsumerStats:
+def _consumer_stats(consumer: Consumer) -> ConsumerStats:
     return ConsumerStats(
         msg_rate_out=consumer.delivered.per_second,
         msg_throughput_out=consumer.delivered.bytes_per_second,
@@ -106,7 +107,7 @@ def _consumer(consumer: Consumer) -> ConsumerStats:
         available_permits=consumer.permits,
         unacked_messages=max(0, consumer.unacked),
         address=f"/{consumer.channel.connection.address}",
-        connected_since=_time(consumer.connected_at),
+        connected_since=_iso_time(consumer.connected_at),
         client_version=consumer.channel.connection.client_version,
         last_acked_timestamp=consumer.last_acked_at,
         last_consumed_timestamp=consumer.last_consumed_at,
@@ -115,6 +116,6 @@ def _consumer(consumer: Consumer) -> ConsumerStats:
     )
 
 
-def _time(ms: int) -> str:
-    """Return a time of epoch milliseconds as Pulsar writes it: ISO 8601 in UTC with milliseconds."""
+def _iso_time(ms: int) -> str:
+    """Return a time in epoch milliseconds as Pulsar writes it: ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -55,13 +55,14 @@ class ClientCounts:
 
 
 class LiveSubscription(ServedCursor, Protocol):
-    """A durable subscription that this service serves: its state is in this process, and every door moves it here.
+    """A durable subscription that this service serves: its state is in this process, and every interface moves it
+    here.
 
     Calls come from any thread but that of the event loop, and block. They raise CompactorError.
     """
 
     def reset(self, mark_delete: LogPosition | None) -> None:
-        """Move the subscription: `mark_delete` is its new mark-delete position; None: before the first message.
+        """Move the subscription to a new mark-delete position, `mark_delete`; None: before the first message.
 
         Its consumers are disconnected, and subscribe again.
         """
@@ -75,8 +76,8 @@ class LiveSubscription(ServedCursor, Protocol):
 
 @dataclass
 class ConnectedClientsView:
-    """The view of connected clients for other doors: functions of the server of Pulsar's protocol. Without a server, no
-    client is connected."""
+    """The view of Pulsar's connected clients for other interfaces: functions that the server of Pulsar's protocol sets.
+    Without a server, no client is connected."""
 
     subscription: Callable[[TopicRecord, str], LiveSubscription | None] = lambda _topic, _name: None
     """The subscription of a topic, if its state is in this service."""
@@ -87,7 +88,7 @@ class ConnectedClientsView:
     counts: Callable[[], Iterable[tuple[TopicName, ClientCounts]]] = tuple
     connections: Callable[[], int] = int
 
-    def check_none(self, *names: TopicName) -> None:
+    def check_no_clients(self, *names: TopicName) -> None:
         """Raise ClientsConnected if producers or consumers are connected to one of the topics in this service."""
         for name in names:
             live = self.of_topic(name)

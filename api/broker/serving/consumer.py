@@ -56,7 +56,7 @@ class ConsumerOptions:
 
 
 class Consumer:
-    """One consumer or reader. For the event loop alone."""
+    """One connected consumer or reader: its permits, its pending entries, its rates. For the event loop alone."""
 
     def __init__(self, channel: ConsumerChannel, options: ConsumerOptions, now_ms: int) -> None:
         self.channel = channel
@@ -92,7 +92,8 @@ class Consumer:
         return self.permits > 0 and self.channel.is_writable
 
     def send(self, entry: DeliverableEntry, pending: PendingAck, now_ms: int) -> None:
-        """Send the slots `pending.live_mask` of an entry."""
+        """Send an entry to the client, of which it delivers the slots in `pending.live_mask`. Take the permits, and
+        keep the entry as pending."""
         count = pending.live_mask.bit_count()
         self.permits -= entry.messages if self.options.returns_permits_for_hidden_slots else count
         self.unacked += count

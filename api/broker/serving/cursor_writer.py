@@ -27,17 +27,18 @@ GROUP_CURSORS = 500
 
 
 class CursorOwner(Protocol):
-    """The subscription of a cursor."""
+    """The subscription of a cursor, as the writer of cursors calls it."""
 
     def on_write_failed(self, cursor: Cursor, error: CompactorError) -> None:
-        """Handle a cursor that cannot be written any more: Fenced, NotFound."""
+        """Replace a cursor that cannot be written any more, because another process has moved it (`error` is Fenced) or
+        deleted it (NotFound)."""
 
-    def find_mark_delete_id(self, cursor: Cursor) -> None:
-        """Begin to find the id of the message that mark-delete has come to."""
+    def start_mark_delete_search(self, cursor: Cursor) -> None:
+        """Begin to search the topic for the id of the message that mark-delete has come to; do not wait for it."""
 
 
 class CursorWriter:
-    """Writes cursors. For one event loop; `run` it as a task."""
+    """The task that writes the acknowledgements of all cursors to SQL, in groups. For one event loop."""
 
     def __init__(self, metadata: MetadataStore, database: Workers, seconds: float = 1.0) -> None:
         """`database`: threads for the writes. `seconds`: the time between two groups of scheduled cursors."""
@@ -60,10 +61,11 @@ class CursorWriter:
         self._dirty.pop(cursor, None)
 
     async def flush(self, cursor: Cursor) -> None:
-        """Write a cursor now. Raises Fenced, NotFound, Unavailable; after Unavailable the writer tries again later."""
+        """Write the acknowledgements of a cursor with the next group, and wait for it. Raises Fenced, NotFound,
+        Unavailable; after Unavailable the writer tries again later."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(cursor, []).append(future)
-        self._start()
+        self._start_task()
         await future
 
     async def run(self) -> None:
@@ -73,16 +75,16 @@ class CursorWriter:
             self.start_scheduled_writes()
 
     def start_scheduled_writes(self) -> None:
-        """Begin to write the scheduled cursors, if any; do not wait for it."""
+        """Begin to write the scheduled cursors, if any, and return without waiting for the writes."""
         if self._dirty:
-            self._start()
+            self._start_task()
 
-    def _start(self) -> None:
+    def _start_task(self) -> None:
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write(), name="cursor writer")
+            self._task = asyncio.create_task(self._write_all(), name="cursor writer")
 
-    async def _write(self) -> None:
-        """Write groups until no receipt waits and the cursors that were scheduled at the start are written."""
+    async def _write_all(self) -> None:
+        """Write cursors in groups until no `flush` waits and those that were scheduled at the start are written."""
         dirty = list(self._dirty)
         while self._waiting or dirty:
             waiting, self._waiting = self._waiting, {}
@@ -94,6 +96,7 @@ class CursorWriter:
             await self._write_group(group[:GROUP_CURSORS], waiting)
 
     async def _write_group(self, group: list[Cursor], waiting: dict[Cursor, list[asyncio.Future[None]]]) -> None:
+        """Write cursors in one transaction, and report the result to their owners and to the futures in `waiting`."""
         owners = {cursor: self._dirty.pop(cursor, None) for cursor in group}
         errors: dict[Cursor, CompactorError]
         try:
@@ -102,19 +105,21 @@ class CursorWriter:
             errors = dict.fromkeys(group, error)
         except Exception as error:  # one damaged cursor must not delay the others
             LOG.warning("cursors cannot be written together (%s): each is written by itself", error)
-            errors = await self._write_each(group)
+            errors = await self._write_one_by_one(group)
         for cursor in group:
-            self._note_result(cursor, owners[cursor], errors.get(cursor), waiting.get(cursor, ()))
+            self._report_result(cursor, owners[cursor], errors.get(cursor), waiting.get(cursor, ()))
         for reason in {one_line(error) for error in errors.values() if isinstance(error, Unavailable)}:
             LOG.warning("acknowledgements wait: %s", reason)
 
-    def _note_result(
+    def _report_result(
         self,
         cursor: Cursor,
         owner: CursorOwner | None,
         error: CompactorError | None,
         receipts: Sequence[asyncio.Future[None]],
     ) -> None:
+        """Resolve `receipts` with the result of a cursor's write. Schedule the cursor again if the database was
+        unavailable; report another error to its owner."""
         for future in receipts:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
@@ -125,9 +130,10 @@ class CursorWriter:
         elif error is not None:
             owner.on_write_failed(cursor, error)
         elif cursor.lacks_mark_delete_id:
-            owner.find_mark_delete_id(cursor)
+            owner.start_mark_delete_search(cursor)
 
-    async def _write_each(self, group: list[Cursor]) -> dict[Cursor, CompactorError]:
+    async def _write_one_by_one(self, group: list[Cursor]) -> dict[Cursor, CompactorError]:
+        """Write each cursor in a transaction of its own. Return the errors of those that are not written."""
         errors: dict[Cursor, CompactorError] = {}
         for cursor in group:
             try:

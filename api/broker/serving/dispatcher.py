@@ -158,13 +158,13 @@ class Dispatcher:
         self._return_entries(returned)
         self.wake()
 
-    def note_left_consumer(self, pending: PendingAck) -> None:
+    def note_entry_left_consumer(self, pending: PendingAck) -> None:
         """Note that an entry was acknowledged, returned or dropped, so its consumer does not have it any more."""
-        self._assignment.note_left_consumer(pending.group)
+        self._assignment.note_entry_left_consumer(pending.group)
 
-    def note_settled(self, pending: PendingAck) -> None:
+    def cancel_redelivery(self, pending: PendingAck) -> None:
         """Note that an entry is wholly acknowledged: it is not delivered again."""
-        self._waiting.settle(pending.offset)
+        self._waiting.cancel_redelivery(pending.offset)
 
     def wake(self) -> None:
         """Let the loop continue, because some entry may be deliverable now. Cheap and idempotent."""
@@ -236,7 +236,7 @@ class Dispatcher:
         for pending in islice(remaining, RETURNED_ENTRIES):
             count += 1
             if pending.consumer is not None:
-                self._deliveries.pending.release(pending)
+                self._deliveries.pending.release_from_consumer(pending)
                 self._waiting.add_returned(pending)
         return count == RETURNED_ENTRIES
 

@@ -49,7 +49,7 @@ class ServedSubscription:
         self._subscription.position.note_log_end(end)
 
     async def _acknowledged(self) -> None:
-        self._subscription.settle_acknowledged()
+        self._subscription.remove_acknowledged_pending()
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -107,7 +107,7 @@ class PublishQueue:
         self._waiting.append(entry)
         self._put += 1
         self._counts[entry.producer.name] = self._counts.get(entry.producer.name, 0) + 1
-        entry.producer.channel.note_queued(1, len(entry.entry))
+        entry.producer.channel.add_queued(1, len(entry.entry))
         if self._task is None:
             self._task = asyncio.create_task(self._append_all(), name=f"publish {self._topic}")
 
@@ -203,7 +203,7 @@ class PublishQueue:
         for entry in group:
             ended.setdefault(entry.producer, []).append(len(entry.entry))
         for producer, sizes in ended.items():
-            producer.channel.note_queued(-len(sizes), -sum(sizes))
+            producer.channel.add_queued(-len(sizes), -sum(sizes))
             self._counts[producer.name] -= len(sizes)
             if not self._counts[producer.name]:
                 del self._counts[producer.name]

@@ -120,8 +120,8 @@ class Subscription:
 
     def _use(self, dispatcher: Dispatcher | None) -> None:
         self.dispatcher = dispatcher
-        self.acks.on_settled = None if dispatcher is None else dispatcher.note_settled
-        self.pending.on_left_consumer = None if dispatcher is None else dispatcher.note_left_consumer
+        self.acks.on_entry_acknowledged = None if dispatcher is None else dispatcher.cancel_redelivery
+        self.pending.on_entry_left_consumer = None if dispatcher is None else dispatcher.note_entry_left_consumer
 
     def disconnect(self) -> None:
         """Remove all consumers, and ask the client of each to subscribe again."""
@@ -205,9 +205,9 @@ class Subscription:
                 self.on_write_failed(cursor, error)
             raise
 
-    def settle_acknowledged(self) -> None:
+    def remove_acknowledged_pending(self) -> None:
         """Settle the messages that another door has acknowledged on the cursor: no consumer receives them."""
-        self.acks.settle_acknowledged()
+        self.acks.remove_acknowledged_pending()
         self.wake()
 
     def _note_acknowledged(self) -> None:
@@ -233,7 +233,7 @@ class Subscription:
         if cursor is self.position.current:
             self.topic.spawn(self.reopen(cursor))
 
-    def find_mark_delete_id(self, cursor: Cursor) -> None:
+    def start_mark_delete_search(self, cursor: Cursor) -> None:
         """Begin to find the id of the message that mark-delete has come to, unless a search is in progress."""
         if cursor is self.position.current and not self._is_locating:
             self._is_locating = True

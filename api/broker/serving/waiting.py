@@ -119,7 +119,7 @@ class WaitingEntries:
             self.set_replay(())
         return self._returned.pop(offset, None)
 
-    def settle(self, offset: int) -> None:
+    def cancel_redelivery(self, offset: int) -> None:
         """Remove a returned entry that was acknowledged before its next delivery."""
         if offset in self._returned:
             self.drop(offset)

@@ -132,7 +132,7 @@ def test_a_topic_is_deleted_after_its_losses_were_shown(
 
         raise ClientsConnected(names[0])
 
-    monkeypatch.setattr(served.broker.clients, "check_none", refuse)
+    monkeypatch.setattr(served.broker.clients, "check_no_clients", refuse)
     refused = post(served.client, path)
     assert refused.status_code == 412
     assert "end them, or check “Also while clients are connected”" in refused.text

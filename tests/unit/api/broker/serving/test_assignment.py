@@ -63,7 +63,7 @@ def test_a_key_stays_with_its_consumer_until_its_entries_are_released() -> None:
     ]
     assert 0 < len(moved) < 64
     assert not crowd.assignment.is_deliverable(moved[0]), "the new consumer has to wait for the first one"
-    crowd.assignment.note_left_consumer(moved[0])
+    crowd.assignment.note_entry_left_consumer(moved[0])
     assert crowd.assignment.choose(DeliveryHeader(moved[0])) is second
 
 

@@ -30,7 +30,7 @@ def test_a_skip_by_another_door_is_seen_by_connected_consumers(bench: Workbench,
             assert isinstance(subscription.position.current, Cursor)
             subscription.position.note_log_end(10)
             assert subscription.position.current.skip(6, 10) == 6
-            subscription.settle_acknowledged()
+            subscription.remove_acknowledged_pending()
             assert reader.consumer.unacked == 0
             await reader.flow(ALL)
             assert reader.received == [0, 1, 2, 6, 7, 8, 9]

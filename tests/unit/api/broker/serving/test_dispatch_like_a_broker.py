@@ -375,7 +375,7 @@ def test_many_acknowledged_entries_are_settled_in_turns_of_the_loop(
             cursor = subscription.position.current
             if skips:
                 cursor.acknowledge_below(18)
-                subscription.settle_acknowledged()
+                subscription.remove_acknowledged_pending()
             else:
                 last = AckedEntry(reader.ledger_id, 17)
                 assert not subscription.acknowledge(reader.consumer, [last], cumulative=True)

@@ -21,7 +21,7 @@ def deliver(acks: PendingAcks, to: Consumer, offset: int, messages: int = 1) -> 
 
 def settled_through(acks: PendingAcks, offset: int) -> list[int]:
     """Settle what one step settles. Return the offsets of its entries."""
-    return [item.offset for item in acks.settle_through(offset).entries]
+    return [item.offset for item in acks.remove_acknowledged_through(offset).entries]
 
 
 def test_a_cumulative_acknowledgement_takes_the_prefix_whatever_the_order_of_deliveries() -> None:
@@ -61,7 +61,7 @@ def test_a_step_settles_a_bounded_number_of_entries_and_of_slots(
     assert settled_through(acks, 6) == [4, 5]
     steps = [([6, 7, 8, 9], True), ([100, 160], True), ([220], False), ([], False)]
     for offsets, has_more in steps:
-        popped, may_have_more = acks.settle_through(1_000)
+        popped, may_have_more = acks.remove_acknowledged_through(1_000)
         assert ([item.offset for item in popped], may_have_more) == (offsets, has_more)
     assert (len(acks), reader.unacked) == (0, 0)
 
@@ -71,22 +71,22 @@ def test_entries_that_were_settled_out_of_order_count_in_a_step(monkeypatch: pyt
     acks, reader = PendingAcks(), consumer("a")
     entries = [deliver(acks, reader, offset) for offset in range(10)]
     for pending in entries[1:9]:
-        acks.settle(pending)
+        acks.remove_acknowledged(pending)
     assert [settled_through(acks, 10) for _ in range(3)] == [[0], [], [9]]
 
 
 def test_an_entry_that_is_released_waits_for_its_next_delivery() -> None:
     released: list[int] = []
     acks = PendingAcks()
-    acks.on_left_consumer = lambda item: released.append(item.offset)
+    acks.on_entry_left_consumer = lambda item: released.append(item.offset)
     reader, other = consumer("a"), consumer("b")
     pending = deliver(acks, reader, 3)
-    acks.release(pending)
-    acks.release(pending)
+    acks.release_from_consumer(pending)
+    acks.release_from_consumer(pending)
     assert (released, reader.unacked, reader.pending, acks.get((LEDGER, 3))) == ([3], 0, {}, pending)
     again = deliver(acks, other, 3)
     assert (len(acks), other.unacked) == (1, 1)
-    acks.settle(again)
+    acks.remove_acknowledged(again)
     assert (released, other.unacked, len(acks)) == ([3, 3], 0, 0)
 
 
@@ -94,7 +94,7 @@ def test_an_acknowledgement_that_is_repeated_is_known() -> None:
     acks, reader = PendingAcks(), consumer("a")
     pending = deliver(acks, reader, 3)
     assert not acks.is_acknowledged((LEDGER, 3))
-    acks.settle(pending)
+    acks.remove_acknowledged(pending)
     assert acks.is_acknowledged((LEDGER, 3))
     assert not acks.is_acknowledged((LEDGER, 4))
     assert not acks.is_acknowledged((LEDGER, 1 << 40))
@@ -105,7 +105,7 @@ def test_an_acknowledgement_that_is_repeated_is_known() -> None:
 def test_the_ledgers_whose_ids_are_kept_are_bounded() -> None:
     acks = PendingAcks()
     for ledger_id in range(pending_acks.MAX_LEDGERS + 5):
-        acks.settle(PendingAck((ledger_id, 0), 0, 0, 1, False, 1, None))
+        acks.remove_acknowledged(PendingAck((ledger_id, 0), 0, 0, 1, False, 1, None))
     assert [acks.is_acknowledged((number, 0)) for number in (4, 5)] == [False, True]
 
 

@@ -43,7 +43,7 @@ class NotingChannel:
     def connection(self) -> NotingChannel:
         return self
 
-    def note_queued(self, entries: int, size: int) -> None:
+    def add_queued(self, entries: int, size: int) -> None:
         self.waiting += entries
 
     def send_receipts(self, receipts: Sequence[Receipt]) -> None:

@@ -46,7 +46,7 @@ class Sender:
     def _remove(self, producer: Producer) -> None:
         producer.is_closed = True
 
-    def note_queued(self, entries: int, _size: int) -> None:
+    def add_queued(self, entries: int, _size: int) -> None:
         self.waiting += entries
 
     def send_receipts(self, receipts: Sequence[Receipt]) -> None:

@@ -49,8 +49,8 @@ def test_a_returned_entry_is_gone_when_it_is_acknowledged_or_delivered() -> None
     first, second = returned(1), returned(2)
     entries.add_returned(first)
     entries.add_returned(second)
-    entries.settle(1)
-    entries.settle(3)
+    entries.cancel_redelivery(1)
+    entries.cancel_redelivery(3)
     assert (1 in entries.queue, 2 in entries.queue) == (False, True)
     assert entries.drop(2) is second
 
