@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.broker.serving.older_log import MissingEntries, accept_older_log, log_accepted
+from api.broker.serving.older_log import MissingEntries, reset_sequences_to_log, log_accepted_gaps
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.replicated import Source, follows
@@ -56,7 +56,7 @@ _BEFORE_ALL = SourceProgress(SourcePosition(-1, -1), -1)
 
 @dataclass
 class NewEntries:
-    """The entries of a group that are not duplicates.
+    """The entries of a group that must be appended, because they are not duplicates.
 
     `answers`: of the whole group, as far as they are known; `entries` are appended, and `numbers` are their numbers in
     the group; `sequences`: the sequence ids of producers' entries, by number, where they count; `duplicates`: the
@@ -70,11 +70,11 @@ class NewEntries:
     duplicates: list[tuple[int, int]] = field(default_factory=list)
 
 
-class _Group:
-    """A group of entries, as far as it was looked through.
+class _GroupCheck:
+    """The check of one group of entries for duplicates, and its result so far, `new`.
 
-    `newest`: the newest publish time of each source cluster, in the log and here. `refused`: the replicators of which
-    an entry was refused.
+    `newest`: the newest publish time of each source cluster, in the log and in the group. `refused`: the replicators of
+    which an entry was refused.
     """
 
     def __init__(self, size: int) -> None:
@@ -84,18 +84,23 @@ class _Group:
         self._ahead: dict[Hashable, list[tuple[tuple[int, int], int]]] = {}
         """The new entries of each sender, ascending: sequence id or position, and number in the group."""
 
-    def is_new(self, sender: Hashable, place: tuple[int, int], number: int) -> bool:
-        """Return whether entry `number` of the group repeats none before it; note the one that it repeats."""
+    def add_if_new(self, sender: Hashable, sequence: tuple[int, int], number: int) -> bool:
+        """Note entry `number` of the group: as new, or as a duplicate of an earlier entry of its sender. Return whether
+        it is new.
+
+        `sequence`: its sequence id, or its position in the source cluster.
+        """
         ahead = self._ahead.setdefault(sender, [])
-        if not ahead or place > ahead[-1][0]:
-            ahead.append((place, number))
+        if not ahead or sequence > ahead[-1][0]:
+            ahead.append((sequence, number))
             return True
-        self.new.duplicates.append((number, ahead[bisect_left(ahead, (place, -1))][1]))
+        self.new.duplicates.append((number, ahead[bisect_left(ahead, (sequence, -1))][1]))
         return False
 
 
 class Deduplication:
-    """The stored ids and positions of one topic's senders. `load` them before the first entry."""
+    """The deduplication of one topic: the highest stored sequence id of each producer, and the highest stored position
+    of each source cluster. `load` them before the first entry."""
 
     def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int, *, of_producers: bool = True) -> None:
         """`max_producers`: the number of names that are kept: those that stored an entry last. A name costs its bytes
@@ -123,13 +128,13 @@ class Deduplication:
     # Loading and storing
 
     def load(self) -> None:
-        """Read the ids in SQL, then those that the log has after them, and store both. Blocks. Raises CompactorError;
-        then load again."""
+        """Read the sequence ids and positions that SQL has, then those that the log has after them, and store both in
+        SQL. Blocks. Raises CompactorError; then load again."""
         record = self._topic.record
         end = self._topic.snapshot_reader().end
         stored = self._metadata.producer_sequences.of_topic(record.id)
         if stored is not None and stored.end_offset > end:
-            stored = accept_older_log(self._metadata, self._topic, stored, end)
+            stored = reset_sequences_to_log(self._metadata, self._topic, stored, end)
         begins = self.of_producers and stored is not None and stored.highest is None
         if stored is None:
             stored = ProducerSequences(end, {} if self.of_producers else None)
@@ -141,30 +146,30 @@ class Deduplication:
             self._missing = MissingEntries(self._topic, stored.missing)
             self._end = stored.end_offset
             for name, number in (stored.highest or {}).items():
-                self._note(name, (number, WHOLE))
+                self._note_sequence_id(name, (number, WHOLE))
         for scan in self._topic.producer_sequences(stored.end_offset):
             with self._lock:
                 self._end = max(self._end, scan.end)
                 self._note_count += 1
                 for name, sequence in scan.highest.items():
                     if self.of_producers and not begins:
-                        self._note(name, sequence)
+                        self._note_sequence_id(name, sequence)
                 for cluster, progress in scan.sources.items():
-                    self._note_source(cluster, progress)
+                    self._note_source_progress(cluster, progress)
         with self._lock:
-            self._missing.end_filled(self._sources or {})
+            self._missing.end_filled_gaps(self._sources or {})
         self._note_count += begins  # the ids of producers count from here on
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
 
-    def begin_sources(self) -> None:
-        """Store that replicators write to the topic, before the first entry of any, and end the gaps that a policy
-        accepts. Idempotent. Blocks; call `load` before. Raises CompactorError."""
+    def prepare_for_replicators(self) -> None:
+        """Store in SQL that replicators write to the topic, before the first entry of any, and end the gaps of missing
+        entries that a policy accepts. Idempotent. Blocks; call `load` before. Raises CompactorError."""
         if self._missing and self._metadata.policies.effective(self._topic.record).replication_accept_gaps:
             with self._lock:
-                accepted = self._missing.accept()
+                accepted = self._missing.accept_all()
                 self._store_at = 0  # if it fails now
-            log_accepted(self._topic, accepted)
+            log_accepted_gaps(self._topic, accepted)
             self.store()
         with self._lock:
             if self._sources is not None:
@@ -174,16 +179,17 @@ class Deduplication:
         with self._lock:
             self._sources = self._sources or {}
 
-    def is_store_due(self) -> bool:
-        """Return whether `store` is due. True is returned once for each `STORE_ENTRIES` entries, and when a gap has
-        ended: the caller must store."""
+    def claim_due_store(self) -> bool:
+        """Return whether the caller must call `store` now. Each due time is returned once: after each `STORE_ENTRIES`
+        entries, and when a gap has ended."""
         is_due = self._note_count >= self._store_at
         if is_due:
             self._store_at = self._note_count + STORE_ENTRIES
         return is_due
 
     def store(self) -> None:
-        """Write the ids and positions to SQL, and the gaps that have ended, if any is new. Raises CompactorError."""
+        """Write the sequence ids, the positions and the gaps that have ended to SQL, if any is new. Raises
+        CompactorError."""
         with self._lock:
             count = self._note_count
             sequences = self._sequences(self._sources)
@@ -196,16 +202,18 @@ class Deduplication:
                 self._missing.ended -= ended
 
     def _sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
-        """Return what is known. For the holder of the lock."""
+        """Return a copy of the known sequence ids, with the positions `sources`, as SQL stores them. For the holder of
+        the lock."""
         highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}
         return ProducerSequences(
             self._end, highest if self.of_producers else None, None if sources is None else dict(sources)
         )
 
     def advance_load_start(self, offset: int) -> None:
-        """Note that no entry before `offset` has an id that is not known: the next load need not read them.
+        """Let the next load read the log from `offset` on, because no entry before it has a sequence id that is not
+        known.
 
-        Entries of imports and of produce over HTTP have no ids.
+        Entries of imports and of produce over HTTP have no sequence ids.
         """
         with self._lock:
             if self.is_loaded and offset > self._end:
@@ -219,26 +227,28 @@ class Deduplication:
         return self._known.get(producer_name, _UNKNOWN)[0]
 
     def note_sequence_id(self, producer_name: str, sequence_id: int) -> None:
-        """Note a sequence id that the log has, and that was not known. Call `load` before."""
+        """Note a producer's sequence id that the log has, and that was not known. Call `load` before."""
         with self._lock:
-            self._note(producer_name, (sequence_id, WHOLE))
+            self._note_sequence_id(producer_name, (sequence_id, WHOLE))
             self._note_count += 1
 
-    def note_connected(self, replicator: str) -> None:
-        """Note that a replicator has connected: entries may be missing before the first that it sends."""
+    def note_replicator_connected(self, replicator: str) -> None:
+        """Note that a replicator has connected: its first entry is checked for missing entries before it."""
         self._connected.add(replicator)
 
     def new_entries(self, group: Sequence[QueuedEntry]) -> NewEntries:
-        """Return the entries of a group that must be appended. Then call `answers` with their answers, before this is
-        called again."""
-        checked = _Group(len(group))
+        """Return the entries of a group that must be appended, and the answers to the others.
+
+        The caller appends them and calls `record_outcomes`, before it calls this for the next group.
+        """
+        checked = _GroupCheck(len(group))
         new = checked.new
         for number, item in enumerate(group):
             try:
                 if item.source is not None:
-                    is_new = self._is_new_of_source(item, item.source, number, checked)
+                    is_new = self._accept_replicated_entry(item, item.source, number, checked)
                 else:
-                    is_new = not self.of_producers or self._is_new_of_producer(item, number, checked)
+                    is_new = not self.of_producers or self._accept_producer_entry(item, number, checked)
             except CompactorError as error:
                 new.answers[number] = error
                 continue
@@ -247,17 +257,19 @@ class Deduplication:
                 new.numbers.append(number)
         return new
 
-    def _is_new_of_producer(self, item: QueuedEntry, number: int, group: _Group) -> bool:
-        """Return whether an entry must be appended. Raises InvalidRecord."""
+    def _accept_producer_entry(self, item: QueuedEntry, number: int, group: _GroupCheck) -> bool:
+        """Check a producer's entry, and note it in the group. Return whether it must be appended; False: it is a
+        duplicate. Raises InvalidRecord."""
         name = item.producer.name
-        sequence = _sequence_of(item)
-        if sequence <= self._known.get(name, _UNKNOWN) or not group.is_new(name, sequence, number):
+        sequence = _entry_sequence_id(item)
+        if sequence <= self._known.get(name, _UNKNOWN) or not group.add_if_new(name, sequence, number):
             return False
         group.new.sequences[number] = sequence
         return True
 
-    def _is_new_of_source(self, item: QueuedEntry, source: Source, number: int, group: _Group) -> bool:
-        """Return whether an entry of a replicator must be appended. Raises InvalidRecord, Unavailable."""
+    def _accept_replicated_entry(self, item: QueuedEntry, source: Source, number: int, group: _GroupCheck) -> bool:
+        """Check an entry of a replicator, and note it in the group. Return whether it must be appended; False: it is a
+        duplicate or a marker. Raises InvalidRecord, Unavailable for an entry that is refused."""
         name, cluster = item.producer.name, source.cluster
         if name in group.refused:
             raise Unavailable(
@@ -269,23 +281,26 @@ class Deduplication:
             return False
         try:
             with self._lock:
-                if self._missing.ends_at(cluster, source.position, (self._sources or {}).get(cluster)):
+                if self._missing.try_end_gap(cluster, source.position, (self._sources or {}).get(cluster)):
                     self._store_at = 0
-            progress = self._progress(name, source)
+            progress = self._source_progress(name, source)
             newest = group.newest.get(cluster, progress.publish_time)
-            if source.position > progress.position and group.is_new((cluster,), source.position, number):
+            if source.position > progress.position and group.add_if_new((cluster,), source.position, number):
                 group.newest[cluster] = max(newest, source.publish_time)
                 return True
             if source.publish_time > newest:
-                raise self._rebuilt(source, progress, newest)
+                raise self._rebuilt_source_error(source, progress, newest)
         except InvalidRecord:
             group.refused.add(name)
             raise
         return False
 
-    def _progress(self, name: str, source: Source) -> SourceProgress:
-        """Return the progress of an entry's source cluster; log a possible gap before the first entry of a
-        connection."""
+    def _source_progress(self, name: str, source: Source) -> SourceProgress:
+        """Return how far the source cluster of an entry is stored. Log a warning if entries may be missing before the
+        first entry of a connection. Raises InvalidRecord for a cluster beyond `MAX_SOURCES`.
+
+        `name`: the replicator.
+        """
         sources = self._sources or {}
         progress = sources.get(source.cluster)
         if progress is None and len(sources) >= MAX_SOURCES:
@@ -311,7 +326,9 @@ class Deduplication:
                 )
         return progress or _BEFORE_ALL
 
-    def _rebuilt(self, source: Source, progress: SourceProgress, newest_time: int) -> InvalidRecord:
+    def _rebuilt_source_error(self, source: Source, progress: SourceProgress, newest_time: int) -> InvalidRecord:
+        """Return the error for an entry of a source cluster that was built again and numbers its ledgers from the
+        start."""
         return InvalidRecord(
             f"{self._topic.name} has entries of the source cluster {source.cluster!r} up to position "
             f"{progress.position}, published up to {newest_time}, and the cluster sends position {source.position}, "
@@ -322,8 +339,9 @@ class Deduplication:
             is_public=True,
         )
 
-    def answers(self, new: NewEntries, appended: Sequence[AppendOutcome]) -> list[AppendOutcome | MessageId]:
-        """Note the entries that were appended. Return an answer for each entry of the group, in order.
+    def record_outcomes(self, new: NewEntries, appended: Sequence[AppendOutcome]) -> list[AppendOutcome | MessageId]:
+        """Note the sequence ids and positions of the entries that were appended, by their outcomes. Return an answer
+        for each entry of the group, in order.
 
         EARLIEST is the answer for a duplicate. An entry that repeats one of the same group succeeds if that one does,
         even if later entries fail.
@@ -336,9 +354,9 @@ class Deduplication:
                 if isinstance(answer, CompactorError):
                     continue
                 if source is not None:
-                    self._note_source(source.cluster, SourceProgress(source.position, source.publish_time))
+                    self._note_source_progress(source.cluster, SourceProgress(source.position, source.publish_time))
                 elif sequence is not None:
-                    self._note(item.producer.name, sequence)
+                    self._note_sequence_id(item.producer.name, sequence)
                 else:
                     continue
                 self._end = max(self._end, answer.first.offset + answer.messages)
@@ -352,19 +370,23 @@ class Deduplication:
                 )
         return answers
 
-    def _note(self, name: str, sequence: SequenceId) -> None:
+    def _note_sequence_id(self, name: str, sequence: SequenceId) -> None:
+        """Note a producer's sequence id if it is the highest. Beyond the limit drop the producer that stored an entry
+        least recently."""
         self._known[name] = max(sequence, self._known.pop(name, _UNKNOWN))
         if len(self._known) > self._max_producers:
             del self._known[next(iter(self._known))]
 
-    def _note_source(self, cluster: str, progress: SourceProgress) -> None:
+    def _note_source_progress(self, cluster: str, progress: SourceProgress) -> None:
+        """Note how far a source cluster is stored, unless it was further before."""
         if self._sources is None:
             self._sources = {}
         self._sources[cluster] = progress.merged(self._sources.get(cluster))
 
 
-def _sequence_of(item: QueuedEntry) -> SequenceId:
-    """Return the sequence id of an entry. Raises InvalidRecord for a replicated one: its id is another producer's."""
+def _entry_sequence_id(item: QueuedEntry) -> SequenceId:
+    """Return the sequence id of a producer's entry. Raises InvalidRecord for a replicated entry: its id is another
+    producer's."""
     highest = signed(max(item.sequence_id, item.highest_sequence_id))
     try:
         metadata, _ = parse_metadata(item.entry, checksum_verified=True)

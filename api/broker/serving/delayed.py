@@ -22,7 +22,7 @@ DUE_AT_ONCE = 1_000
 
 
 class DelayedEntries:
-    """Offsets by due time."""
+    """The offsets of entries that wait for their delivery time."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, BitMap64] = {}
@@ -41,8 +41,8 @@ class DelayedEntries:
         return self._count >= MAX_DELAYED
 
     def add(self, due_ms: int, offset: int) -> None:
-        """Keep an offset until `due_ms`, in milliseconds since the Unix epoch. An offset that is kept already counts
-        once."""
+        """Keep the offset of an entry until its delivery time `due_ms`, in milliseconds since the Unix epoch.
+        Idempotent."""
         tick = -(-due_ms // TICK_MS)
         offsets = self._ticks.get(tick)
         if offsets is None:
@@ -59,8 +59,8 @@ class DelayedEntries:
             return self._due_tick * TICK_MS
         return self._order[0] * TICK_MS if self._order else None
 
-    def take_due(self, now_ms: int) -> list[int]:
-        """Remove and return offsets that are due, `DUE_AT_ONCE` at most."""
+    def pop_due(self, now_ms: int) -> list[int]:
+        """Remove offsets whose delivery time has come, `DUE_AT_ONCE` at most, and return them."""
         due = list(islice(self._due, DUE_AT_ONCE))
         while len(due) < DUE_AT_ONCE and self._order and self._order[0] * TICK_MS <= now_ms:
             self._due_tick = heapq.heappop(self._order)
@@ -72,6 +72,6 @@ class DelayedEntries:
         return due
 
     def clear(self) -> None:
-        """Remove all offsets."""
+        """Remove the offsets of all delayed entries."""
         self._ticks, self._order, self._count = {}, [], 0
         self._due, self._due_tick = iter(()), None

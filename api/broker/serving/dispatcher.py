@@ -48,7 +48,7 @@ RETURNED_ENTRIES = 1_000
 
 
 class Deliveries(Protocol):
-    """A subscription, as its dispatcher sees it."""
+    """A subscription, as its dispatcher calls it."""
 
     name: str
     pending: PendingAcks
@@ -63,15 +63,15 @@ class Deliveries(Protocol):
     def deliver(
         self, consumer: Consumer, entry: DeliverableEntry, live_mask: int, ack_start: int, group: Group
     ) -> None:
-        """Send the slots of an entry that are set in `live_mask`, and keep it until it is acknowledged. Its
-        acknowledgement covers the offsets from `ack_start` on."""
+        """Send an entry to a consumer, of which it delivers the slots in `live_mask`, and keep the entry until it is
+        acknowledged. Its acknowledgement covers the offsets from `ack_start` on."""
 
     def release_all_pending(self) -> None:
         """Remove all pending entries from their consumers: they are read and delivered again."""
 
 
 class Dispatcher:
-    """The dispatcher of one subscription. For the event loop alone."""
+    """The dispatcher of one subscription: it delivers entries to the consumers. For the event loop alone."""
 
     def __init__(
         self, deliveries: Deliveries, position: SubscriptionPosition, topic: ServedTopic, first: Consumer
@@ -118,23 +118,23 @@ class Dispatcher:
         return len(self._waiting.delayed)
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer and start delivering."""
+        """Add a consumer, and start to deliver entries to it."""
         before = self.active
         self._assignment.add(consumer)
         self._is_paused = False
-        self._note_active(before, consumer)
+        self._apply_active_change(before, consumer)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"dispatch {self._deliveries.name}")
         self.wake()
 
     def remove(self, *consumers: Consumer) -> None:
-        """Remove consumers at once. Other consumers receive their unacknowledged entries; this is not counted as a
-        redelivery."""
+        """Remove consumers at once. Others receive the entries that they have not acknowledged; this is not counted as
+        a redelivery."""
         before = self.active
         self._assignment.remove(*consumers)
         if self.is_individual:
-            self._return_entries(chain.from_iterable(consumer.pending.values() for consumer in consumers))
-        self._note_active(before, None)
+            self._requeue_entries(chain.from_iterable(consumer.pending.values() for consumer in consumers))
+        self._apply_active_change(before, None)
         self.wake()
 
     def redeliver(self, consumer: Consumer, keys: Iterable[EntryKey] | None) -> None:
@@ -155,31 +155,32 @@ class Dispatcher:
                 pending.is_returned = True
                 pending.redeliveries += 1
                 returned.append(pending)
-        self._return_entries(returned)
+        self._requeue_entries(returned)
         self.wake()
 
     def note_entry_left_consumer(self, pending: PendingAck) -> None:
-        """Note that an entry was acknowledged, returned or dropped, so its consumer does not have it any more."""
+        """Note that a consumer has lost an entry: it was acknowledged, returned or dropped. After the last one of a key
+        another consumer may receive the key."""
         self._assignment.note_entry_left_consumer(pending.group)
 
     def cancel_redelivery(self, pending: PendingAck) -> None:
-        """Note that an entry is wholly acknowledged: it is not delivered again."""
+        """Remove an entry that is wholly acknowledged from those that wait for their redelivery."""
         self._waiting.cancel_redelivery(pending.offset)
 
     def wake(self) -> None:
-        """Let the loop continue, because some entry may be deliverable now. Cheap and idempotent."""
+        """Wake the delivery loop, because some entry may be deliverable now. Cheap and idempotent."""
         self._waiting.queue.recheck_groups()
         self._assignment.recheck_consumers()
         self._wake_event.set()
 
     def pause(self) -> None:
-        """Deliver nothing until a consumer is added: the position is about to move."""
+        """Stop the delivery until a consumer is added, because the subscription's position is about to move."""
         self._is_paused = True
         self._generation += 1
         self._ahead.discard_read_result()
 
     def rewind(self) -> None:
-        """Begin again at the first message that is not acknowledged. Entries that wait are read again."""
+        """Deliver again from the first message that is not acknowledged. Entries that wait are read again."""
         self._generation += 1
         self._ahead.rewind()
         self._waiting.clear()
@@ -188,12 +189,13 @@ class Dispatcher:
         self.wake()
 
     def release_memory(self) -> None:
-        """Drop the content of all entries that are not delivered; it is read again when it is needed."""
+        """Drop the content of all entries that are not delivered yet from memory; it is read again when it is
+        needed."""
         self._ahead.release_memory()
         self._waiting.release_memory()
 
     async def close(self) -> None:
-        """End the loop and its reads."""
+        """End the delivery loop and its reads."""
         if self._alarm is not None:
             self._alarm.cancel()
         task, self._task = self._task, None
@@ -205,11 +207,12 @@ class Dispatcher:
         await self._ahead.close()
 
     def _note_memory(self) -> None:
+        """Report the bytes of the entries in memory to the budget of all subscriptions."""
         self._topic.page_budget.set_held_bytes(self, self._ahead.bytes + self._waiting.bytes)
 
-    def _note_active(self, before: Consumer | None, joined: Consumer | None) -> None:
-        """Begin again if the active consumer has changed. Report to failover consumers as a broker does: a change to
-        all of them, the present state to one that has joined."""
+    def _apply_active_change(self, before: Consumer | None, joined: Consumer | None) -> None:
+        """Deliver again from the cursor if the active consumer is not `before` any more. Report to failover consumers
+        as a broker does: a change to all of them, the present state to `joined`, which was just added."""
         if self.is_individual:
             return
         active = self.active
@@ -223,15 +226,17 @@ class Dispatcher:
             for consumer in present if active is before else self.consumers:
                 consumer.channel.set_active(consumer is active)
 
-    def _return_entries(self, entries: Iterable[PendingAck]) -> None:
-        """Let entries of consumers wait for their next delivery: some now, the others in later turns of the loop."""
+    def _requeue_entries(self, entries: Iterable[PendingAck]) -> None:
+        """Queue entries that consumers return for their next delivery: some now, the others in later turns of the event
+        loop."""
         remaining = iter(list(entries))
-        if self._return_some(remaining):
+        if self._requeue_some(remaining):
             self._returning += 1
-            self._topic.spawn(repeat_while(partial(self._return_some, remaining), self._note_returned))
+            self._topic.spawn(repeat_while(partial(self._requeue_some, remaining), self._finish_requeue))
 
-    def _return_some(self, remaining: Iterator[PendingAck]) -> bool:
-        """Return `RETURNED_ENTRIES` entries that a consumer still has. Return whether more may remain."""
+    def _requeue_some(self, remaining: Iterator[PendingAck]) -> bool:
+        """Take up to `RETURNED_ENTRIES` entries from their consumers, and queue them for their next delivery. Return
+        whether more may remain."""
         count = 0
         for pending in islice(remaining, RETURNED_ENTRIES):
             count += 1
@@ -240,13 +245,14 @@ class Dispatcher:
                 self._waiting.add_returned(pending)
         return count == RETURNED_ENTRIES
 
-    def _note_returned(self) -> None:
+    def _finish_requeue(self) -> None:
         self._returning -= 1
         self.wake()
 
     # The loop
 
     async def _run(self) -> None:
+        """Run the delivery loop until its task is cancelled. An error is logged, and the loop continues."""
         while True:
             self._wake_event.clear()
             try:
@@ -278,9 +284,9 @@ class Dispatcher:
             LOG.error("dispatching %s of %s failed", self._deliveries.name, self._topic.name, exc_info=error)
 
     async def _step(self) -> bool:
-        """Deliver some entries, or read some. Return False if neither is possible now."""
+        """Deliver some entries, waiting ones before new ones, or read some. Return False if neither is possible now."""
         if self.is_individual:
-            self._waiting.release_due(self._topic.clock.now_ms())
+            self._waiting.queue_due(self._topic.clock.now_ms())
             self._set_alarm()
             if await self._deliver_waiting():
                 return True
@@ -293,6 +299,7 @@ class Dispatcher:
         return consumer.can_receive and (not limit or consumer.unacked < limit)
 
     def _has_room(self) -> bool:
+        """Return whether the subscription may keep another new entry, as pending or as waiting."""
         if not self.is_individual:
             return True
         return not self._returning and not self._deliveries.is_full and not self._waiting.is_full
@@ -300,16 +307,17 @@ class Dispatcher:
     # New entries
 
     async def _deliver_new(self) -> bool:
-        """Deliver entries of the page; an empty page is filled first. Return False if no entry was processed."""
+        """Deliver entries of the page that was read, and read a page if it is empty. Return False if no entry was
+        processed."""
         ahead = self._ahead
-        if ahead.first is None and not await self._read():
+        if ahead.first is None and not await self._fill_page():
             return False
         count = 0
         while ahead.first is not None and count < ROUND_ENTRIES and self._has_room():
             entry = ahead.first
             ack_start = entry.offset if ahead.gap_from < 0 else min(ahead.gap_from, entry.offset)
             live_mask = self._deliveries.live_mask(entry)
-            if live_mask and not self._accept(entry, live_mask, ack_start):
+            if live_mask and not self._deliver_or_queue(entry, live_mask, ack_start):
                 break
             ahead.pop()
             count += 1
@@ -317,19 +325,19 @@ class Dispatcher:
             self._note_memory()
         return count > 0
 
-    def _accept(self, entry: DeliverableEntry, live_mask: int, ack_start: int) -> bool:
-        """Deliver, delay or hold a new entry. Return False if it stays in the page: no consumer can receive it, and it
-        has no group that would hold it."""
+    def _deliver_or_queue(self, entry: DeliverableEntry, live_mask: int, ack_start: int) -> bool:
+        """Deliver a new entry, or queue it until it is due or a consumer can receive it. Return False if it stays in
+        the page: no consumer can receive it, and it belongs to no group whose other entries could overtake it."""
         header = delivery_header(entry.data, self._by_key) if self.is_individual else _PLAIN
         if header.deliver_at and header.deliver_at > self._topic.clock.now_ms():
-            self._waiting.delay(entry.offset, header.deliver_at, ack_start)
+            self._waiting.add_delayed(entry.offset, header.deliver_at, ack_start)
             self._set_alarm()
             return True
         consumer = None if self._waiting.queue.blocks(header.group) else self._assignment.choose(header)
         if consumer is None:
             if header.group is None:
                 return False
-            self._waiting.hold(entry, header.group, ack_start)
+            self._waiting.add_held(entry, header.group, ack_start)
             return True
         self._deliver(consumer, entry, live_mask, ack_start, header)
         return True
@@ -340,21 +348,21 @@ class Dispatcher:
         self._assignment.note_delivered(header, consumer)
         self._deliveries.deliver(consumer, entry, live_mask, ack_start, header.group)
 
-    async def _read(self) -> bool:
-        """Read a page. Return False if the topic has no more entries, or memory admits no read, now."""
+    async def _fill_page(self) -> bool:
+        """Read a page of new entries. Return False if the topic has no more entries, or memory admits no read, now."""
         try:
             return await self._ahead.fill(self._may_read)
         finally:
             self._note_memory()
 
     def _may_read(self) -> bool:
-        """Return whether memory admits a read. If it does not, the loop is woken when it may."""
+        """Return whether memory admits a read. If not, the delivery loop is woken when it may."""
         return self._topic.page_budget.admits(self)
 
     # Waiting entries
 
     def _set_alarm(self) -> None:
-        """Wake the loop when the next delayed entry is due."""
+        """Set the timer that wakes the delivery loop when the next delayed entry is due."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -369,14 +377,14 @@ class Dispatcher:
         if offset is None:
             return False
         generation = self._generation
-        entries = self._waiting.in_memory(offset) or self._topic.tail.read(offset)
+        entries = self._waiting.entries_in_memory(offset) or self._topic.tail.read(offset)
         if not entries:
             if not self._may_read():
                 return False
-            entries = await self._topic.store.run(self._read_from, offset)
+            entries = await self._topic.store.run(self._read_entries, offset)
             if generation != self._generation or self._returning:
                 return True
-            self._waiting.set_replay(entries)
+            self._waiting.set_replay_page(entries)
             self._note_memory()
         if not entries or entries[0].offset != offset:  # compaction or a trim has removed it
             pending = self._waiting.drop(offset)
@@ -388,11 +396,11 @@ class Dispatcher:
             if count == ROUND_ENTRIES:
                 break
             if self._waiting.queue.is_next(entry.offset):
-                count += self._deliver_again(entry)
+                count += self._deliver_waiting_entry(entry)
         self._note_memory()
         return count > 0
 
-    def _deliver_again(self, entry: DeliverableEntry) -> bool:
+    def _deliver_waiting_entry(self, entry: DeliverableEntry) -> bool:
         """Deliver a waiting entry, or drop it if it is acknowledged. Return False if it stays as it is."""
         live_mask = self._deliveries.live_mask(entry)
         if not live_mask:
@@ -407,7 +415,8 @@ class Dispatcher:
         self._deliver(consumer, entry, live_mask, ack_start, header)
         return True
 
-    def _read_from(self, offset: int) -> list[DeliverableEntry]:
+    def _read_entries(self, offset: int) -> list[DeliverableEntry]:
+        """Return a page of the topic's entries from an offset on. For threads."""
         reader = self._topic.storage.entry_reader(StartOffset(offset) if offset else EARLIEST)
         try:
             return reader.read()

@@ -12,7 +12,7 @@ from api.broker.serving.consumer import Consumer
 
 
 class DrainingHashes:
-    """The consumer of each hash that has pending entries."""
+    """The consumer of each key hash that has unacknowledged entries, and their number."""
 
     def __init__(self) -> None:
         self._consumers: dict[int, Consumer] = {}
@@ -23,12 +23,14 @@ class DrainingHashes:
         return self._consumers.get(key_hash, consumer) is consumer
 
     def add(self, key_hash: int, consumer: Consumer) -> None:
-        """Count an entry with this hash that is delivered to a consumer."""
+        """Add to the count of a hash's unacknowledged entries one that is delivered to a consumer, which then owns the
+        hash."""
         self._consumers[key_hash] = consumer
         self._entries[key_hash] += 1
 
     def remove(self, key_hash: int) -> None:
-        """Count off an entry with this hash that was acknowledged or returned. After the last one the hash is free."""
+        """Subtract from the count of a hash's unacknowledged entries one that was acknowledged or returned. After the
+        last one any consumer may receive the hash."""
         if self._entries[key_hash] > 1:
             self._entries[key_hash] -= 1
         else:

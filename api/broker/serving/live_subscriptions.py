@@ -18,7 +18,8 @@ _SECONDS = 30.0
 
 
 class ServedSubscription:
-    """One durable subscription (`connected_clients.LiveSubscription`)."""
+    """A durable subscription that this service serves, for threads of other interfaces: each call runs on the event
+    loop and blocks until it has ended (`connected_clients.LiveSubscription`)."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, topic: PersistentTopic, subscription: Subscription, cursor: Cursor
@@ -29,29 +30,31 @@ class ServedSubscription:
         self.cursor = cursor
 
     def note_log_end(self, end: int) -> None:
-        self._call(self._note_log_end(end))
+        self._run_on_loop(self._note_log_end(end))
 
     def flush_acknowledged(self) -> None:
         try:
             self.cursor.flush()
         except (Fenced, NotFound):  # another process moved or deleted it: the next call acts on what is stored
-            self._call(self._subscription.reopen(self.cursor))
+            self._run_on_loop(self._subscription.reopen(self.cursor))
             raise
-        self._call(self._acknowledged())
+        self._run_on_loop(self._remove_acknowledged_pending())
 
     def reset(self, mark_delete: LogPosition | None) -> None:
-        self._call(self._subscription.reset(mark_delete))
+        self._run_on_loop(self._subscription.reset(mark_delete))
 
     def prepare_deletion(self, force: bool) -> None:
-        self._call(self._topic.prepare_subscription_deletion(self._subscription, force))
+        self._run_on_loop(self._topic.prepare_subscription_deletion(self._subscription, force))
 
     async def _note_log_end(self, end: int) -> None:
         self._subscription.position.note_log_end(end)
 
-    async def _acknowledged(self) -> None:
+    async def _remove_acknowledged_pending(self) -> None:
         self._subscription.remove_acknowledged_pending()
 
-    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run_on_loop(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the event loop, wait for it, and return its result. Raises Unavailable after
+        `_SECONDS`."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(_SECONDS)

@@ -43,9 +43,14 @@ _AGAIN = (
 )
 
 
-def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequences, end: int) -> ProducerSequences:
-    """Return the ids and positions of a log that ends at `end`, before the entries of the stored ones, and store them.
-    Blocks. Raises CompactorError."""
+def reset_sequences_to_log(
+    metadata: MetadataStore, topic: Topic, stored: ProducerSequences, end: int
+) -> ProducerSequences:
+    """Reset the sequence ids of mirrors and the positions of source clusters to those that the log has, because it ends
+    at `end`, before the stored ones. Store them with the gaps of missing entries, and return them.
+
+    Blocks. Raises CompactorError.
+    """
     reader = topic.snapshot_reader()
     in_log: dict[str, SourceProgress] = {}
     highest = None if stored.highest is None else _without_mirrors(stored.highest)
@@ -67,7 +72,7 @@ def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequ
     is_single = len(sources.keys() | in_log.keys()) == 1
     for cluster, known in (stored.sources or {}).items():
         if cluster not in in_log and reader.first_offset:
-            at_horizon = _at_horizon(reader, known) if is_single else None
+            at_horizon = _progress_at_horizon(reader, known) if is_single else None
             if at_horizon is None:
                 LOG.warning(
                     "%s: the log has no entry of the source cluster %s, so entries up to position %s may be missing. "
@@ -85,7 +90,8 @@ def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequ
             in_log[cluster] = progress._replace(publish_time=max(progress.publish_time, known.publish_time))
         if progress is None or progress.position < known.position:
             missing[cluster] = max(known.position, missing.get(cluster, known.position))
-            LOG.warning("%s: %s. To fill the gap, %s", topic.name, _gap(cluster, progress, missing[cluster]), _AGAIN)
+            gap = _gap_text(cluster, progress, missing[cluster])
+            LOG.warning("%s: %s. To fill the gap, %s", topic.name, gap, _AGAIN)
     if highest != stored.highest:
         partition = topic.name
         metadata.mirrors.clear_progress(partition.partitioned_topic or partition, partition.partition)
@@ -100,9 +106,12 @@ def accept_older_log(metadata: MetadataStore, topic: Topic, stored: ProducerSequ
     return accepted
 
 
-def _at_horizon(reader: SnapshotReader, known: SourceProgress) -> SourceProgress | None:
-    """Return the progress at the horizon of the compacted ledger, if all messages before the log are in it; else
-    None."""
+def _progress_at_horizon(reader: SnapshotReader, known: SourceProgress) -> SourceProgress | None:
+    """Return the position of a source cluster at the horizon of the compacted ledger; None: not all messages before
+    the log are in that ledger.
+
+    `known`: the stored position of the cluster, which the result does not exceed.
+    """
     compacted = reader.snapshot.compacted
     if compacted is None or compacted.source_horizon is None or compacted.horizon.offset + 1 < reader.first_offset:
         return None
@@ -113,7 +122,8 @@ def _without_mirrors(highest: Mapping[str, int]) -> dict[str, int]:
     return {name: number for name, number in highest.items() if not name.startswith(MIRROR_PREFIX)}
 
 
-def _gap(cluster: str, progress: SourceProgress | None, last: SourcePosition) -> str:
+def _gap_text(cluster: str, progress: SourceProgress | None, last: SourcePosition) -> str:
+    """Return a text about the missing entries of a source cluster: those after `progress` up to `last`."""
     after = "" if progress is None else f" after position {progress.position}"
     return (
         f"of the source cluster {cluster}, entries{after} up to position {last} are missing, and the source has "
@@ -122,8 +132,8 @@ def _gap(cluster: str, progress: SourceProgress | None, last: SourcePosition) ->
 
 
 class MissingEntries:
-    """The source clusters of which a topic's log lacks entries, each with the position of the last one. For the holder
-    of the lock of deduplication."""
+    """The gaps in a topic's log: the source clusters of which it lacks entries, each with the position of the last
+    missing one. For the holder of the lock of deduplication."""
 
     def __init__(self, topic: Topic, missing: Mapping[str, SourcePosition]) -> None:
         self._topic = topic
@@ -134,11 +144,12 @@ class MissingEntries:
     def __bool__(self) -> bool:
         return bool(self._last)
 
-    def ends_at(self, cluster: str, position: SourcePosition, progress: SourceProgress | None) -> bool:
-        """Return whether an entry ends a gap, as the first one before it, or at its begin, does: the source sends all
-        after that, in order. Raise InvalidRecord for an entry after a gap.
+    def try_end_gap(self, cluster: str, position: SourcePosition, progress: SourceProgress | None) -> bool:
+        """End the gap of a source cluster if its entry at `position` is before the gap or at its begin, because the
+        source then sends all missing ones, in order. Return whether a gap has ended. Raise InvalidRecord for an entry
+        after a gap.
 
-        `progress`: of the cluster; None: the log has no entry of it.
+        `progress`: how far the cluster is stored; None: the log has no entry of it.
         """
         last = self._last.get(cluster)
         if last is None:
@@ -159,31 +170,33 @@ class MissingEntries:
                     "entry that it has for this cluster, and the policy leaves out none of them"
                 )
             raise InvalidRecord(
-                f"{self._topic.name}: {_gap(cluster, progress, last)}; it continues at position {position}",
+                f"{self._topic.name}: {_gap_text(cluster, progress, last)}; it continues at position {position}",
                 remedy,
                 is_public=True,
             )
-        self._end([cluster])
+        self._end_gaps([cluster])
         return True
 
-    def end_filled(self, sources: Mapping[str, SourceProgress]) -> None:
-        """End the gaps of which the log has the last entry: before a gap ends, nothing after it is stored."""
-        self._end([name for name, last in self._last.items() if name in sources and sources[name].position >= last])
+    def end_filled_gaps(self, sources: Mapping[str, SourceProgress]) -> None:
+        """End the gaps that are filled: those of which the log has the last missing entry."""
+        filled = [name for name, last in self._last.items() if name in sources and sources[name].position >= last]
+        self._end_gaps(filled)
 
-    def accept(self) -> dict[str, SourcePosition]:
-        """End all gaps, and return them: the entries stay missing."""
+    def accept_all(self) -> dict[str, SourcePosition]:
+        """End all gaps although their entries stay missing. Return the position of the last missing entry by source
+        cluster."""
         accepted = dict(self._last)
-        self._end(accepted)
+        self._end_gaps(accepted)
         return accepted
 
-    def _end(self, clusters: Iterable[str]) -> None:
+    def _end_gaps(self, clusters: Iterable[str]) -> None:
         for cluster in clusters:
             self._last.pop(cluster, None)
             self.ended.add(cluster)
 
 
-def log_accepted(topic: Topic, accepted: Mapping[str, SourcePosition]) -> None:
-    """Log the gaps that a policy has ended."""
+def log_accepted_gaps(topic: Topic, accepted: Mapping[str, SourcePosition]) -> None:
+    """Log a warning for each gap that the policy has ended although its entries are missing."""
     for cluster, last in accepted.items():
         LOG.warning(
             "%s: the policy %s is set, so the source cluster %s goes on without the entries up to position %s that "

@@ -103,7 +103,7 @@ class ReadAhead:
         first = self._page[0].offset if self._page else self.gap_from
         if self._reader_bytes and self._pages is not None:
             self._reader_bytes = 0
-            self._pages.return_to(first)
+            self._pages.rewind_to(first)
             self._topic.spawn(self._pages.release_memory())
         elif self._page:  # of the newest entries: the reader is at the end and has no memory
             self._next = first

@@ -179,7 +179,7 @@ class PersistentTopic:
         else:
             new = await self._pools[WaitsFor.LOG].run_queued(deduplication.new_entries, group)
         appended = await self._append(new.entries, is_small) if new.entries else []
-        return deduplication.answers(new, appended)
+        return deduplication.record_outcomes(new, appended)
 
     async def _append(self, group: Sequence[QueuedEntry], is_small: bool) -> list[AppendOutcome]:
         """Append entries; small groups are queued by the event loop, which does not wait for a thread."""
@@ -219,12 +219,12 @@ class PersistentTopic:
         if self._deduplication.of_producers or is_for_replicator:
             await self._sequence_loads.load(self.record.id, self._deduplication)
         if is_for_replicator:
-            await self.database.run(self._deduplication.begin_sources)
+            await self.database.run(self._deduplication.prepare_for_replicators)
 
     def _store_sequences_if_due(self) -> None:
         """Begin to store the sequence ids of producers, if that is due."""
         deduplication = self._deduplication
-        if not self._is_storing_sequences and deduplication.is_store_due():
+        if not self._is_storing_sequences and deduplication.claim_due_store():
             self._is_storing_sequences = True
             self.spawn(self._store_sequences(deduplication))
 
@@ -374,7 +374,7 @@ class PersistentTopic:
         if error is not None and self.clock.now_ms() < until_ms:
             raise error.copy()
         self._refusals.pop(name, None)
-        self._deduplication.note_connected(name)
+        self._deduplication.note_replicator_connected(name)
 
     def refuse_replicator(self, producer: Producer, error: InvalidRecord) -> None:
         """Disconnect a replicator whose entry cannot be stored, and refuse it for some time.

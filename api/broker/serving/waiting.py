@@ -31,7 +31,7 @@ HELD_BYTES = 4 << 20
 
 
 class WaitingEntries:
-    """The waiting entries of one subscription."""
+    """The entries of one subscription that were read and wait for their delivery."""
 
     def __init__(self) -> None:
         self.queue = WaitingOffsets()
@@ -52,7 +52,7 @@ class WaitingEntries:
 
     @property
     def is_full(self) -> bool:
-        """True if no more entries may be read until some of these are delivered."""
+        """True if no more entries may be read until some of the waiting ones are delivered."""
         return self.delayed.is_full or len(self._held) >= MAX_HELD or self._is_queue_full
 
     @property
@@ -61,15 +61,15 @@ class WaitingEntries:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time in ms at which `release_due` can queue an entry; None: none, before some are delivered."""
+        """The time in ms at which `queue_due` can queue an entry; None: none, before some are delivered."""
         return None if self._is_queue_full else self.delayed.next_due_ms
 
     def add_returned(self, pending: PendingAck) -> None:
-        """Add an entry that its consumer has lost."""
+        """Add an entry that its consumer has returned, for its next delivery."""
         self._returned[pending.offset] = pending
         self.queue.add(pending.offset, pending.group)
 
-    def hold(self, entry: DeliverableEntry, group: Group, ack_start: int) -> None:
+    def add_held(self, entry: DeliverableEntry, group: Group, ack_start: int) -> None:
         """Add an entry that no consumer can receive now. Its acknowledgement begins at the offset `ack_start`."""
         self._note_ack_start(entry.offset, ack_start)
         fits = self._held_bytes + len(entry.data) <= HELD_BYTES
@@ -77,21 +77,22 @@ class WaitingEntries:
         self._held_bytes += len(entry.data) if fits else 0
         self.queue.add(entry.offset, group)
 
-    def delay(self, offset: int, due_ms: int, ack_start: int) -> None:
+    def add_delayed(self, offset: int, due_ms: int, ack_start: int) -> None:
         """Add an entry that is delivered from a time on. Its acknowledgement begins at the offset `ack_start`."""
         self._note_ack_start(offset, ack_start)
         self.delayed.add(due_ms, offset)
 
-    def release_due(self, now_ms: int) -> None:
-        """Queue delayed entries that are due, as many as one step of the event loop may take."""
-        for offset in () if self._is_queue_full else self.delayed.take_due(now_ms):
+    def queue_due(self, now_ms: int) -> None:
+        """Move delayed entries whose delivery time has come to the queue, as many as one step of the event loop may
+        take."""
+        for offset in () if self._is_queue_full else self.delayed.pop_due(now_ms):
             self.queue.add(offset, None)
 
     def ack_start(self, offset: int) -> int:
-        """Return the offset at which the acknowledgement of an entry begins."""
+        """Return the offset at which the acknowledgement of a waiting entry begins, at or before its own."""
         return self._ack_starts.get(offset, offset)
 
-    def in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
+    def entries_in_memory(self, offset: int) -> Sequence[DeliverableEntry]:
         """Return the entry at an offset, and entries after it that are in memory; empty: it is not in memory."""
         content = self._held.get(offset)
         if content is not None:
@@ -101,12 +102,12 @@ class WaitingEntries:
             return self._replay[at:]
         return ()
 
-    def set_replay(self, entries: Sequence[DeliverableEntry]) -> None:
-        """Keep a page that was read for redelivery, in place of the previous page."""
+    def set_replay_page(self, entries: Sequence[DeliverableEntry]) -> None:
+        """Keep a page of entries that was read for redelivery, in place of the previous one."""
         self._replay, self._replay_bytes = entries, sum(map(entry_bytes, entries))
 
     def drop(self, offset: int) -> PendingAck | None:
-        """Remove an entry that is delivered, acknowledged or not in the topic any more.
+        """Remove a waiting entry that is delivered, acknowledged or not in the topic any more.
 
         Return its earlier delivery; None: it was not delivered before.
         """
@@ -116,22 +117,23 @@ class WaitingEntries:
         if content is not None:
             self._held_bytes -= len(content.data)
         if not len(self.queue):
-            self.set_replay(())
+            self.set_replay_page(())
         return self._returned.pop(offset, None)
 
     def cancel_redelivery(self, offset: int) -> None:
-        """Remove a returned entry that was acknowledged before its next delivery."""
+        """Remove the waiting entry at an offset if a consumer has returned it, because it was acknowledged before its
+        next delivery."""
         if offset in self._returned:
             self.drop(offset)
 
     def release_memory(self) -> None:
-        """Drop the content of all entries; it is read again when it is needed."""
-        self.set_replay(())
+        """Drop the content of all waiting entries from memory; it is read again when it is needed."""
+        self.set_replay_page(())
         self._held = dict.fromkeys(self._held)
         self._held_bytes = 0
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all waiting entries."""
         self.release_memory()
         self.queue.clear()
         self._returned.clear()

@@ -70,7 +70,7 @@ class Log:
     ) -> list[AppendOutcome | MessageId]:
         """Append the new entries of a group by `append`. Return an answer for each entry."""
         new = self.known.new_entries(group)
-        return self.known.answers(new, append(new.entries) if new.entries else [])
+        return self.known.record_outcomes(new, append(new.entries) if new.entries else [])
 
     def append(self, *sent: tuple[str, int]) -> list[bool]:
         """Return whether each was stored now."""
@@ -80,7 +80,7 @@ class Log:
 
     def replicate(self, *sent: QueuedEntry) -> list[bool]:
         """Return whether each entry of a replicator was stored now."""
-        self.known.begin_sources()
+        self.known.prepare_for_replicators()
         answers = self.answers(sent, self.append_unchecked)
         assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
         return [isinstance(answer, AppendResult) for answer in answers]

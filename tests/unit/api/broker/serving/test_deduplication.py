@@ -60,10 +60,10 @@ def test_it_is_due_to_be_written_after_some_entries(
     monkeypatch.setattr(deduplication, "STORE_ENTRIES", 3)
     log = log.reopened()
     log.append(("a", 0), ("a", 1))
-    assert not log.known.is_store_due()
+    assert not log.known.claim_due_store()
     log.append(("a", 2))
-    assert log.known.is_store_due()
-    assert not log.known.is_store_due(), "one that fails is tried again after as many entries"
+    assert log.known.claim_due_store()
+    assert not log.known.claim_due_store(), "one that fails is tried again after as many entries"
     log.known.store()
     assert stored(bench, topic) == {"a": 2}
 
@@ -248,7 +248,7 @@ def test_producers_of_the_same_name_here_and_there(bench: Workbench, topic: Topi
 
 def test_producers_beside_a_replicator_are_not_deduplicated_without_the_policy(bench: Workbench, topic: Topic) -> None:
     with closing(Log(bench, topic, of_producers=False)) as log:
-        log.known.begin_sources()
+        log.known.prepare_for_replicators()
         group = [publish("a", 0), replicate("us", 3, 7), publish("a", 0), replicate("us", 3, 7), publish("b", 1)]
         answers = log.answers(group, log.append_unchecked)
         assert [isinstance(answer, AppendResult) for answer in answers] == [True, True, True, False, True]
@@ -326,7 +326,7 @@ def test_a_replicator_that_sends_a_group_again_is_no_cluster_that_was_built_agai
 
 
 def test_a_marker_is_acknowledged_and_not_stored(replicated: Log) -> None:
-    replicated.known.begin_sources()
+    replicated.known.prepare_for_replicators()
     group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10), replicate("us", 3, 9)]
     answers = replicated.answers(group, replicated.append_unchecked)
     assert answers[1] == NOT_STORED
@@ -350,9 +350,9 @@ def test_the_source_clusters_have_a_bound(replicated: Log, monkeypatch: pytest.M
 def test_a_gap_before_the_first_entry_of_a_connection_is_logged_once(
     replicated: Log, caplog: pytest.LogCaptureFixture, sent: tuple[int, int], is_gap: bool
 ) -> None:
-    replicated.known.note_connected("pulsar.repl.us")
+    replicated.known.note_replicator_connected("pulsar.repl.us")
     replicated.replicate(replicate("us", 3, 7))
-    replicated.known.note_connected("pulsar.repl.us")
+    replicated.known.note_replicator_connected("pulsar.repl.us")
     replicated.replicate(replicate("us", *sent), replicate("us", 9, 9))
     expected = [f"position {sent[0]}:{sent[1]} after position 3:7"] if is_gap else []
     assert [text for text in expected if text in caplog.text] == expected
@@ -362,9 +362,9 @@ def test_a_gap_before_the_first_entry_of_a_connection_is_logged_once(
 def test_a_marker_before_the_first_entry_of_a_connection_is_no_gap(
     replicated: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replicated.known.begin_sources()
+    replicated.known.prepare_for_replicators()
     group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10)]
     replicated.answers(group, replicated.append_unchecked)
-    replicated.known.note_connected("pulsar.repl.us")
+    replicated.known.note_replicator_connected("pulsar.repl.us")
     replicated.replicate(replicate("us", 3, 9))
     assert not caplog.records

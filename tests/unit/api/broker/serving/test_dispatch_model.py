@@ -131,7 +131,7 @@ class Schedule:
         before = self.active
         self.readers.append(reader)
         subscription.dispatcher.add(reader.consumer)
-        self._note_active(before)
+        self._apply_active_change(before)
 
     async def _act(self, step: str, reader: Reader) -> None:
         held = self.model.held_by(reader)
@@ -172,7 +172,7 @@ class Schedule:
         if not self.readers:
             self.model.asked_again.clear()  # the counts of a dispatcher end with it
         reader.subscription.remove_consumers(reader.consumer)
-        self._note_active(before)
+        self._apply_active_change(before)
         await reader.leave()
 
     @property
@@ -182,7 +182,7 @@ class Schedule:
         active = None if dispatcher is None else dispatcher.active
         return next((reader for reader in self.readers if reader.consumer is active), None)
 
-    def _note_active(self, before: Reader | None) -> None:
+    def _apply_active_change(self, before: Reader | None) -> None:
         if self.active is not before:
             self.model.holders.clear()
 

@@ -174,7 +174,7 @@ def test_pages_that_close_while_they_return_close_their_reader() -> None:
         vars(reader)["rewind_to"] = rewind_to
         pages = pages_of(reader, Threads())
         await pages.next()
-        pages.return_to(0)
+        pages.rewind_to(0)
         release = asyncio.create_task(pages.release_memory())
         await asyncio.to_thread(returns.wait, 30)
         await pages.close()

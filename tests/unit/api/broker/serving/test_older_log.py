@@ -32,7 +32,7 @@ def missing(bench: Workbench, topic: Topic) -> dict[str, SourcePosition]:
 
 def refusal(log: Log, *sent: QueuedEntry) -> str:
     """Return the reason for which the first entry is refused; no later one is taken."""
-    log.known.begin_sources()
+    log.known.prepare_for_replicators()
     before = log.payloads()
     first, *later = log.answers(sent, log.append_unchecked)
     assert isinstance(first, InvalidRecord)
@@ -67,10 +67,10 @@ def test_a_source_is_refused_until_it_begins_again(
     sent = [replicate("us", *place) for place in ((3, 7), (3, 8), (3, 9), (5, 1), (5, 2))]
     assert older.replicate(*sent) == [False, False, True, True, True]
     assert missing(bench, topic) == {"us": SourcePosition(5, 1)}
-    assert older.known.is_store_due()
+    assert older.known.claim_due_store()
     older.known.store()
     assert missing(bench, topic) == {}
-    assert not older.known.is_store_due()
+    assert not older.known.claim_due_store()
     older.reopened()
     assert older.replicate(replicate("us", 5, 2), replicate("us", 6, 0)) == [False, True]
     assert older.payloads() == [b"3:7", b"3:8", b"3:9", b"5:1", b"5:2", b"6:0"]
@@ -91,8 +91,8 @@ def test_a_gap_that_was_filled_has_ended_after_a_crash_before_it_was_stored(
 
 def test_the_end_of_a_gap_is_due_to_be_stored_at_once(older: Log, bench: Workbench, topic: Topic) -> None:
     older.replicate(replicate("us", 3, 9))
-    assert older.known.is_store_due()
-    assert not older.known.is_store_due(), "one that fails is tried again after as many entries"
+    assert older.known.claim_due_store()
+    assert not older.known.claim_due_store(), "one that fails is tried again after as many entries"
     older.known.store()
     stored = bench.metadata.producer_sequences.of_topic(topic.record.id)
     assert stored == ProducerSequences(3, None, {"us": SourceProgress(SourcePosition(3, 9), 200)})
@@ -108,8 +108,8 @@ def test_a_policy_that_the_database_did_not_note_is_stored_later(
     with monkeypatch.context() as patched:
         patched.setattr(bench.metadata.producer_sequences, "store", away)
         with pytest.raises(Unavailable):
-            older.known.begin_sources()
-    assert older.known.is_store_due()
+            older.known.prepare_for_replicators()
+    assert older.known.claim_due_store()
     older.known.store()
     assert missing(bench, topic) == {}
 

@@ -100,13 +100,13 @@ def test_entries_are_due_in_the_order_of_their_times_and_never_before() -> None:
     delayed.add(3_000, 2)
     delayed.add(3_000 + TICK_MS, 1 << 40)
     assert (len(delayed), delayed.next_due_ms) == (3, 3_000)
-    assert delayed.take_due(2_999) == []
-    assert delayed.take_due(3_000) == [2]
-    assert delayed.take_due(9_010 + TICK_MS) == [1 << 40, 1]
+    assert delayed.pop_due(2_999) == []
+    assert delayed.pop_due(3_000) == [2]
+    assert delayed.pop_due(9_010 + TICK_MS) == [1 << 40, 1]
     assert (len(delayed), delayed.next_due_ms) == (0, None)
     delayed.add(1, 1)
     delayed.clear()
-    assert (len(delayed), delayed.take_due(10)) == (0, [])
+    assert (len(delayed), delayed.pop_due(10)) == (0, [])
 
 
 def test_a_hash_stays_with_its_consumer_until_its_entries_are_settled() -> None:
