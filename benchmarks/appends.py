@@ -105,7 +105,7 @@ class Bench:
             topic = Topic(environment, metadata.tenancy.ensure_topic(TopicName.parse(f"t-{number}")))
             self._held.append(self._logs.hold(topic))
             answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
-            self._held[-1].appending([self._entry], [""], answered.put).finish()  # opens the segment
+            self._held[-1].new_append([self._entry], [""], answered.put).submit_remaining()  # opens the segment
             answered.get()
 
     def close(self) -> None:
@@ -128,10 +128,10 @@ class Bench:
                 await asyncio.sleep(spread_seconds * number / len(self._held))
             started = time.perf_counter()
             result = LoopResult[list[AppendOutcome]]()
-            appending = held.appending([self._entry], [""], result.deliver)
+            append = held.new_append([self._entry], [""], result.deliver)
             try:
-                if not appending.begin():
-                    await pool.run_queued(appending.finish)
+                if not append.submit_without_waiting():
+                    await pool.run_queued(append.submit_remaining)
                 (answer,) = await result.future
                 refusals += isinstance(answer, CompactorError)
             except PoolBusy:

@@ -42,7 +42,7 @@ def append_to(logs: TopicLogs, topic: Topic, entries: Sequence[bytes]) -> list[A
     answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
     held = logs.hold(topic)
     try:
-        held.appending(entries, [""] * len(entries), answered.put).finish()
+        held.new_append(entries, [""] * len(entries), answered.put).submit_remaining()
         return answered.get(timeout=30)
     finally:
         held.release()

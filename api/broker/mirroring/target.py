@@ -3,8 +3,8 @@ deduplication as a producer of Pulsar's protocol, and no connection.
 
 Its sequence ids are the position in Kafka (position.py).
 
-It is strict: after an entry that failed, none is appended (`ProducerOptions.is_strict`), because a later offset would
-make the failed one count as stored.
+It stops on errors: after an entry that failed, none is appended (`ProducerOptions.stops_on_error`), because a later
+offset would make the failed one count as stored.
 
 For the service's event loop, but for `PendingEntries.future`. Must not know: Kafka's protocol.
 """
@@ -97,7 +97,7 @@ class PartitionTarget:
                 f"deduplication.enabled is off for {self._name}, and a mirror keeps its position by it",
                 f"switch it on for {self._name.partitioned_topic}, and resume the mirror",
             )
-        producer = topic.new_producer(self, ProducerOptions(self._producer_name, is_strict=True))
+        producer = topic.new_producer(self, ProducerOptions(self._producer_name, stops_on_error=True))
         topic.add_producer(producer)
         try:
             await topic.load_sequences()

@@ -28,7 +28,8 @@ class DeliveryHeader(NamedTuple):
 
 
 def delivery_header(entry: bytes, by_key: bool) -> DeliveryHeader:
-    """Return the header of an entry. `by_key`: for a key-shared subscription, else for a shared one.
+    """Return the part of an entry's metadata that decides its delivery. `by_key`: for a key-shared subscription, else
+    for a shared one.
 
     The group is the hash slot of the key if `by_key`, else the uuid of a chunked message. An entry that cannot be
     parsed has the group 0 if `by_key`, else no group.
@@ -45,7 +46,8 @@ def delivery_header(entry: bytes, by_key: bool) -> DeliveryHeader:
 
 
 def sticky_hash(metadata: MessageMetadata) -> int:
-    """Return the hash slot of an entry: of its ordering key, else of its key; of a batch those of its first message.
+    """Return the hash slot of an entry for key-shared consumers: that of its ordering key, else of its key. In a batch
+    the first message counts.
 
     An entry without a key spreads by producer and sequence id, as in Pulsar (Commands.resolveStickyKey).
     """

@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Open:
-    """A topic's log. `ready` is set when it is open, or its opening has failed with `error`."""
+class _OpenLog:
+    """The state of a topic's log in `TopicLogs`. `ready` is set when the log is open, or its opening has failed with
+    `error`. `users`: the number of callers that use it. `dropped`: the last of them closes it."""
 
     topic: TopicRecord
     ready: threading.Event
@@ -51,6 +52,8 @@ class _Open:
     """Bytes of entries since `on_grown` was called."""
 
 
+MustClose = bool
+"""The result of the end of a use: whether the caller must close the log now."""
 OnAppended = Callable[[TopicRecord, Sequence[tuple[bytes, AppendResult]]], object]
 """Receives the entries of a topic that were appended together, each with its position."""
 
@@ -81,7 +84,7 @@ class TopicLogs:
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
         self._lock = threading.Lock()
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenLog] = {}
         self.on_appended: OnAppended = lambda _topic, _entries: None
         """Called by the appending thread with the acknowledged entries; it must be quick."""
         self.appended_entries = 0
@@ -92,7 +95,7 @@ class TopicLogs:
         self._thread = threading.Thread(target=self._run, name="producers", daemon=True)
 
     def start(self) -> None:
-        """Start to check for idle logs."""
+        """Start the thread that closes idle logs."""
         self._thread.start()
 
     def drain_and_close(self) -> None:
@@ -102,7 +105,7 @@ class TopicLogs:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._close(self._removed(lambda _: True))
+        self._close_logs(self._remove_matching(lambda _: True))
 
     @property
     def topics(self) -> list[TopicRecord]:
@@ -121,13 +124,13 @@ class TopicLogs:
         appended, and `on_answered` is not called.
         """
         size = sum(len(entry) for entry in entries if isinstance(entry, bytes))
-        self._take_pending(topic, size)
-        open_log: _Open | None = None
+        self._reserve_pending_bytes(topic, size)
+        open_log: _OpenLog | None = None
 
         def release() -> None:
-            self._add_pending(-size)
+            self._add_pending_bytes(-size)
             if open_log is not None:
-                self._release_soon(open_log)
+                self._release_without_waiting(open_log)
 
         def deliver(answers: list[AppendOutcome]) -> None:
             try:
@@ -136,14 +139,14 @@ class TopicLogs:
                 release()
 
         try:
-            open_log = self._use(topic)
-            Appending(self, open_log, entries, [""] * len(entries), deliver).finish()
+            open_log = self._acquire_log(topic)
+            GroupAppend(self, open_log, entries, [""] * len(entries), deliver).submit_remaining()
         except BaseException:
             release()
             raise
 
-    def _take_pending(self, topic: Topic, size: int) -> None:
-        """Count bytes that wait for a disk. Raises Unavailable if too many do, whatever their requests wait for."""
+    def _reserve_pending_bytes(self, topic: Topic, size: int) -> None:
+        """Reserve `size` bytes of the limit on entries that wait for a disk. Raises Unavailable if too many wait."""
         with self._lock:
             pending, limit = self._pending_bytes, self._max_pending_bytes
             if limit is None or not pending or pending + size <= limit:
@@ -156,18 +159,22 @@ class TopicLogs:
             public="too many messages wait for the disk of the log",
         )
 
-    def _add_pending(self, size: int) -> None:
+    def _add_pending_bytes(self, size: int) -> None:
+        """Add to the number of bytes that wait for a disk; a negative `size` releases a reservation."""
         with self._lock:
             self._pending_bytes += size
 
     def hold(self, topic: Topic) -> HeldLog:
-        """Return the topic's log, which stays open until `HeldLog.release`; until then this service owns the topic.
+        """Open the topic's log, unless it is open, and return it. It stays open until `HeldLog.release`; until then
+        this service owns the topic.
 
         Raises LeaseHeld and the errors of opening a log.
         """
-        return HeldLog(self, self._use(topic))
+        return HeldLog(self, self._acquire_log(topic))
 
-    def _note_appended(self, open_log: _Open, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
+    def _note_appended(self, open_log: _OpenLog, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
+        """Count entries that were appended, and report them to `on_appended`, and the growth of the log to
+        `on_grown`."""
         size = sum(len(entry) for entry, _ in appended)
         with self._lock:
             self.appended_entries += len(appended)
@@ -181,7 +188,7 @@ class TopicLogs:
         self.on_appended(open_log.topic, appended)
 
     def is_open(self, topic: TopicRecord) -> bool:
-        """Return whether this service writes the topic now."""
+        """Return whether this service has the topic's log open now."""
         with self._lock:
             open_log = self._open.get(topic.id)
             return open_log is not None and open_log.topic.uid == topic.uid and open_log.ready.is_set()
@@ -191,28 +198,31 @@ class TopicLogs:
         return next(self._round_robin)
 
     def close_topics(self, *topics: TopicRecord) -> None:
-        """Close the logs of topics that are open, each as soon as no request uses it. This releases the leases."""
+        """Close the logs of these topics, each as soon as no request uses it. This releases their leases."""
         ids = {topic.id for topic in topics}
-        self._close(self._removed(lambda item: item.topic.id in ids))
+        self._close_logs(self._remove_matching(lambda item: item.topic.id in ids))
 
     def close_idle(self) -> int:
         """Close the logs that were idle for `idle_ms`. Return their number."""
         now = self._clock.now_ms()
         # Also those used as long in the future: the clock was set back.
-        idle = self._removed(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
-        self._close(idle)
+        idle = self._remove_matching(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
+        self._close_logs(idle)
         return len(idle)
 
     def _run(self) -> None:
+        """Close idle logs every `CHECK_SECONDS`, until the thread is stopped."""
         while not self._stop.wait(CHECK_SECONDS):
             try:
                 self.close_idle()
             except Exception:  # without this thread every log would stay open
                 _log.exception("idle logs cannot be released now")
 
-    def _use(self, topic: Topic) -> _Open:
-        """Return the topic's log, which stays open until it is released."""
-        surplus: list[_Open] = []
+    def _acquire_log(self, topic: Topic) -> _OpenLog:
+        """Return the topic's log, which is opened first if it is not open, and count the caller as its user until
+        `_release`. Raises Unavailable if the service ends or too many logs are in use, and the errors of opening a
+        log."""
+        surplus: list[_OpenLog] = []
         with self._lock:
             if self._closed:
                 raise Unavailable(
@@ -221,15 +231,15 @@ class TopicLogs:
             open_log = self._open.get(topic.record.id)
             is_first = open_log is None or open_log.topic.uid != topic.record.uid
             if is_first:
-                surplus = self._surplus(None if open_log is None else topic.record.id)
-                open_log = _Open(topic.record, threading.Event())
+                surplus = self._remove_surplus_logs(None if open_log is None else topic.record.id)
+                open_log = _OpenLog(topic.record, threading.Event())
                 self._open[topic.record.id] = open_log
             assert open_log is not None
             open_log.users += 1
-        self._close(surplus)
+        self._close_logs(surplus)
         try:
             if is_first:
-                self._open_log(open_log, topic)
+                self._open_topic_log(open_log, topic)
             open_log.ready.wait()
             if open_log.error is not None:
                 raise open_log.error
@@ -238,13 +248,15 @@ class TopicLogs:
             raise
         return open_log
 
-    def _surplus(self, same: int | None) -> list[_Open]:
-        """Remove and return the logs that must be closed before another one is opened.
+    def _remove_surplus_logs(self, recreated_id: int | None) -> list[_OpenLog]:
+        """Remove and return the logs that must be closed before another one is opened: the least recently used one if
+        the limit is reached.
 
-        `same`: the id of a topic that was created again. Raises Unavailable. For the holder of the lock.
+        `recreated_id`: the id of a topic that was deleted and created again, whose old log is removed instead; None:
+        there is none. Raises Unavailable if all logs are in use. For the holder of the lock.
         """
-        if same is not None:
-            old = self._open.pop(same)
+        if recreated_id is not None:
+            old = self._open.pop(recreated_id)
             old.dropped = bool(old.users)
             return [] if old.dropped else [old]
         if len(self._open) < self._max_open:
@@ -259,42 +271,47 @@ class TopicLogs:
         oldest = min(idle, key=lambda item: item.used_at)
         return [self._open.pop(oldest.topic.id)]
 
-    def _open_log(self, open_log: _Open, topic: Topic) -> None:
+    def _open_topic_log(self, open_log: _OpenLog, topic: Topic) -> None:
+        """Open the topic's log and store it, or the error of the opening, in `open_log`."""
         try:
             log = topic.append_log(OPEN_WAIT_MS, self._on_rolled, self._watch)
             log.__enter__()
             open_log.log = log
         except Exception as error:
             open_log.error = error
-            self._drop(open_log)
+            self._invalidate(open_log)
         finally:
             open_log.ready.set()
 
-    def _drop(self, open_log: _Open) -> None:
-        """Let the next request open the topic again. The last caller that releases this log closes it."""
+    def _invalidate(self, open_log: _OpenLog) -> None:
+        """Remove a log that must not be used again: the next request opens the topic's log anew, and the last user of
+        this one closes it."""
         with self._lock:
             open_log.dropped = True
             if self._open.get(open_log.topic.id) is open_log:
                 del self._open[open_log.topic.id]
 
-    def _release(self, open_log: _Open) -> None:
-        if self._is_last_release(open_log):
-            self._close([open_log])
+    def _release(self, open_log: _OpenLog) -> None:
+        """End the caller's use of a log. Close the log if it was removed and no other caller uses it."""
+        if self._end_use(open_log):
+            self._close_logs([open_log])
 
-    def _release_soon(self, open_log: _Open) -> None:
-        """Release a log without waiting: for a thread that commits."""
-        if self._is_last_release(open_log):
-            threading.Thread(target=self._close, args=([open_log],), name="producers", daemon=True).start()
+    def _release_without_waiting(self, open_log: _OpenLog) -> None:
+        """End the caller's use of a log as `_release` does, but let a new thread close the log: for a thread that
+        commits."""
+        if self._end_use(open_log):
+            threading.Thread(target=self._close_logs, args=([open_log],), name="producers", daemon=True).start()
 
-    def _is_last_release(self, open_log: _Open) -> bool:
-        """Note a release; return whether the log must be closed."""
+    def _end_use(self, open_log: _OpenLog) -> MustClose:
+        """Count off a user of a log. Return whether the caller must close the log."""
         with self._lock:
             open_log.users -= 1
             open_log.used_at = self._clock.now_ms()
             return open_log.dropped and not open_log.users
 
-    def _removed(self, matches: Callable[[_Open], bool]) -> list[_Open]:
-        """Remove the matching logs. Return those to be closed; the last caller that releases one in use closes it."""
+    def _remove_matching(self, matches: Callable[[_OpenLog], bool]) -> list[_OpenLog]:
+        """Remove the logs that match. Return those that the caller must close; one in use is closed by its last
+        user."""
         with self._lock:
             removed = [item for item in self._open.values() if matches(item)]
             for item in removed:
@@ -303,7 +320,8 @@ class TopicLogs:
         return [item for item in removed if not item.dropped]
 
     @staticmethod
-    def _close(logs: Sequence[_Open]) -> None:
+    def _close_logs(logs: Sequence[_OpenLog]) -> None:
+        """Close logs. Raises nothing: an error is logged."""
         for item in logs:
             log, item.log = item.log, None
             if log is not None:
@@ -315,27 +333,27 @@ class TopicLogs:
                     _log.exception("the log of %s did not end as it should", item.topic.name)
 
 
-class Appending:
-    """Entries on their way into a topic's log, and their answers.
+class GroupAppend:
+    """The append of a group of entries to a topic's log, and the answers to them.
 
-    After an entry that failed and may be sent again, none of the same sender is appended. Otherwise a client that
-    repeats only the failed entry would reverse the order of a key's messages. After any entry of a strict sender that
-    failed, none of it is appended.
+    After an entry that failed and may be sent again, no later one of the same sender is appended. Otherwise a client
+    that repeats only the failed entry would reverse the order of a key's messages. Of a sender in `stop_on_error` no
+    later one is appended after any that failed.
     """
 
     def __init__(
         self,
         logs: TopicLogs,
-        open_log: _Open,
+        open_log: _OpenLog,
         entries: Sequence[bytes | CompactorError],
         senders: Sequence[str],
         on_answered: OnAnswered,
-        strict: Container[str] = (),
+        stop_on_error: Container[str] = (),
         headers: Sequence[EntryHeader | None] = (),
     ) -> None:
         """`entries`: an item that is an error is its own answer. `headers`: those of the entries, as far as the caller
         has them; empty: of none. `on_answered` is called once with an AppendResult or an error for each entry, by a
-        thread that commits, perhaps before `begin` and `finish` return; it must be quick."""
+        thread that commits, perhaps before `submit_without_waiting` and `submit_remaining` return; it must be quick."""
         assert open_log.log is not None
         self._logs = logs
         self._open_log = open_log
@@ -343,7 +361,7 @@ class Appending:
         self._entries = entries
         self._senders = senders
         self._on_answered = on_answered
-        self._strict = strict
+        self._stop_on_error = stop_on_error
         self._headers = headers or [None] * len(entries)
         self._answers: list[AppendOutcome | None] = [None] * len(entries)
         self._failures: dict[str, CompactorError] = {}
@@ -351,26 +369,29 @@ class Appending:
         self._unanswered = len(entries)
         self._next = 0
 
-    def begin(self) -> bool:
-        """Append entries until one has to wait for a disk, the database or another thread. Return whether all are on
-        their way; otherwise call `finish`. For an event loop."""
-        return self._submit(self._log.submit_at_once)
+    def submit_without_waiting(self) -> bool:
+        """Submit entries to the log until one would have to wait for a disk, the database or another thread. Return
+        whether all are submitted; otherwise call `submit_remaining`. For an event loop."""
+        return self._submit_each(self._log.submit_at_once)
 
-    def finish(self) -> None:
-        """Append the remaining entries, and write them. This may wait for a segment that is opened or rolled, and for
-        the flush of the entries only while few threads do."""
+    def submit_remaining(self) -> None:
+        """Submit the remaining entries to the log, and write them. For a thread: this may wait for a segment that is
+        opened or rolled, and for the flush of the entries while few other threads wait."""
         try:
-            self._submit(self._submit_waiting)
+            self._submit_each(self._submit_with_wait)
         finally:
             self._log.commit_here()
 
-    def _submit_waiting(
+    def _submit_with_wait(
         self, entry: bytes, on_done: Done, check: Callable[[], object], *, header: EntryHeader | None
     ) -> bool:
+        """Submit an entry, also if that has to wait. Return True."""
         self._log.submit(entry, on_done, check, header=header, commits_later=True)
         return True
 
-    def _submit(self, submit: Callable[..., bool]) -> bool:
+    def _submit_each(self, submit: Callable[..., bool]) -> bool:
+        """Call `submit` for each entry that is not submitted yet, until it returns False. Return whether all are
+        submitted."""
         if not self._entries:
             self._on_answered([])
         while self._next < len(self._entries):
@@ -379,26 +400,26 @@ class Appending:
             try:
                 if isinstance(entry, CompactorError):
                     raise entry
-                done, check = partial(self._answer, number), partial(self._check, number)
+                done, check = partial(self._set_answer, number), partial(self._check_sender, number)
                 if not submit(entry, done, check, header=self._headers[number]):
                     return False
             except CompactorError as error:
-                self._answer(number, error)
+                self._set_answer(number, error)
             self._next += 1
         return True
 
-    def _check(self, number: int) -> None:
-        """Raise Unavailable for an entry after one of its sender that failed."""
+    def _check_sender(self, number: int) -> None:
+        """Raise Unavailable if an entry before entry `number`, of the same sender, has failed."""
         failure = self._failures.get(self._senders[number])
         if failure is not None:
             message = "a message before it in the request failed"
             raise Unavailable(f"{message}: {failure.message}", "send both again", public=message)
 
-    def _answer(self, number: int, answer: AppendOutcome) -> None:
-        """Note an answer, by the appending thread or by one that commits; the last answer ends the work."""
+    def _set_answer(self, number: int, answer: AppendOutcome) -> None:
+        """Set the answer to entry `number`. After the last one report all answers to the caller's `on_answered`."""
         if isinstance(answer, CompactorError):
             sender = self._senders[number]
-            if is_retryable(answer) or sender in self._strict:
+            if is_retryable(answer) or sender in self._stop_on_error:
                 self._failures.setdefault(sender, answer)
         with self._lock:
             self._answers[number] = answer
@@ -407,7 +428,7 @@ class Appending:
                 return
         answers = [answer for answer in self._answers if answer is not None]
         if any(isinstance(answer, Fenced) for answer in answers):
-            self._logs._drop(self._open_log)
+            self._logs._invalidate(self._open_log)
         appended = [
             (entry, answer)
             for entry, answer in zip(self._entries, answers, strict=True)
@@ -421,37 +442,39 @@ class Appending:
 class HeldLog:
     """An open log for a caller that appends often: a topic with connected clients."""
 
-    def __init__(self, logs: TopicLogs, open_log: _Open) -> None:
+    def __init__(self, logs: TopicLogs, open_log: _OpenLog) -> None:
         self._logs = logs
         self._open_log = open_log
 
     @property
     def is_lost(self) -> bool:
-        """True if another process may write the topic, or it was deleted: the caller must hold the log again."""
+        """True if this log must not be used any more, because another process may write the topic, or the topic was
+        deleted."""
         log = self._open_log.log
         return self._open_log.dropped or log is None or log.is_fenced
 
-    def appending(
+    def new_append(
         self,
         entries: Sequence[bytes | CompactorError],
         senders: Sequence[str],
         on_answered: OnAnswered,
-        strict: Container[str] = (),
+        stop_on_error: Container[str] = (),
         headers: Sequence[EntryHeader | None] = (),
-    ) -> Appending:
-        """Return entries to append in order. `senders`: the sender of each entry. The others: as in `Appending`.
+    ) -> GroupAppend:
+        """Return the append of a group of entries in order, which the caller starts by a `submit` method. `senders`:
+        the sender of each entry.
 
         After an entry that failed and may be sent again, no later one of the same sender is appended; after any that
-        failed, none of a sender that is in `strict`. Raises Fenced if the topic is lost.
+        failed, none of a sender in `stop_on_error`. Raises Fenced if the topic is lost.
         """
         if self.is_lost:
             raise Fenced(
                 f"{self._open_log.topic.name} is not written here any more", "look it up again", is_public=True
             )
-        return Appending(self._logs, self._open_log, entries, senders, on_answered, strict, headers)
+        return GroupAppend(self._logs, self._open_log, entries, senders, on_answered, stop_on_error, headers)
 
     def release(self) -> None:
-        """Release the log. Call it once."""
+        """Release the log, which may be closed then. Call it once."""
         self._logs._release(self._open_log)
 
 

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 async def in_turns(items: Iterable[Item], per_turn: int) -> AsyncIterator[Item]:
-    """Yield the items; other tasks have a turn after each `per_turn` of them."""
+    """Yield the items, and let other tasks of the event loop have a turn after each `per_turn` of them."""
     for number, item in enumerate(items, 1):
         yield item
         if not number % per_turn:
@@ -19,7 +19,7 @@ async def in_turns(items: Iterable[Item], per_turn: int) -> AsyncIterator[Item]:
 
 
 async def repeat_while(step: Callable[[], bool], on_end: Callable[[], object] = lambda: None) -> None:
-    """Execute a step in each turn of the event loop, until it returns False: nothing remains. Then call `on_end`.
+    """Call `step` once in each turn of the event loop, until it returns False. Then call `on_end`.
 
     `on_end` is also called after an error of a step, and after a cancellation. These are raised then; an error of
     `on_end` is a note of them.
@@ -37,7 +37,8 @@ async def repeat_while(step: Callable[[], bool], on_end: Callable[[], object] = 
 
 
 def call_in_turns(calls: Iterator[Callable[[], object]], per_turn: int) -> None:
-    """Make `per_turn` of the calls now, and `per_turn` in each later turn of the event loop. Does not wait for them."""
+    """Call the first `per_turn` functions of `calls` now, and `per_turn` in each later turn of the event loop. Return
+    without waiting for those."""
     some = list(islice(calls, per_turn))
     for call in some:
         call()

@@ -45,8 +45,8 @@ class ProducerOptions:
     """The options of a producer.
 
     `epoch`: a number of the client that grows with each connection of the same producer. `topic_epoch`: the epoch that
-    an exclusive producer got from a service before it reconnected; None: it has none yet. `is_strict`: after an entry
-    that failed, for whatever reason, none of the producer is appended.
+    an exclusive producer got from a service before it reconnected; None: it has none yet. `stops_on_error`: after an
+    entry that failed, for whatever reason, no later one of the producer is appended.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ProducerOptions:
     access_mode: AccessMode = AccessMode.SHARED
     topic_epoch: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    is_strict: bool = False
+    stops_on_error: bool = False
 
 
 class Producer:

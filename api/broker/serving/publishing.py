@@ -6,7 +6,8 @@ kept. Neither the event loop nor a thread waits for the disk. Receipts are sent 
 
 After an entry that failed and may be sent again, no entry of its producer is appended or answered: the producer is
 disconnected. Its client connects again at once and sends every entry without a receipt, in order. Otherwise later
-entries would overtake the failed one. Of a replicator, and of a strict producer, this holds for any entry that failed.
+entries would overtake the failed one. Of a replicator, and of a producer that stops on errors, this holds for any entry
+that failed.
 
 For one event loop. Must not know: connections, commands of a protocol.
 """
@@ -56,9 +57,9 @@ class QueuedEntry:
     header: EntryHeader | InvalidRecord | None = None
 
     @property
-    def is_strict(self) -> bool:
+    def stops_on_error(self) -> bool:
         """True if no later entry of its producer may be appended when it fails."""
-        return self.source is not None or self.producer.options.is_strict
+        return self.source is not None or self.producer.options.stops_on_error
 
 
 class PublishQueue:
@@ -168,7 +169,7 @@ class PublishQueue:
                 continue
             if isinstance(outcome, BaseException):
                 _send_receipts(receipts, producer)
-                if entry.is_strict:
+                if entry.stops_on_error:
                     failures[producer] = outcome
                     if entry.source is None and isinstance(outcome, InvalidRecord) and not is_retryable(outcome):
                         producer.channel.send_error(entry.sequence_id, outcome)
@@ -186,7 +187,7 @@ class PublishQueue:
         for producer in list(receipts):
             _send_receipts(receipts, producer)
         for producer, error in failures.items():
-            if isinstance(error, InvalidRecord) and not is_retryable(error) and not producer.options.is_strict:
+            if isinstance(error, InvalidRecord) and not is_retryable(error) and not producer.options.stops_on_error:
                 self._on_refused(producer, error)
                 continue
             condition = f"producers are disconnected: {type(error).__name__}"

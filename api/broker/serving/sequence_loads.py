@@ -35,7 +35,7 @@ class SequenceLoads:
                 continue
             if task is None:
                 task = asyncio.create_task(self._load(topic_id, deduplication))
-                task.add_done_callback(_note_seen)
+                task.add_done_callback(_retrieve_error)
                 self._running[topic_id] = deduplication, task
             await asyncio.shield(task)
 
@@ -46,7 +46,7 @@ class SequenceLoads:
             del self._running[topic_id]
 
 
-def _note_seen(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Mark the error of a load as seen: perhaps no request waits for it any more."""
     if not task.cancelled():
         task.exception()

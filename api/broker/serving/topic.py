@@ -195,10 +195,10 @@ class PersistentTopic:
                 entries.append(item.entry)
                 headers.append(header)
         senders = [item.producer.name for item in group]
-        strict = {item.producer.name for item in group if item.is_strict}
-        appending = self._held.appending(entries, senders, result.deliver, strict, headers)
-        if not (is_small and appending.begin()):
-            await self._pools[WaitsFor.LOG].run_queued(appending.finish)
+        stop_on_error = {item.producer.name for item in group if item.stops_on_error}
+        append = self._held.new_append(entries, senders, result.deliver, stop_on_error, headers)
+        if not (is_small and append.submit_without_waiting()):
+            await self._pools[WaitsFor.LOG].run_queued(append.submit_remaining)
         return await result.future
 
     def last_sequence_id(self, producer_name: str) -> int:

@@ -62,7 +62,7 @@ class Log:
         """Append entries to the log, duplicates as well."""
         answered: SimpleQueue[list[AppendOutcome]] = SimpleQueue()
         entries, senders = [item.entry for item in group], [item.producer.name for item in group]
-        self.held.appending(entries, senders, answered.put).finish()
+        self.held.new_append(entries, senders, answered.put).submit_remaining()
         return answered.get()
 
     def answers(

@@ -262,11 +262,11 @@ def test_a_log_that_cannot_be_opened_is_told_at_once(bench: Workbench, producers
 def test_an_event_loop_begins_and_a_thread_finishes(bench: Workbench, producers: TopicLogs) -> None:
     topic, answered = bench.topic(), SimpleQueue[list[AppendOutcome]]()
     held = producers.hold(topic)
-    appending = held.appending([entry(b"1"), entry(b"2")], ["a", "b"], answered.put)
-    assert not appending.begin(), "a segment must be opened"
-    appending.finish()
+    append = held.new_append([entry(b"1"), entry(b"2")], ["a", "b"], answered.put)
+    assert not append.submit_without_waiting(), "a segment must be opened"
+    append.submit_remaining()
     assert len(answered.get(timeout=30)) == 2
-    assert held.appending([entry(b"3"), entry(b"4")], ["a", "b"], answered.put).begin()
+    assert held.new_append([entry(b"3"), entry(b"4")], ["a", "b"], answered.put).submit_without_waiting()
     assert [type(answer) for answer in answered.get(timeout=30)] == [AppendResult, AppendResult]
     assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
     held.release()

@@ -30,8 +30,8 @@ class Sender:
 
     address, client_version = "127.0.0.1:1", "test"
 
-    def __init__(self, name: str, is_strict: bool = False) -> None:
-        self.producer = Producer(self, ProducerOptions(name, is_strict=is_strict), 0, self._remove)
+    def __init__(self, name: str, stops_on_error: bool = False) -> None:
+        self.producer = Producer(self, ProducerOptions(name, stops_on_error=stops_on_error), 0, self._remove)
         self.waiting = 0
         self.answers: list[tuple[int, str]] = []
         self.disconnected = 0
@@ -160,7 +160,7 @@ async def test_a_replicator_gets_no_receipt_after_any_entry_that_failed() -> Non
 
 @in_event_loop
 async def test_a_strict_producer_hears_of_a_refused_entry_and_none_after_it_is_appended() -> None:
-    sender, bench = Sender("kafka:c:t-0", is_strict=True), Bench(a1=WRONG)
+    sender, bench = Sender("kafka:c:t-0", stops_on_error=True), Bench(a1=WRONG)
     bench.put(sender, "a0", "a1", "a2")
     await asyncio.sleep(0)  # the first group is under way
     bench.put(sender, "a3")
