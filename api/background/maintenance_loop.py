@@ -47,8 +47,8 @@ class MaintenanceLoop:
         leads: Callable[[], bool],
         served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None,
     ) -> None:
-        """Prepare the thread. `leads`: returns whether this process leads, and so runs the leader's tasks. `served`:
-        as in `BacklogLimits`."""
+        """Make the thread, which the context starts. `leads`: returns whether this process leads, and so runs the
+        leader's tasks. `served`: as in `BacklogLimits`."""
         self._environment = environment
         self._store_trial: StoreTrial | None = store_trial(settings, environment)
         self._store_tried_at: int | None = None

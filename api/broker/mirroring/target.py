@@ -101,7 +101,8 @@ class PartitionTarget:
         topic.add_producer(producer)
         try:
             await topic.load_sequences()
-            while topic.publishing.holds(self._producer_name):  # entries of the session before may be stored later
+            # Entries of the session before may be stored later.
+            while topic.publishing.has_entries_of(self._producer_name):
                 await topic.publishing.drain()
             last: int | None = topic.last_sequence_id(self._producer_name)
             if last is not None and last < 0:
@@ -109,7 +110,7 @@ class PartitionTarget:
                     last_mirrored_offset, topic.storage, self._producer_names, start
                 )
                 if last is not None:  # so that the next start need not search the log
-                    await topic.note_sequence_id(self._producer_name, last)
+                    await topic.store_sequence_id(self._producer_name, last)
         except BaseException:
             topic.remove_producer(producer)
             raise

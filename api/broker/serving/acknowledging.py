@@ -78,7 +78,8 @@ class Acknowledgements:
         pending: PendingAcks,
         on_progress: Callable[[], object],
     ) -> None:
-        """`on_progress` is called after each call that has acknowledged something on the position."""
+        """Make the acknowledgements of a subscription. `on_progress` is called after each call that has acknowledged
+        something on the position."""
         self.on_entry_acknowledged: Callable[[PendingAck], object] | None = None
         """Called with each pending entry that is wholly acknowledged."""
         self.mark_advanced_at = 0

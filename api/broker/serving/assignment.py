@@ -22,8 +22,8 @@ class Assignment:
     """The consumers of one subscription, and the choice of the consumer for each entry."""
 
     def __init__(self, first: Consumer, partition: int, can_receive: Callable[[Consumer], bool]) -> None:
-        """`first`: the first consumer, whose type and key-shared mode later ones share; it is not added. `can_receive`
-        returns whether a consumer may be sent a message now."""
+        """Make an assignment without consumers. `first`: the first consumer, whose type and key-shared mode later ones
+        share; it is not added. `can_receive` returns whether a consumer may be sent a message now."""
         self.consumers: list[Consumer] = []
         self._selector = selector_for(first, partition)
         self._by_key = first.type is SubscriptionType.KEY_SHARED

@@ -41,7 +41,8 @@ class CursorWriter:
     """The task that writes the acknowledgements of all cursors to SQL, in groups. For one event loop."""
 
     def __init__(self, metadata: MetadataStore, database: Workers, seconds: float = 1.0) -> None:
-        """`database`: threads for the writes. `seconds`: the time between two groups of scheduled cursors."""
+        """Make a writer of cursors. `database`: threads for the writes. `seconds`: the time between two groups of
+        scheduled cursors."""
         self._metadata = metadata
         self._database = database
         self._seconds = seconds

@@ -103,8 +103,9 @@ class Deduplication:
     of each source cluster. `load` them before the first entry."""
 
     def __init__(self, metadata: MetadataStore, topic: Topic, max_producers: int, *, of_producers: bool = True) -> None:
-        """`max_producers`: the number of names that are kept: those that stored an entry last. A name costs its bytes
-        and two numbers. `of_producers`: the policy; False: entries of producers are not deduplicated."""
+        """Make the deduplication of a topic. `max_producers`: the number of names that are kept: those that stored an
+        entry last. A name costs its bytes and two numbers. `of_producers`: the policy; False: entries of producers are
+        not deduplicated."""
         self._metadata = metadata
         self._topic = topic
         self._max_producers = max_producers

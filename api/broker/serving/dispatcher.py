@@ -76,7 +76,8 @@ class Dispatcher:
     def __init__(
         self, deliveries: Deliveries, position: SubscriptionPosition, topic: ServedTopic, first: Consumer
     ) -> None:
-        """`first`: the first consumer, whose type and key-shared mode later ones share. It is added by `add`."""
+        """Make a dispatcher without consumers. `first`: the first consumer, whose type and key-shared mode later ones
+        share. The caller adds it by `add`."""
         self.type = first.type
         self._deliveries = deliveries
         self._position = position

@@ -31,7 +31,7 @@ class EntryPages:
     """A read of a topic's entries by threads, page by page. For one task of the event loop. The caller closes it."""
 
     def __init__(self, workers: Workers, open_reader: Callable[[], EntryReader]) -> None:
-        """`open_reader` is called once by a thread, at the first page."""
+        """Make a read of a topic. `open_reader` is called once by a thread, at the first page."""
         self._workers = workers
         self._open_reader = open_reader
         self._reader: EntryReader | None = None

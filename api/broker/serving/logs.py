@@ -71,10 +71,11 @@ class TopicLogs:
         on_grown: Callable[[int], object] | None = None,
         max_pending_bytes: int | None = None,
     ) -> None:
-        """`max_open`: maximum number of open logs. `idle_ms`: time without a use after which a log is closed.
-        `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases; it outlives this object.
-        `on_grown` is called with the id of a topic whose log has grown by `PIECE_BYTES`; it must be quick.
-        `max_pending_bytes`: the bytes of entries of `submit` that wait for a disk together; None: any number."""
+        """Make an object without open logs. `max_open`: maximum number of open logs. `idle_ms`: time without a use
+        after which a log is closed. `on_rolled` is called when a segment waits to be sealed. `watch` renews the leases;
+        it outlives this object. `on_grown` is called with the id of a topic whose log has grown by `PIECE_BYTES`; it
+        must be quick. `max_pending_bytes`: the bytes of entries of `submit` that wait for a disk together; None: any
+        number."""
         self._clock = clock
         self._max_open = max_open
         self._idle_ms = idle_ms
@@ -351,9 +352,10 @@ class GroupAppend:
         stop_on_error: Container[str] = (),
         headers: Sequence[EntryHeader | None] = (),
     ) -> None:
-        """`entries`: an item that is an error is its own answer. `headers`: those of the entries, as far as the caller
-        has them; empty: of none. `on_answered` is called once with an AppendResult or an error for each entry, by a
-        thread that commits, perhaps before `submit_without_waiting` and `submit_remaining` return; it must be quick."""
+        """Make the append of `entries`; nothing is submitted yet. An entry that is an error is its own answer.
+        `headers`: those of the entries, as far as the caller has them; empty: of none. `on_answered` is called once
+        with an AppendResult or an error for each entry, by a thread that commits, perhaps before
+        `submit_without_waiting` and `submit_remaining` return; it must be quick."""
         assert open_log.log is not None
         self._logs = logs
         self._open_log = open_log

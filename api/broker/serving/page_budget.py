@@ -30,7 +30,7 @@ ENTRY_BYTES = 200
 
 
 class PageHolder(Protocol):
-    """A subscription that has entries in memory."""
+    """A subscription that has entries in memory, as the budget calls it."""
 
     @property
     def is_delivering(self) -> bool:
@@ -40,14 +40,14 @@ class PageHolder(Protocol):
         """Drop all entries from memory; the holder reads them again when it needs them."""
 
     def wake(self) -> None:
-        """Let the holder ask again for a read that was refused."""
+        """Wake the holder, so that it asks again for a read that was refused."""
 
 
 class PageBudget:
-    """The budget of all subscriptions of a service."""
+    """The memory budget of the entries that all subscriptions of a service have read and not delivered yet."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes."""
+        """Make an empty budget. `limit`: the bytes that all holders together may have."""
         self._limit = limit
         self._held: dict[PageHolder, int] = {}
         """The bytes of each holder that has any; the last one delivered last."""
@@ -57,7 +57,8 @@ class PageBudget:
         """Holders whose last read was refused; the first one was refused first."""
 
     def set_held_bytes(self, holder: PageHolder, size: int) -> None:
-        """Set the bytes that a holder has, after it has read or delivered. Others release theirs until all fit."""
+        """Set the bytes of entries that a holder has in memory, after it has read or delivered. If the budget is
+        exceeded, other holders release theirs."""
         self._remove(holder)
         if size:
             self._held[holder] = size
@@ -67,6 +68,7 @@ class PageBudget:
         self._wake_refused(lambda other: other is holder or other.is_delivering)
 
     def _make_room(self, holder: PageHolder) -> None:
+        """Let holders other than `holder` release their memory, idle ones first, until the budget is kept."""
         others = [other for other in self._held if other is not holder]
         idle = (other for other in others if not other.is_delivering)
         busy = (other for other in others if other.is_delivering)
@@ -77,14 +79,14 @@ class PageBudget:
                 break
 
     def release(self, holder: PageHolder) -> None:
-        """Remove a holder, which has ended, with its bytes."""
+        """Remove a holder that has ended, with its bytes, and wake holders whose read was refused."""
         self._remove(holder)
         self._refused.pop(holder, None)
         self.wake_refused()
 
     def admits(self, holder: PageHolder) -> bool:
-        """Return whether a holder may read a page now. A holder that is refused, because others are delivering, is
-        woken soon to ask again."""
+        """Return whether the budget admits that a holder reads a page now. A holder that is refused, because others are
+        delivering, is woken soon to ask again."""
         if not self._has_room(lambda other: other is not holder and other.is_delivering):
             self._refused[holder] = None
             return False
@@ -93,16 +95,19 @@ class PageBudget:
         return True
 
     def wake_refused(self) -> None:
-        """Note that a holder has stopped delivering: others may read."""
+        """Wake the holders whose read was refused, if the budget admits reads now: a holder has stopped delivering."""
         self._wake_refused(lambda other: other.is_delivering)
 
     def _wake_refused(self, is_busy: Callable[[PageHolder], bool]) -> None:
+        """Wake the holders whose read was refused, if those for which `is_busy` is true leave room for a page."""
         if self._refused and self._has_room(is_busy):
             refused, self._refused = self._refused, {}
             for holder in refused:
                 holder.wake()
 
     def _has_room(self, is_busy: Callable[[PageHolder], bool]) -> bool:
+        """Return whether a page fits into the budget beside the holders for which `is_busy` is true, or those have no
+        bytes."""
         if self.held + PAGE_BYTES <= self._limit:
             return True
         busy = sum(size for holder, size in self._held.items() if is_busy(holder))
@@ -113,6 +118,6 @@ class PageBudget:
 
 
 def entry_bytes(entry: DeliverableEntry) -> int:
-    """Return the memory of an entry in bytes: a batch of 262,144 messages has a bit for each, even if its data is
-    tiny."""
+    """Return the memory that an entry takes, in bytes. A batch of 262,144 messages has a bit for each, even if its data
+    is tiny."""
     return len(entry.data) + entry.messages // 7 + ENTRY_BYTES

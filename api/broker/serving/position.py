@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import NamedTuple
 
 from api.broker.positions import mark_delete_before
 from api.broker.serving.served_topic import ServedTopic
@@ -49,6 +50,14 @@ class SubscribeRequest:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
+class ReaderStart(NamedTuple):
+    """Where a reader begins. `before`: the position of the message before that; None: there is none, or its offset is
+    not known."""
+
+    start: StartPosition
+    before: LogPosition | None
+
+
 class ReaderPosition:
     """Acknowledgements of a reader without a cursor, in memory: the interface of `Cursor`, without a database.
 
@@ -56,7 +65,8 @@ class ReaderPosition:
     """
 
     def __init__(self, mark: LogPosition | None) -> None:
-        """`mark`: the message before the first one to be delivered; None: the first one is the first of the topic."""
+        """Make the position of a reader. `mark`: the message before the first one to be delivered; None: the first one
+        is the first of the topic."""
         self.mark_delete = mark
         self._offsets = AcknowledgedOffsets(-1 if mark is None else mark.offset, _READER_BYTES)
         self._lock = Lock()
@@ -65,20 +75,21 @@ class ReaderPosition:
         """Acknowledge a message; with `first_offset`, all offsets from there to it."""
         with self._lock:
             self._offsets.try_add(position.offset if first_offset is None else first_offset, position.offset)
-            self._move(position)
+            self._advance_mark_delete(position)
 
     def acknowledge_slots(self, base_offset: int, mask: int, highest: LogPosition) -> None:
-        """Acknowledge the offsets `base_offset` + i for each set bit i of `mask`."""
+        """Acknowledge the offsets `base_offset` + i for each set bit i of `mask`. `highest`: the position of the
+        last."""
         slots = bitmap_of(mask)
         with self._lock:
             self._offsets.try_add_slots(base_offset, slots)
-            self._move(highest)
+            self._advance_mark_delete(highest)
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
-        """Acknowledge a message and all before it, which takes no memory."""
+        """Acknowledge the message at a position and all messages before it."""
         with self._lock:
             self._offsets.advance_mark(position.offset)
-            self._move(position)
+            self._advance_mark_delete(position)
 
     def acknowledged_mask(self, first_offset: int, count: int) -> int:
         """Return a mask of the acknowledged offsets among `count` offsets from `first_offset` on: bit i stands for
@@ -86,7 +97,7 @@ class ReaderPosition:
         return self._offsets.acknowledged_mask(first_offset, count)
 
     def acknowledge_before(self, offset: int) -> None:
-        """Count all offsets before `offset`, that of the first delivered message, as acknowledged."""
+        """Acknowledge all offsets before `offset`, the offset of the first delivered message."""
         with self._lock:
             self._offsets.advance_mark(offset - 1)
 
@@ -100,7 +111,8 @@ class ReaderPosition:
         """The largest offset up to which all offsets are acknowledged; -1: none is."""
         return self._offsets.acknowledged_to
 
-    def _move(self, position: LogPosition) -> None:
+    def _advance_mark_delete(self, position: LogPosition) -> None:
+        """Move mark-delete to `position` if all offsets up to it are acknowledged, and drop the ranges before it."""
         if self._offsets.acknowledged_to >= position.offset and (
             self.mark_delete is None or self.mark_delete.offset < position.offset
         ):
@@ -109,7 +121,7 @@ class ReaderPosition:
 
 
 class SubscriptionPosition:
-    """The position of one subscription. `open` it first."""
+    """The position of one subscription: a cursor in SQL, or a reader's position in memory. `open` it first."""
 
     def __init__(self, topic: ServedTopic, request: SubscribeRequest) -> None:
         self.current: Cursor | ReaderPosition = ReaderPosition(None)
@@ -132,22 +144,22 @@ class SubscriptionPosition:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor; None: the subscription is not durable."""
+        """The cursor in SQL; None: the subscription is not durable."""
         return self.current if isinstance(self.current, Cursor) else None
 
     # Opening and moving
 
     async def open(self, request: SubscribeRequest) -> None:
-        """Find or create the cursor, or the position where the reader begins. Raises CompactorError."""
+        """Load or create the subscription's cursor, or find where its reader begins. Raises CompactorError."""
         if self.durable:
-            self.current = await self._topic.store.run(self._find_or_create, request)
+            self.current = await self._topic.store.run(self._find_or_create_cursor, request)
             self._begin_after_mark()
         else:
             await self._begin_reader(request.start)
 
-    async def note_compacted_reads(self) -> None:
-        """Store in SQL that consumers of the cursor read compacted: runs then wait for it (T1). Raises
-        CompactorError."""
+    async def store_read_compacted_property(self) -> None:
+        """Store in SQL, as a property of the cursor, that its consumers read compacted: compaction runs then wait for
+        the cursor (T1). Raises CompactorError."""
         cursors, topic_id = self._topic.metadata.cursors, self._topic.record.id
         await self._topic.database.run(cursors.set_properties, topic_id, self._name, _READS_COMPACTED)
 
@@ -157,24 +169,26 @@ class SubscriptionPosition:
 
         Raises CompactorError.
         """
-        return await self._topic.store.run(self._mark_before, start)
+        return await self._topic.store.run(self._mark_delete_before, start)
 
     async def move(self, mark_delete: LogPosition | None, reader_start: StartPosition) -> None:
-        """Reset the cursor to `mark_delete`, or begin the reader at `reader_start`. For the holder of `moving`. Raises
-        CompactorError."""
+        """Move the subscription: reset its cursor to `mark_delete`, or begin its reader at `reader_start`. For the
+        holder of `moving`. Raises CompactorError."""
         if isinstance(self.current, Cursor):
             # To its end: a reset that continues beside later work would undo that work.
-            self.current = await self._topic.database.run_without_deadline(self._reset, self.current, mark_delete)
+            database = self._topic.database
+            self.current = await database.run_without_deadline(self._reset_cursor, self.current, mark_delete)
             self.delivered_end = 0
         else:
             await self._begin_reader(reader_start)
 
     async def reopen(self) -> None:
-        """Load a fenced cursor again. For the holder of `moving`. Raises NotFound if it was deleted, CompactorError."""
-        self.current = await self._topic.database.run(self._open)
+        """Load the fenced cursor from SQL again. For the holder of `moving`. Raises NotFound if it was deleted,
+        CompactorError."""
+        self.current = await self._topic.database.run(self._open_cursor)
 
     def restart(self) -> None:
-        """Begin again at the current position: nothing counts as delivered."""
+        """Restart the reads at the first message that is not acknowledged. No entry counts as delivered before."""
         self.moves += 1
         self._has_begun = self._resumes = False
         if self.durable:
@@ -184,7 +198,7 @@ class SubscriptionPosition:
 
     @property
     def next_position(self) -> StartPosition:
-        """The first message that is not acknowledged."""
+        """The position of the first message that is not acknowledged, where the next read begins."""
         if isinstance(self.current, ReaderPosition):
             return StartOffset(self.current.acknowledged_to + 1) if self._has_begun else self._start
         mark = self.current.mark_delete
@@ -205,28 +219,26 @@ class SubscriptionPosition:
         return reader
 
     def prepare_first_consumer(self, read_compacted: bool) -> None:
-        """Prepare the reads of the first consumer. For a cursor, the read of an earlier consumer is not resumed
-        (R7)."""
+        """Prepare the reads for the first consumer of the subscription. With a cursor, the compacted read of an earlier
+        consumer is not resumed (R7)."""
         self._resumes = self._resumes and not self.durable
         self.read_compacted = read_compacted
 
     def prepare_reread(self) -> None:
-        """Note that delivered entries will be read again.
-
-        If something was delivered before, the next reader resumes the compacted read (R7) instead of beginning a new
-        one.
-        """
+        """Prepare to read delivered entries again: if one was delivered, the next reader resumes the compacted read
+        (R7) instead of beginning a new one."""
         self._resumes = self._resumes or self._has_begun
 
     def note_delivery(self, offset: int) -> None:
-        """Note a delivery at `offset`. At the first one, a reader counts all offsets before it as acknowledged."""
+        """Note that the entry at `offset` is delivered. At the first delivery, a reader acknowledges all offsets before
+        it."""
         if not self._has_begun:
             self._has_begun = True
             if isinstance(self.current, ReaderPosition):
                 self.current.acknowledge_before(offset)
 
     def note_log_end(self, end: int) -> None:
-        """Note that all offsets before `end` exist, so they may be acknowledged."""
+        """Note that the log has all offsets before `end`, so that they may be acknowledged."""
         self._known_end = max(self._known_end, end)
 
     @property
@@ -255,32 +267,37 @@ class SubscriptionPosition:
         return current.backlog(end, start)
 
     def _begin_after_mark(self) -> None:
+        """Let the next read begin at the message after mark-delete."""
         mark = self.current.mark_delete
         self._start = EARLIEST if mark is None else StartOffset(mark.offset + 1)
         self.delivered_end = max(self.delivered_end, 0 if mark is None else mark.offset + 1)
 
     async def _begin_reader(self, start: StartPosition) -> None:
-        self._start, mark = await self._topic.store.run(self._reader_start, start)
+        """Begin a reader without a cursor at `start`, with nothing acknowledged."""
+        self._start, mark = await self._topic.store.run(self._resolve_reader_start, start)
         self.current = ReaderPosition(mark)
 
     # For threads
 
-    def _find_or_create(self, request: SubscribeRequest) -> Cursor:
+    def _find_or_create_cursor(self, request: SubscribeRequest) -> Cursor:
+        """Load the subscription's cursor from SQL, or create it at `request.start`, and return it. Store that its
+        consumers read compacted, if they do."""
         record, cursors = self._topic.record, self._topic.metadata.cursors
         marker = _READS_COMPACTED if request.read_compacted else {}
         try:
-            cursor = self._open()
+            cursor = self._open_cursor()
         except NotFound:
-            mark = self._mark_before(request.start)
+            mark = self._mark_delete_before(request.start)
             with suppress(CursorExists):  # another caller was first
                 cursors.create(record.id, self._name, mark, {**request.properties, **marker})
                 self.is_new = True
-            return self._open()
+            return self._open_cursor()
         if marker and READ_COMPACTED_PROPERTY not in cursors.get(record.id, self._name).properties:
             cursors.set_properties(record.id, self._name, marker)
         return cursor
 
-    def _open(self) -> Cursor:
+    def _open_cursor(self) -> Cursor:
+        """Load the subscription's cursor from SQL. Raises NotFound if it does not exist."""
         return Cursor(
             self._topic.metadata,
             self._topic.record,
@@ -289,15 +306,17 @@ class SubscriptionPosition:
             lambda: max(self.delivered_end, self._known_end),
         )
 
-    def _reset(self, cursor: Cursor, mark: LogPosition | None) -> Cursor:
+    def _reset_cursor(self, cursor: Cursor, mark: LogPosition | None) -> Cursor:
+        """Reset a cursor in SQL to a mark-delete position, and return it. A fenced one is loaded again before."""
         try:
             cursor.reset(mark)
         except Fenced:
-            cursor = self._open()
+            cursor = self._open_cursor()
             cursor.reset(mark)
         return cursor
 
-    def _mark_before(self, start: StartPosition) -> LogPosition | None:
+    def _mark_delete_before(self, start: StartPosition) -> LogPosition | None:
+        """Return the position of the message before `start`; None: `start` is the topic's first message."""
         storage = self._topic.storage
         if start == EARLIEST:
             return None
@@ -307,24 +326,27 @@ class SubscriptionPosition:
             return LogPosition(first.offset - 1, MessageId(first.message_id.ledger_id, first.message_id.entry_id - 1))
         return mark
 
-    def _reader_start(self, start: StartPosition) -> tuple[StartPosition, LogPosition | None]:
-        """Return where a reader begins, and the message before it if its offset is known.
+    def _resolve_reader_start(self, start: StartPosition) -> ReaderStart:
+        """Return where a reader begins that requests `start`.
 
-        `latest` is the present end of the topic, not the end when it is read.
+        `latest` is the present end of the topic, not its end at the first read.
         """
         storage = self._topic.storage
         if isinstance(start, StartTime):
             first = storage.first_at(start, self.read_compacted)
-            start = LATEST if first is None else entry_start(first.message_id)
+            start = LATEST if first is None else entry_id_of_message(first.message_id)
         if start != LATEST:
-            return start, None
+            return ReaderStart(start, None)
         last = mark_delete_before(storage, LATEST)
-        return (EARLIEST, None) if last is None else (StartOffset(last.offset + 1), last)
+        return ReaderStart(EARLIEST, None) if last is None else ReaderStart(StartOffset(last.offset + 1), last)
 
 
-def entry_start(message_id: MessageId) -> MessageId:
-    """Return the id of the entry of a message, where a reader that begins at the message begins: its client skips the
-    messages of the batch before it. EARLIEST and LATEST stay as they are."""
+def entry_id_of_message(message_id: MessageId) -> MessageId:
+    """Return the id of the entry that contains a message, without an index in its batch; EARLIEST or LATEST for an id
+    before or after all messages.
+
+    A reader that begins at the message begins at this entry: its client skips the messages of the batch before it.
+    """
     if message_id in (EARLIEST, LATEST) or message_id.ledger_id > LATEST.ledger_id - 1:
         return LATEST if message_id.ledger_id > 0 else EARLIEST
     if message_id.ledger_id < 0:

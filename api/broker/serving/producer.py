@@ -59,7 +59,7 @@ class ProducerOptions:
 
 
 class Producer:
-    """One producer of a topic. For the event loop alone."""
+    """One connected producer of a topic, or one that waits for its turn. For the event loop alone."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Producer:
         now_ms: int,
         on_disconnect: Callable[[Producer], object],
     ) -> None:
-        """`on_disconnect` removes the producer from its topic."""
+        """Make a producer, which is not connected yet. `on_disconnect` removes it from its topic."""
         self.channel = channel
         self.options = options
         self.topic_epoch = options.topic_epoch
@@ -83,8 +83,8 @@ class Producer:
         return self.options.name
 
     def replaces(self, other: Producer) -> bool:
-        """Return whether this producer takes the place of another one of its name: its client has created it again on
-        the same connection."""
+        """Return whether this producer takes the place of `other`, which has the same name: the client has created it
+        again on the same connection."""
         return (
             other.channel.connection is self.channel.connection
             and other.options.producer_id == self.options.producer_id
@@ -98,7 +98,7 @@ class Producer:
 
 
 class ProducerRegistry:
-    """The producers of a topic, by their access modes.
+    """The connected producers of a topic, and those that wait, under the rules of Pulsar's access modes.
 
     Each exclusive producer has an epoch, above those before it, and one that reconnects keeps its own: if a later
     producer came meanwhile, it is fenced. An exclusive producer is `add`ed, and is one once its epoch is stored
@@ -108,7 +108,8 @@ class ProducerRegistry:
     def __init__(
         self, topic: TopicRecord, metadata: MetadataStore, database: Workers, clock: Clock, epoch: int | None
     ) -> None:
-        """`epoch`: the stored epoch of the last exclusive producer; None: the topic has had none."""
+        """Make a registry without producers. `epoch`: the stored epoch of the topic's last exclusive producer; None:
+        the topic has had none."""
         self._topic = topic
         self._metadata = metadata
         self._database = database
@@ -126,9 +127,11 @@ class ProducerRegistry:
 
     @property
     def all(self) -> list[Producer]:
+        """The producers that are connected and may write."""
         return list(self._by_name.values())
 
-    def named(self, name: str) -> Producer | None:
+    def get(self, name: str) -> Producer | None:
+        """Return the producer of that name; None: none is connected."""
         return self._by_name.get(name)
 
     def add(self, producer: Producer) -> asyncio.Future[None] | None:
@@ -171,8 +174,8 @@ class ProducerRegistry:
         return None
 
     async def store_epoch(self, producer: Producer) -> None:
-        """Store the epoch of an exclusive producer; do nothing for a shared one. Raises ProducerFenced and other
-        CompactorErrors; then the caller removes the producer."""
+        """Store the topic epoch of an exclusive producer in SQL; do nothing for a shared one. Raises ProducerFenced if
+        a later producer has the topic, and other CompactorErrors; then the caller removes the producer."""
         epoch = producer.topic_epoch
         if not producer.options.access_mode or epoch is None:
             return
@@ -180,7 +183,7 @@ class ProducerRegistry:
             await self._database.run(self._metadata.topics.raise_producer_epoch, self._topic.id, epoch)
             self._epoch = max(self._epoch or 0, epoch)
         if epoch < self._epoch:
-            raise self._fenced()
+            raise self._fenced_error()
 
     def remove(self, producer: Producer) -> None:
         """Remove a producer, also one that waits; if none is left, the next that waits becomes exclusive.
@@ -199,22 +202,26 @@ class ProducerRegistry:
             self._waiting.pop(following).set_result(None)
 
     def fail_waiting(self, error: CompactorError) -> None:
-        """Fail the producers that wait for their turn: some now, the others in later turns of the event loop."""
+        """Fail the producers that wait for their turn with `error`: some now, the others in later turns of the event
+        loop."""
         turns = list(self._waiting.values())
         self._waiting.clear()
-        call_in_turns((partial(_fail, turn, error) for turn in turns), PRODUCERS_AT_ONCE)
+        call_in_turns((partial(_fail_turn, turn, error) for turn in turns), PRODUCERS_AT_ONCE)
 
     def _check_epoch(self, epoch: int) -> None:
-        """Raise ProducerFenced for the epoch of a producer that reconnects if a later producer has had the topic."""
+        """Check the topic epoch that a producer names when it reconnects. Raise ProducerFenced if a later producer has
+        had the topic, InvalidTopicEpoch if no producer has this epoch."""
         if epoch < (self._epoch or 0):
-            raise self._fenced()
+            raise self._fenced_error()
         if epoch > MAX_TOPIC_EPOCH:
             raise InvalidTopicEpoch(f"{self._topic.name} has given no producer the topic epoch {epoch}", _CREATE_AGAIN)
 
-    def _fenced(self) -> ProducerFenced:
+    def _fenced_error(self) -> ProducerFenced:
         return ProducerFenced(f"another producer of {self._topic.name} has taken its place", _CREATE_AGAIN)
 
     def _become_exclusive(self, producer: Producer) -> None:
+        """Note that a producer is the exclusive one, and give it a topic epoch above all earlier ones if it has
+        none."""
         self._exclusive = producer
         if producer.topic_epoch is None:
             # Above those that a service of an older schema gave by its clock and did not store.
@@ -222,6 +229,7 @@ class ProducerRegistry:
         self._highest_epoch = max(self._highest_epoch, producer.topic_epoch)
 
 
-def _fail(turn: asyncio.Future[None], error: CompactorError) -> None:
+def _fail_turn(turn: asyncio.Future[None], error: CompactorError) -> None:
+    """Fail the future of a producer that waits for its turn with `error`."""
     if not turn.done():  # its client may have left meanwhile
         turn.set_exception(error)

@@ -63,7 +63,7 @@ class QueuedEntry:
 
 
 class PublishQueue:
-    """The waiting entries of one topic, and the task that appends them."""
+    """The queue of entries that a topic's producers have sent, and the task that appends and answers them in groups."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class PublishQueue:
         on_refused: Callable[[Producer, InvalidRecord], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`append` is called again when it has answered the group before. `on_appended` is called when a group was
-        appended and answered, `on_lost` when another process writes the topic or has deleted it, `on_refused` when an
-        entry of a replicator can never be appended. `log_throttle` bounds warnings: while a disk is full, each client
-        reconnects and fails ten times a second."""
+        """Make an empty queue. `append` appends a group, and is called for one group at a time. `on_appended` is called
+        when a group was appended and answered, `on_lost` when another process writes the topic or has deleted it,
+        `on_refused` when an entry of a replicator can never be appended. `log_throttle` bounds warnings: while a disk
+        is full, each client reconnects and fails ten times a second."""
         self._topic = topic
         self._partition = topic.partition
         self._append = append
@@ -94,7 +94,8 @@ class PublishQueue:
         """The number of entries without an answer, by the name of their producer."""
 
     def put(self, entry: QueuedEntry) -> None:
-        """Queue an entry. It is appended after all waiting ones, and its producer is answered unless that is closed.
+        """Queue an entry. It is appended after all waiting ones, and its producer gets a receipt or an error, unless
+        the producer is closed.
 
         A closed queue ignores it: the producers are about to be disconnected, and their clients send the entry again.
         """
@@ -124,25 +125,27 @@ class PublishQueue:
         self._is_closed = True
         await self.drain()
 
-    def holds(self, producer_name: str) -> bool:
+    def has_entries_of(self, producer_name: str) -> bool:
         """Return whether the queue has an entry of a producer of that name."""
         return producer_name in self._counts
 
     async def _append_all(self) -> None:
+        """Append and answer the waiting entries, group by group, until the queue is empty."""
         try:
             while self._waiting:
                 group = self._next_group()
                 remaining = [entry for entry in group if not entry.producer.is_closed]
                 try:
                     if remaining:
-                        self._answer(remaining, await self._appended(remaining))
+                        self._answer_producers(remaining, await self._try_append(remaining))
                         self._on_appended()
                 finally:
-                    self._settle(group)
+                    self._mark_answered(group)
         finally:
             self._task = None
 
-    async def _appended(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
+    async def _try_append(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
+        """Append a group of entries. Return an outcome for each; if the append raises, its error for all."""
         try:
             return await self._append(group)
         except Exception as error:
@@ -151,6 +154,7 @@ class PublishQueue:
             return [error] * len(group)
 
     def _next_group(self) -> list[QueuedEntry]:
+        """Remove the first entries from the queue, `GROUP_BYTES` at most but at least one, and return them."""
         size = count = 0
         for entry in self._waiting:
             size += len(entry.entry)
@@ -160,7 +164,9 @@ class PublishQueue:
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         return group
 
-    def _answer(self, group: Sequence[QueuedEntry], outcomes: Sequence[PublishOutcome]) -> None:
+    def _answer_producers(self, group: Sequence[QueuedEntry], outcomes: Sequence[PublishOutcome]) -> None:
+        """Send receipts and errors for a group to its producers, by the outcomes of its entries. Disconnect producers
+        that must send again, and call `on_lost` if the topic is lost."""
         failures: dict[Producer, BaseException] = {}
         receipts: dict[Producer, list[Receipt]] = {}
         for entry, outcome in zip(group, outcomes, strict=True):
@@ -198,8 +204,9 @@ class PublishQueue:
         if loss is not None:
             self._on_lost(loss)
 
-    def _settle(self, group: Sequence[QueuedEntry]) -> None:
-        """Note that the entries of a group are answered."""
+    def _mark_answered(self, group: Sequence[QueuedEntry]) -> None:
+        """Subtract the entries of a group, which are answered, from the counts of their producers, and wake callers of
+        `drain`."""
         ended: dict[Producer, list[int]] = {}
         for entry in group:
             ended.setdefault(entry.producer, []).append(len(entry.entry))
@@ -216,6 +223,6 @@ class PublishQueue:
 
 
 def _send_receipts(receipts: dict[Producer, list[Receipt]], producer: Producer) -> None:
-    """Send the receipts of a producer, and remove them from `receipts`."""
+    """Send the receipts of one producer to its client, if it has any, and remove them from `receipts`."""
     if (of_producer := receipts.pop(producer, None)) is not None:
         producer.channel.send_receipts(of_producer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Rate:
-    """Counters, and their growth per second between the last two ticks."""
+    """Counters of messages and bytes, and their growth per second between the last two calls of `tick`."""
 
     messages: int = 0
     bytes: int = 0
@@ -17,12 +17,12 @@ class Rate:
     _bytes_before: int = 0
 
     def add(self, messages: int, size: int = 0) -> None:
-        """Count messages and their bytes."""
+        """Add messages and their bytes to the counters."""
         self.messages += messages
         self.bytes += size
 
     def tick(self, seconds: float) -> None:
-        """Compute the rates of the `seconds` since the last tick."""
+        """Compute the rates per second from the growth of the counters since the last call, `seconds` ago."""
         self.per_second = (self.messages - self._messages_before) / seconds
         self.bytes_per_second = (self.bytes - self._bytes_before) / seconds
         self._messages_before, self._bytes_before = self.messages, self.bytes

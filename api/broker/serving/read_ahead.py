@@ -24,7 +24,7 @@ from storage.positions import StartOffset
 
 
 class ReadAhead:
-    """The entries that a subscription receives next."""
+    """The page of entries that a subscription delivers next, and the reader that reads the following one."""
 
     def __init__(self, topic: ServedTopic, position: SubscriptionPosition) -> None:
         self._topic = topic
@@ -48,17 +48,18 @@ class ReadAhead:
 
     @property
     def bytes(self) -> int:
-        """The memory of the page and of the reader that continues after it."""
+        """The memory, in bytes, of the page and of the reader that continues after it."""
         return self._page_bytes + self._reader_bytes
 
     def pop(self) -> None:
-        """Remove the first entry of the page."""
+        """Remove the first entry of the page, because it was delivered or needs no delivery."""
         entry = self._page.popleft()
         self._page_bytes -= entry_bytes(entry)
         self.gap_from = entry.end
 
     async def fill(self, may_read: Callable[[], bool]) -> bool:
-        """Fill the page, which is empty. Return False if the topic has no more entries, or memory admits no read, now.
+        """Read the next page. The present one is empty. Return False if the topic has no more entries, or memory admits
+        no read, now.
 
         `may_read` returns whether memory admits a page that is read by threads.
         """
@@ -85,10 +86,12 @@ class ReadAhead:
         return bool(entries)
 
     def _add(self, entries: Sequence[DeliverableEntry]) -> None:
+        """Add entries to the end of the page, and their bytes to its memory."""
         self._page.extend(entries)
         self._page_bytes += sum(map(entry_bytes, entries))
 
     def _ensure_pages(self) -> EntryPages:
+        """Return the read of the topic by threads, which is begun at the next offset if there is none."""
         if self._pages is None:
             start = self._position.next_position if self._next is None else StartOffset(self._next)
             if self.gap_from < 0 and isinstance(start, StartOffset):
@@ -99,7 +102,7 @@ class ReadAhead:
         return self._pages
 
     def release_memory(self) -> None:
-        """Drop the page, which is read again later. A read in progress continues."""
+        """Drop the page of entries from memory; it is read again later. A read in progress continues."""
         first = self._page[0].offset if self._page else self.gap_from
         if self._reader_bytes and self._pages is not None:
             self._reader_bytes = 0
@@ -114,7 +117,7 @@ class ReadAhead:
         self._reads += 1
 
     def rewind(self) -> None:
-        """Begin again at the subscription's position."""
+        """Drop the page and the reader: the next read begins at the first message that is not acknowledged."""
         self._reads += 1
         self._clear_page()
         self._close_pages()
@@ -127,7 +130,7 @@ class ReadAhead:
         self._next, self._is_at_end = (position if position >= 0 else None), False
 
     async def close(self) -> None:
-        """End the read."""
+        """Close the reader of the topic, if there is one, and wait for it."""
         pages, self._pages = self._pages, None
         if pages is not None:
             await pages.close()
@@ -137,6 +140,7 @@ class ReadAhead:
         self._page_bytes = 0
 
     def _close_pages(self) -> None:
+        """Begin to close the reader of the topic, if there is one, in the background."""
         pages, self._pages = self._pages, None
         self._reader_bytes = 0
         if pages is not None:

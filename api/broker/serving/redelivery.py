@@ -34,7 +34,7 @@ class WaitingOffsets:
         return offset in self._groups
 
     def add(self, offset: int, group: Group) -> None:
-        """Add an offset. One that waits already keeps its group."""
+        """Add the offset of an entry that waits for a consumer. One that waits already keeps its group."""
         if offset not in self._groups:
             self._groups[offset] = group
             if group not in self._offsets:
@@ -43,7 +43,7 @@ class WaitingOffsets:
             heapq.heappush(self._offsets[group], offset)
 
     def remove(self, offset: int) -> None:
-        """Remove an offset. One that does not wait is ignored."""
+        """Remove the offset of an entry from those that wait for a consumer. An unknown one is ignored."""
         group = self._groups.pop(offset, None)
         heap = self._offsets.get(group)
         if heap is not None:
@@ -69,7 +69,8 @@ class WaitingOffsets:
         return group is None or self._offsets[group][0] == offset
 
     def next(self, is_deliverable: Callable[[Group], bool]) -> int | None:
-        """Return the lowest offset that is deliverable, among the next `SEARCHED_GROUPS` groups.
+        """Return the lowest waiting offset of the groups for which `is_deliverable` is true, among the next
+        `SEARCHED_GROUPS` groups.
 
         None: no group of them is deliverable; while `has_unchecked_groups`, the next call checks more groups.
         """
@@ -83,21 +84,22 @@ class WaitingOffsets:
 
     @property
     def has_unchecked_groups(self) -> bool:
-        """True while the search has not checked all groups."""
+        """True while the search for a deliverable offset has not checked all groups."""
         return 0 < self._searched < len(self._offsets)
 
     def recheck_groups(self) -> None:
-        """Check all groups again: one may be deliverable now."""
+        """Let the search for a deliverable offset check all groups again, because one may be deliverable now."""
         self._searched = 0
 
     def clear(self) -> None:
-        """Remove all offsets."""
+        """Remove all waiting offsets."""
         self._groups.clear()
         self._offsets.clear()
         self.recheck_groups()
 
     def _clean(self, group: Group, heap: list[int]) -> None:
-        """Remove offsets that do not wait any more from the top of a heap."""
+        """Remove offsets that do not wait any more from the top of a group's heap, and the group if its heap is
+        empty."""
         while heap and self._groups.get(heap[0], _ABSENT) != group:
             heapq.heappop(heap)
         if not heap:

@@ -32,13 +32,13 @@ CanReceive = Callable[[Consumer], bool]
 
 
 class Selector(Protocol):
-    """The consumers of one subscription, and the choice among them."""
+    """The consumers of one subscription, and the rule that selects the consumer for an entry."""
 
     def check_compatible(self, consumer: Consumer) -> None:
         """Raise IncompatibleKeySharedConsumer for a consumer that does not fit the others."""
 
     def add(self, consumer: Consumer) -> None:
-        """Add a consumer."""
+        """Add a consumer to those among which `select` chooses."""
 
     def remove(self, *consumers: Consumer) -> None:
         """Remove consumers at once. Unknown ones are ignored."""
@@ -48,7 +48,8 @@ class Selector(Protocol):
 
 
 class SingleActive:
-    """One active consumer. Failover consumers of partitions spread: by priority, then by name, then by partition."""
+    """The selector for exclusive and failover subscriptions: one active consumer receives all entries. Failover
+    consumers of partitions spread: by priority, then by name, then by partition."""
 
     def __init__(self, partition: int) -> None:
         self._partition = max(partition, 0)
@@ -74,6 +75,8 @@ class SingleActive:
         return self.active if self.active is not None and can_receive(self.active) else None
 
     def _elect(self) -> None:
+        """Set `active` to the consumer of the first priority that the partition's number selects; None: there is
+        none."""
         if not self._ranking:
             self.active = None
             return
@@ -82,21 +85,22 @@ class SingleActive:
 
 
 class RoundRobin:
-    """Any consumer, in turn; one of a lower priority only while none of a higher one can receive a message.
+    """The selector for shared subscriptions: consumers take turns; one of a lower priority receives only while none of
+    a higher one can.
 
     A consumer that cannot receive is not asked again before `recheck_consumers`, so a choice costs the same with any
     number of them.
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
         self._order: list[int] = []
 
     def check_compatible(self, consumer: Consumer) -> None:
         """Accept any consumer."""
 
     def add(self, consumer: Consumer) -> None:
-        self._levels.setdefault(consumer.options.priority, _Level()).add(consumer)
+        self._levels.setdefault(consumer.options.priority, _PriorityLevel()).add(consumer)
         self._order = sorted(self._levels)
 
     def remove(self, *consumers: Consumer) -> None:
@@ -108,12 +112,12 @@ class RoundRobin:
         self._order = sorted(self._levels)
 
     def recheck_consumers(self) -> None:
-        """Ask all consumers at the next choice: one that could not receive may be able to now."""
+        """Reset what is known of consumers that could not receive: the next choice asks all of them again."""
         for level in self._levels.values():
             level.recheck_consumers()
 
     def any_can_receive(self, can_receive: CanReceive) -> bool:
-        """Return whether `select` would return a consumer. It takes no turn."""
+        """Return whether some consumer can receive a message now. No consumer has its turn by this."""
         return any(self._levels[priority].next(can_receive) is not None for priority in self._order)
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
@@ -125,8 +129,8 @@ class RoundRobin:
         return None
 
 
-class _Level:
-    """The consumers of one priority, by numbers in the order in which they joined."""
+class _PriorityLevel:
+    """The consumers of one priority of a shared subscription, numbered in the order in which they joined."""
 
     def __init__(self) -> None:
         self._consumers: dict[int, Consumer] = {}
@@ -154,7 +158,7 @@ class _Level:
             self._candidates = list(self._consumers)
 
     def next(self, can_receive: CanReceive) -> int | None:
-        """Return the number of the next consumer that can receive."""
+        """Return the number of the next consumer in turn that can receive a message; None: none can."""
         at = bisect_right(self._candidates, self._turn)
         while self._candidates:
             at %= len(self._candidates)
@@ -164,12 +168,14 @@ class _Level:
         return None
 
     def take_turn(self, number: int) -> Consumer:
+        """Note that the consumer of this number has its turn now, and return that consumer."""
         self._turn = number
         return self._consumers[number]
 
 
 class ConsistentHash:
-    """A ring of points: a consumer has the hashes before each of its points, back to the point before."""
+    """The selector for key-shared subscriptions that divides the hashes itself, by a ring of points: a consumer has the
+    hashes before each of its points, back to the point before."""
 
     def __init__(self) -> None:
         self._ring = np.empty(0, np.int64)
@@ -180,7 +186,7 @@ class ConsistentHash:
 
     def check_compatible(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is not None:
-            raise _other_mode(consumer)
+            raise _other_mode_error(consumer)
 
     def add(self, consumer: Consumer) -> None:
         self._joined += 1
@@ -188,7 +194,7 @@ class ConsistentHash:
         hashes = (
             murmur3(f"{consumer.name} {self._joined} {number}".encode()) % HASH_SLOTS for number in range(RING_POINTS)
         )
-        points = np.sort(np.fromiter((_point(item, self._joined) for item in hashes), np.int64, RING_POINTS))
+        points = np.sort(np.fromiter((_ring_point(item, self._joined) for item in hashes), np.int64, RING_POINTS))
         self._ring = np.insert(self._ring, self._ring.searchsorted(points), points)
 
     def remove(self, *consumers: Consumer) -> None:
@@ -202,13 +208,14 @@ class ConsistentHash:
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         if not self._consumers:
             return None
-        point = int(self._ring[self._ring.searchsorted(_point(key_hash, 0)) % len(self._ring)])
+        point = int(self._ring[self._ring.searchsorted(_ring_point(key_hash, 0)) % len(self._ring)])
         consumer = self._consumers[point % (1 << _NUMBER_BITS)]
         return consumer if can_receive(consumer) else None
 
 
 class StickyRanges:
-    """Ranges that consumers request. They do not overlap; entries with a hash in no range wait."""
+    """The selector for key-shared subscriptions whose consumers request ranges of hashes. Ranges do not overlap;
+    entries with a hash in no range wait."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Consumer]] = []
@@ -216,16 +223,16 @@ class StickyRanges:
 
     def check_compatible(self, consumer: Consumer) -> None:
         if consumer.options.sticky_ranges is None:
-            raise _other_mode(consumer)
+            raise _other_mode_error(consumer)
         before: tuple[int, int] | None = None
         for first, last in sorted(consumer.options.sticky_ranges):
             if before is not None and first <= before[1]:
-                raise _overlap(consumer, (first, last), f"{before[0]}-{before[1]}, which it asks for, too")
+                raise _overlap_error(consumer, (first, last), f"{before[0]}-{before[1]}, which it asks for, too")
             before = first, last
             at = bisect_right(self._ranges, last, key=itemgetter(0)) - 1
             if at >= 0 and self._ranges[at][1] >= first:
                 low, high, other = self._ranges[at]
-                raise _overlap(consumer, (first, last), f"{low}-{high} of {other.name}")
+                raise _overlap_error(consumer, (first, last), f"{low}-{high} of {other.name}")
 
     def add(self, consumer: Consumer) -> None:
         self._ranges += [(first, last, consumer) for first, last in consumer.options.sticky_ranges or ()]
@@ -254,7 +261,8 @@ class ChunkAssignments:
         return self._consumers.get(uuid)
 
     def note(self, uuid: str, consumer: Consumer, is_last: bool) -> None:
-        """Note that a chunk of a message was delivered to a consumer. `is_last`: remove the message, which is complete.
+        """Note the consumer to which a chunk of a message was delivered: it receives the next chunks, too. `is_last`:
+        the message is complete, and is removed.
 
         At most `MAX_CHUNKED` messages are kept; beyond, the oldest one is removed.
         """
@@ -271,7 +279,7 @@ class ChunkAssignments:
         self._consumers = {uuid: item for uuid, item in self._consumers.items() if item not in leaving}
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Remove the consumers of all chunked messages."""
         self._consumers.clear()
 
 
@@ -287,18 +295,19 @@ def selector_for(first: Consumer, partition: int) -> Selector:
     return SingleActive(partition)
 
 
-def _point(key_hash: int, number: int) -> int:
+def _ring_point(key_hash: int, number: int) -> int:
+    """Return a point of the ring as one integer: a hash, and the number of a consumer in the low bits."""
     return key_hash << _NUMBER_BITS | number
 
 
-def _other_mode(consumer: Consumer) -> IncompatibleKeySharedConsumer:
+def _other_mode_error(consumer: Consumer) -> IncompatibleKeySharedConsumer:
     return IncompatibleKeySharedConsumer(
         f"the consumer {consumer.name} asks for another key-shared mode than the subscription's consumers",
         "use the same mode for all consumers of a subscription",
     )
 
 
-def _overlap(consumer: Consumer, requested: tuple[int, int], taken: str) -> IncompatibleKeySharedConsumer:
+def _overlap_error(consumer: Consumer, requested: tuple[int, int], taken: str) -> IncompatibleKeySharedConsumer:
     return IncompatibleKeySharedConsumer(
         f"the range {requested[0]}-{requested[1]} of {consumer.name} overlaps {taken}", "ask for ranges that are free"
     )

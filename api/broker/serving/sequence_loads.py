@@ -17,14 +17,15 @@ Run = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 class SequenceLoads:
-    """The loads of all topics that a process serves."""
+    """The loads of producers' sequence ids of all topics that a process serves: at most one of a topic at a time."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._running: dict[int, tuple[Deduplication, asyncio.Task[None]]] = {}
 
     async def load(self, topic_id: int, deduplication: Deduplication) -> None:
-        """Load the ids of a topic, unless they are loaded, and wait for it. A load in progress is shared.
+        """Load the sequence ids of a topic's producers, unless they are loaded, and wait for that. A load in progress
+        is shared.
 
         Raises the error of the load; a later call loads again.
         """
@@ -40,6 +41,7 @@ class SequenceLoads:
             await asyncio.shield(task)
 
     async def _load(self, topic_id: int, deduplication: Deduplication) -> None:
+        """Load the sequence ids of a topic by a thread, and end the topic's load in progress."""
         try:
             await self._run(deduplication.load)
         finally:
@@ -47,6 +49,7 @@ class SequenceLoads:
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Mark the error of a load as seen: perhaps no request waits for it any more."""
+    """Retrieve the error of a load that has ended, so that asyncio does not log it: perhaps no request waits for the
+    load any more."""
     if not task.cancelled():
         task.exception()

@@ -20,12 +20,13 @@ class NewestEntries(Protocol):
     """The newest entries of a topic, in memory."""
 
     def read(self, offset: int) -> Sequence[DeliverableEntry] | None:
-        """Return some entries from an offset on, in order; empty: the offset is the end. None: they are not in
-        memory."""
+        """Return some entries from an offset on, in order; empty: the offset is the end of the topic. None: the entries
+        are not in memory."""
 
 
 class ServedTopic(Protocol):
-    """One open topic. `max_unacked_messages`: of one consumer; `max_consumers`: of one subscription; 0: any number."""
+    """One open topic, as its subscriptions use it. `max_unacked_messages`: of one consumer; `max_consumers`: of one
+    subscription; 0: any number."""
 
     storage: Topic
     metadata: MetadataStore
@@ -54,7 +55,8 @@ class ServedTopic(Protocol):
         """Threads that read the topic's messages, a few at a time for each topic."""
 
     @property
-    def database(self) -> Workers: ...
+    def database(self) -> Workers:
+        """Threads that call the database."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background; its error is logged."""

@@ -34,7 +34,7 @@ MAX_PENDING = 100_000
 
 
 class Subscription:
-    """One subscription. `open` it first."""
+    """One subscription: its consumers, their entries, its position, its dispatcher. `open` it first."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Subscription:
         request: SubscribeRequest,
         on_deleted: Callable[[Subscription], Awaitable[object]],
     ) -> None:
-        """`on_deleted` is called when another process has deleted the cursor."""
+        """Make a subscription, which is not open yet. `on_deleted` is called when another process has deleted the
+        cursor."""
         self.topic = topic
         self.name = request.name
         self.durable = request.durable
@@ -51,19 +52,19 @@ class Subscription:
         self.dispatcher: Dispatcher | None = None
         self.dispatched = Rate()
         self.is_deleted = False
-        self.acks = Acknowledgements(topic, self.name, self.position, self.pending, self._note_acknowledged)
+        self.acks = Acknowledgements(topic, self.name, self.position, self.pending, self._schedule_cursor_write)
         self._on_deleted = on_deleted
         self._ticks_alone = 0
         self._is_locating = False
 
     async def open(self, request: SubscribeRequest) -> None:
-        """Find or create its cursor, or the position where its reader begins. Raises CompactorError."""
+        """Load or create the subscription's cursor, or find where its reader begins. Raises CompactorError."""
         await self.position.open(request)
         self.acks.reset_acknowledged_end()
 
     async def prepare_for_consumer(self, request: SubscribeRequest) -> None:
-        """Prepare for another consumer. A cursor without consumers is opened again: another process may have moved it.
-        Raises CompactorError."""
+        """Prepare a durable subscription for another consumer. A cursor without consumers is loaded again, because
+        another process may have moved it. Raises CompactorError."""
         if not self.durable:
             return
         if not self.consumers:
@@ -71,7 +72,7 @@ class Subscription:
                 await self.flush()
             await self.open(request)
         elif request.read_compacted:
-            await self.position.note_compacted_reads()
+            await self.position.store_read_compacted_property()
 
     # Consumers
 
@@ -81,11 +82,11 @@ class Subscription:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """The type of its consumers; None: it has none."""
+        """The type of the subscription's consumers; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
     def prepare_dispatcher(self, consumer: Consumer) -> None:
-        """Prepare the dispatcher for a consumer, which it does not add yet. For the first consumer, make the
+        """Check that the dispatcher may add a consumer, which the caller adds next. For the first consumer, make the
         dispatcher.
 
         Raises ConsumerBusy or IncompatibleKeySharedConsumer for a consumer that does not fit the others.
@@ -96,7 +97,7 @@ class Subscription:
                 self.topic.spawn(self.dispatcher.close())
             self.pending.release_all()  # the new dispatcher reads them again
             self.position.prepare_first_consumer(consumer.options.read_compacted)
-            self._use(Dispatcher(self, self.position, self.topic, consumer))
+            self._set_dispatcher(Dispatcher(self, self.position, self.topic, consumer))
         elif present is not consumer.type:
             raise ConsumerBusy(
                 f"Subscription is of different type: {self.name} has consumers of type {present.pulsar_name}, and this "
@@ -118,7 +119,9 @@ class Subscription:
         assert self.dispatcher is not None
         self.dispatcher.check_compatible(consumer)
 
-    def _use(self, dispatcher: Dispatcher | None) -> None:
+    def _set_dispatcher(self, dispatcher: Dispatcher | None) -> None:
+        """Set the dispatcher, and the callbacks by which it hears of acknowledged and returned entries; None: it has
+        none."""
         self.dispatcher = dispatcher
         self.acks.on_entry_acknowledged = None if dispatcher is None else dispatcher.cancel_redelivery
         self.pending.on_entry_left_consumer = None if dispatcher is None else dispatcher.note_entry_left_consumer
@@ -131,17 +134,17 @@ class Subscription:
             consumer.channel.disconnect()
 
     def add_permits(self, consumer: Consumer, permits: int) -> None:
-        """Add permits: a consumer accepts `permits` more messages."""
+        """Add permits of a consumer, which accepts `permits` more messages, and wake the dispatcher."""
         consumer.add_permits(permits, self.topic.clock.now_ms())
         self.wake()
 
     def wake(self) -> None:
-        """Deliver what can be delivered now: a consumer may accept more."""
+        """Wake the dispatcher, because a consumer may accept more or the topic has new entries."""
         if self.dispatcher is not None:
             self.dispatcher.wake()
 
     def remove_consumers(self, *consumers: Consumer) -> None:
-        """Remove these consumers; other consumers receive what they have not acknowledged."""
+        """Remove consumers; others receive the entries that they have not acknowledged."""
         if self.dispatcher is not None:
             self.dispatcher.remove(*consumers)
 
@@ -151,7 +154,8 @@ class Subscription:
             self.dispatcher.redeliver(consumer, keys or None)
 
     def count_idle_tick(self, max_ticks: int) -> bool:
-        """Count a tick. Return whether this reader's subscription has had no consumer for more than `max_ticks` ticks.
+        """Count a call, about one a second, at which a reader's subscription has no consumer. Return whether it has had
+        none for more than `max_ticks` calls.
 
         False for a durable subscription.
         """
@@ -206,11 +210,12 @@ class Subscription:
             raise
 
     def remove_acknowledged_pending(self) -> None:
-        """Settle the messages that another door has acknowledged on the cursor: no consumer receives them."""
+        """Remove pending entries that another interface has acknowledged on the cursor, and wake the dispatcher."""
         self.acks.remove_acknowledged_pending()
         self.wake()
 
-    def _note_acknowledged(self) -> None:
+    def _schedule_cursor_write(self) -> None:
+        """Schedule the write of the cursor after acknowledgements, and wake the dispatcher, which may have room now."""
         cursor = self.position.current
         if isinstance(cursor, Cursor):
             self.topic.cursor_writer.schedule(cursor, self)
@@ -229,17 +234,21 @@ class Subscription:
             await self.topic.cursor_writer.flush(cursor)
 
     def on_write_failed(self, cursor: Cursor, error: CompactorError) -> None:
-        """Reopen a cursor that another process has moved or deleted; consumers begin again at its position."""
+        """Begin to load the cursor again, because another process has moved or deleted it; consumers begin again at its
+        new position."""
         if cursor is self.position.current:
             self.topic.spawn(self.reopen(cursor))
 
     def start_mark_delete_search(self, cursor: Cursor) -> None:
-        """Begin to find the id of the message that mark-delete has come to, unless a search is in progress."""
+        """Begin to search the topic for the id of the message that mark-delete has come to, unless a search is in
+        progress."""
         if cursor is self.position.current and not self._is_locating:
             self._is_locating = True
             self.topic.spawn(self._find_mark_delete_id(cursor))
 
     async def _find_mark_delete_id(self, cursor: Cursor) -> None:
+        """Search the topic for the id of the message that mark-delete has come to. If it is found, move mark-delete and
+        schedule the cursor's write."""
         try:
             before = cursor.mark_delete
             with suppress(CompactorError):  # the next acknowledgement tries again
@@ -250,7 +259,7 @@ class Subscription:
             self._is_locating = False
 
     async def reopen(self, fenced: Cursor) -> None:
-        """Open the cursor again and disconnect the consumers, if `fenced` is still the subscription's cursor.
+        """Load the cursor from SQL again and disconnect the consumers, if `fenced` is still the subscription's cursor.
 
         If the cursor was deleted, the subscription ends. Raises CompactorError; then the cursor is fenced as before.
         """
@@ -269,7 +278,7 @@ class Subscription:
             self.disconnect()
 
     def restart(self) -> None:
-        """Deliver again from the position on."""
+        """Restart the delivery at the first message that is not acknowledged, and drop the pending entries."""
         self.acks.clear()
         self.position.restart()
         if self.dispatcher is not None:
@@ -278,23 +287,25 @@ class Subscription:
     # Moving
 
     async def seek(self, start: MessageId | StartTime) -> None:
-        """Move to a message id, or to a publish time, and disconnect the consumers, which subscribe again.
+        """Move the subscription to a message id or a publish time, and disconnect the consumers, which subscribe again.
 
         Raises CompactorError; then the consumers begin again where they were.
         """
         # Before the move, and not during it: threads of the store wait for `reset`, which waits for other moves.
         mark = await self.position.mark_delete_before(start) if self.durable else None
-        await self._move(mark, start)
+        await self._move_position(mark, start)
 
     async def reset(self, mark_delete: LogPosition | None) -> None:
-        """Move to the message after `mark_delete` and disconnect the consumers, as `seek` does; None: to the first
-        message.
+        """Move the subscription to the message after `mark_delete`, None: to the first message, and disconnect the
+        consumers.
 
         `mark_delete` and all messages before it count as acknowledged. Raises CompactorError.
         """
-        await self._move(mark_delete, EARLIEST if mark_delete is None else StartOffset(mark_delete.offset + 1))
+        await self._move_position(mark_delete, EARLIEST if mark_delete is None else StartOffset(mark_delete.offset + 1))
 
-    async def _move(self, mark: LogPosition | None, start: StartPosition) -> None:
+    async def _move_position(self, mark: LogPosition | None, start: StartPosition) -> None:
+        """Move the cursor to the mark-delete position `mark`, or the reader to `start`, and disconnect the consumers,
+        also after an error."""
         async with self.position.moving:
             if self.dispatcher is not None:
                 self.dispatcher.pause()
@@ -305,9 +316,10 @@ class Subscription:
                 self.disconnect()
 
     async def close(self) -> None:
-        """Stop delivering and write what was acknowledged. Never fails: what cannot be written is delivered again."""
+        """Stop the delivery, and write the acknowledgements of the cursor. Raises nothing: messages whose
+        acknowledgement cannot be written are delivered again."""
         dispatcher = self.dispatcher
-        self._use(None)
+        self._set_dispatcher(None)
         if dispatcher is not None:
             await dispatcher.close()
         self.pending.release_all()

@@ -24,14 +24,15 @@ class TailBudget:
     """The memory budget of the tails of all topics (Pulsar's managedLedgerCacheSizeMB)."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes."""
+        """Make an empty budget. `limit`: the bytes that all tails together may have."""
         self._limit = limit
         self._held: dict[Tail, int] = {}
         """The bytes of each tail that has any; the last one grew last."""
         self._all = 0
 
     def set_held_bytes(self, tail: Tail, size: int) -> None:
-        """Note that a tail has grown to `size` bytes. Tails shrink until all fit, this one last."""
+        """Set the bytes of a tail, which has grown. If the budget is exceeded, tails drop their oldest entries, this
+        one last."""
         self.release(tail)
         self._held[tail] = size
         self._all += size
@@ -45,12 +46,12 @@ class TailBudget:
                 del self._held[oldest]
 
     def release(self, tail: Tail) -> None:
-        """Note that a tail is empty."""
+        """Release the bytes of a tail, which is empty now."""
         self._all -= self._held.pop(tail, 0)
 
 
 class Tail:
-    """The newest entries of one topic."""
+    """The newest entries of one topic, in memory, for consumers that keep up."""
 
     def __init__(self, budget: TailBudget) -> None:
         self._budget = budget
@@ -62,7 +63,7 @@ class Tail:
         """The offset after the last entry that was added; -1: the tail is empty and has no position."""
 
     def append(self, appended: Sequence[tuple[bytes, AppendResult]]) -> None:
-        """Add entries that were appended together. Entries before the end of the tail are ignored."""
+        """Add entries that were just appended to the log. Entries before the end of the tail are ignored."""
         for data, result in appended:
             first = result.first
             if first.offset < self.end:
@@ -85,9 +86,9 @@ class Tail:
         self._budget.set_held_bytes(self, self.bytes)
 
     def read(self, offset: int) -> list[DeliverableEntry] | None:
-        """Return entries from an offset on, about `READ_BYTES` at most; empty: the offset is the end.
+        """Return entries from an offset on, about `READ_BYTES` at most; empty: the offset is the end of the topic.
 
-        None: they are not in memory.
+        None: the entries are not in memory.
         """
         if offset == self.end:
             return []
@@ -104,12 +105,12 @@ class Tail:
         return entries
 
     def clear(self) -> None:
-        """Remove all entries and the end."""
+        """Remove all entries from memory. The next entry that is added begins a new tail."""
         self._budget.release(self)
         self._entries, self._offsets, self.bytes, self.end = [], [], 0, -1
 
     def drop_oldest(self, min_bytes: int) -> None:
-        """Remove the oldest entries, of at least `min_bytes` bytes."""
+        """Remove the oldest entries from memory, of at least `min_bytes` bytes together."""
         count, rest = 0, self.bytes
         while count < len(self._entries) and self.bytes - rest < min_bytes:
             rest -= entry_bytes(self._entries[count])

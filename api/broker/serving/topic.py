@@ -59,7 +59,7 @@ _READER_TICKS = 60
 
 
 class PersistentTopic:
-    """One open topic."""
+    """One topic that this service has open: its producers, its subscriptions and its log."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class PersistentTopic:
         on_lost: Callable[[PersistentTopic], object],
         log_throttle: LogThrottle,
     ) -> None:
-        """`max_unacked_messages`: of one consumer; `max_consumers`: of one subscription; `max_producers`: of the topic;
-        0: any number. `producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the
+        """Make an open topic, without clients. `max_unacked_messages`: of one consumer; `max_consumers`: of one
+        subscription; `max_producers`: of the topic; 0: any number. `producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the
         backlog quota that refuses producers now. `on_lost` is called when this service does not serve the topic any
         more."""
         self.storage = storage
@@ -105,7 +105,7 @@ class PersistentTopic:
             self.name,
             self.append,
             self._store_sequences_if_due,
-            self.note_loss,
+            self.report_loss,
             self.refuse_replicator,
             log_throttle,
         )
@@ -147,15 +147,16 @@ class PersistentTopic:
     def check_open(self) -> None:
         """Raise TopicNotServed if the topic was closed after the caller got it: its client has to look it up again."""
         if self._is_closed:
-            raise self._not_served()
+            raise self._not_served_error()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background; its error is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._spawned)
+        task.add_done_callback(self._finish_task)
 
-    def _spawned(self, task: asyncio.Task[Any]) -> None:
+    def _finish_task(self, task: asyncio.Task[Any]) -> None:
+        """Remove a background task that has ended, and log its error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, CompactorError):
@@ -166,23 +167,27 @@ class PersistentTopic:
     # Publishing
 
     async def append(self, group: Sequence[QueuedEntry]) -> Sequence[PublishOutcome]:
-        """Append entries. Return for each, in order, an AppendResult, an error, or EARLIEST for a duplicate.
+        """Append entries of producers that are not duplicates to the log. Return for each entry, in order, an
+        AppendResult, an error, or EARLIEST for a duplicate.
 
         Raises Fenced if the topic is lost.
         """
         is_small = len(group) <= LOOP_ENTRIES and sum(len(item.entry) for item in group) <= LOOP_BYTES
         deduplication = self._deduplication
         if not (deduplication.of_producers or deduplication.is_loaded):
-            return await self._append(group, is_small)
+            return await self._append_to_log(group, is_small)
         if is_small:
             new = deduplication.new_entries(group)
         else:
             new = await self._pools[WaitsFor.LOG].run_queued(deduplication.new_entries, group)
-        appended = await self._append(new.entries, is_small) if new.entries else []
+        appended = await self._append_to_log(new.entries, is_small) if new.entries else []
         return deduplication.record_outcomes(new, appended)
 
-    async def _append(self, group: Sequence[QueuedEntry], is_small: bool) -> list[AppendOutcome]:
-        """Append entries; small groups are queued by the event loop, which does not wait for a thread."""
+    async def _append_to_log(self, group: Sequence[QueuedEntry], is_small: bool) -> list[AppendOutcome]:
+        """Append entries to the log. Return for each an AppendResult or an error.
+
+        `is_small`: the event loop submits the group itself, and does not wait for a thread. Raises Fenced.
+        """
         result = LoopResult[list[AppendOutcome]]()
         entries: list[bytes | CompactorError] = []
         headers: list[EntryHeader | None] = []
@@ -205,14 +210,14 @@ class PersistentTopic:
         """Return the highest sequence id that a producer of that name has stored; -1: none is known."""
         return self._deduplication.last_sequence_id(producer_name)
 
-    async def note_sequence_id(self, producer_name: str, sequence_id: int) -> None:
-        """Note and store a sequence id that the log has, and that was not known. Raises CompactorError."""
+    async def store_sequence_id(self, producer_name: str, sequence_id: int) -> None:
+        """Store in SQL a producer's sequence id that the log has, and that was not known. Raises CompactorError."""
         self._deduplication.note_sequence_id(producer_name, sequence_id)
         await self.database.run_without_deadline(self._deduplication.store)
 
     async def load_sequences(self, is_for_replicator: bool = False) -> None:
-        """Wait until the ids and positions of its senders are loaded, if entries of the new one are deduplicated.
-        Consumers need not wait.
+        """Load the sequence ids of producers and the positions of source clusters, unless they are loaded, if entries
+        of a new producer are deduplicated. `is_for_replicator`: the producer is a replicator.
 
         Raises CompactorError.
         """
@@ -222,27 +227,29 @@ class PersistentTopic:
             await self.database.run(self._deduplication.prepare_for_replicators)
 
     def _store_sequences_if_due(self) -> None:
-        """Begin to store the sequence ids of producers, if that is due."""
+        """Begin to store the sequence ids of producers in SQL, if that is due; do not wait for it."""
         deduplication = self._deduplication
         if not self._is_storing_sequences and deduplication.claim_due_store():
             self._is_storing_sequences = True
             self.spawn(self._store_sequences(deduplication))
 
     async def _store_sequences(self, deduplication: Deduplication) -> None:
+        """Store the sequence ids of producers in SQL."""
         try:
             await self.database.run_without_deadline(deduplication.store)
         finally:
             self._is_storing_sequences = False
 
     def wake_subscriptions(self) -> None:
-        """Let subscriptions deliver entries that were appended, by any door."""
+        """Wake all subscriptions, so that they deliver entries that were just appended."""
         for subscription in self.subscriptions.values():
             subscription.wake()
 
     # Consumers
 
     async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
-        """Find or open a subscription for a consumer, and return it; `Dispatcher.add` then starts the delivery.
+        """Find or create the subscription that a consumer joins, and return it. The consumer is not added yet:
+        `Dispatcher.add` adds it and starts the delivery.
 
         Raises CompactorError, such as InvalidInput, ConsumerBusy, IncompatibleKeySharedConsumer, TopicNotServed.
         """
@@ -274,18 +281,20 @@ class PersistentTopic:
         return subscription
 
     async def ensure_subscription(self, name: str) -> None:
-        """Create a durable subscription at the topic's beginning, unless it exists. Raises CompactorError."""
+        """Create a durable subscription that begins at the topic's first message, unless it exists. Raises
+        CompactorError."""
         if name not in self.subscriptions:
             request = SubscribeRequest(name, start=EARLIEST)
             await Subscription(self, request, self.close_subscription).open(request)
 
     async def remove_consumer(self, subscription: Subscription, consumer: Consumer) -> None:
-        """Remove a consumer. The position of a reader ends with its last consumer."""
+        """Remove a consumer from its subscription, and close the subscription after the last one. The position of a
+        reader ends with its last consumer."""
         subscription.remove_consumers(consumer)
         await self.close_unused_subscription(subscription)
 
     async def close_unused_subscription(self, subscription: Subscription) -> None:
-        """Close a subscription that its last consumer has left; remove it if it is not durable.
+        """Close a subscription if its last consumer has left; remove it if it is not durable.
 
         `tick` later notes whether the topic is idle: a search through all subscriptions at each call would be
         quadratic.
@@ -305,12 +314,13 @@ class PersistentTopic:
         await subscription.close()
 
     def _detach(self, subscription: Subscription) -> None:
+        """Remove a subscription from the topic, and disconnect its consumers."""
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
         subscription.disconnect()
 
     async def prepare_subscription_deletion(self, subscription: Subscription, force: bool) -> None:
-        """Remove a subscription whose cursor the caller deletes next, without writing its acknowledgements.
+        """Stop serving a subscription whose cursor the caller deletes next. Its acknowledgements are not written.
 
         Raises SubscriptionHasConsumers if it has consumers; `force` disconnects them.
         """
@@ -326,8 +336,8 @@ class PersistentTopic:
         self.spawn(subscription.close())
 
     async def unsubscribe(self, subscription: Subscription, force: bool) -> None:
-        """Delete a subscription and its cursor. Raises SubscriptionHasConsumers if it has consumers; `force`
-        disconnects them. Raises CompactorError."""
+        """Delete a subscription and its cursor. Raises SubscriptionHasConsumers if it has consumers, unless `force`,
+        which disconnects them, and CompactorError."""
         async with self._opening.setdefault(subscription.name, asyncio.Lock()):
             await self.prepare_subscription_deletion(subscription, force)
             if subscription.durable:
@@ -335,7 +345,7 @@ class PersistentTopic:
                     await self.database.run(self.metadata.cursors.delete, self.record.id, subscription.name)
 
     def restart_after_truncation(self) -> None:
-        """Drop all entries in memory after a truncation, and restart the subscriptions."""
+        """Drop the topic's entries from memory and restart its subscriptions, because the topic was truncated."""
         self.tail.clear()
         for subscription in self.subscriptions.values():
             subscription.restart()
@@ -353,12 +363,13 @@ class PersistentTopic:
         return Producer(channel, options, self.clock.now_ms(), self.remove_producer)
 
     def add_producer(self, producer: Producer) -> asyncio.Future[None] | None:
-        """Connect a producer. Return what `ProducerRegistry.add` returns, and raise what it raises.
+        """Connect a producer to the topic. Return None if it may write now, else a future that ends when it is its
+        turn.
 
-        Raises ProducerBusy also for too many producers, and TopicNotServed.
+        Raises what `ProducerRegistry.add` raises, ProducerBusy also for too many producers, and TopicNotServed.
         """
         self.check_open()
-        if 0 < self._max_producers <= len(self.producers) and self.producers.named(producer.name) is None:
+        if 0 < self._max_producers <= len(self.producers) and self.producers.get(producer.name) is None:
             raise ProducerBusy(
                 f"Topic {self.name} reached max producers limit: it has {self._max_producers}",
                 "end some, or raise broker.max-producers-per-topic",
@@ -367,9 +378,9 @@ class PersistentTopic:
         self.idle_since = None
         return turn
 
-    def check_replicator(self, name: str) -> None:
-        """Raise InvalidRecord for a replicator that has just sent an entry that cannot be stored; otherwise expect its
-        first entry."""
+    def admit_replicator(self, name: str) -> None:
+        """Admit a replicator that connects. Raise InvalidRecord if it is still refused, because it has just sent an
+        entry that cannot be stored."""
         error, until_ms = self._refusals.get(name, (None, 0))
         if error is not None and self.clock.now_ms() < until_ms:
             raise error.copy()
@@ -377,7 +388,7 @@ class PersistentTopic:
         self._deduplication.note_replicator_connected(name)
 
     def refuse_replicator(self, producer: Producer, error: InvalidRecord) -> None:
-        """Disconnect a replicator whose entry cannot be stored, and refuse it for some time.
+        """Disconnect a replicator whose entry cannot be stored, and refuse its connections for some seconds.
 
         It keeps the entry and sends it again, before all later ones: none is lost, and the reason is in its log, too.
         """
@@ -394,19 +405,22 @@ class PersistentTopic:
         producer.disconnect()
 
     def remove_producer(self, producer: Producer) -> None:
+        """Remove a producer from the topic. Its client is not informed."""
         self.producers.remove(producer)
-        self._note_idle()
+        self._update_idle_since()
 
-    def _note_idle(self) -> None:
+    def _update_idle_since(self) -> None:
+        """Set `idle_since` to now if the topic has neither producers nor consumers."""
         if not len(self.producers) and not any(item.consumers for item in self.subscriptions.values()):
             self.idle_since = self.clock.now_ms()
 
     # Time and the end
 
     async def tick(self, seconds: float) -> None:
-        """Compute rates of the `seconds` since the last tick; disconnect producers while the backlog exceeds its quota.
+        """Do the work of each second: compute the rates of the topic's clients, disconnect producers while the backlog
+        exceeds its quota, and close subscriptions of readers that are gone.
 
-        Call it about once a second.
+        `seconds`: the time since the last call.
         """
         is_over = self.over_quota() is not None
         async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
@@ -423,14 +437,14 @@ class PersistentTopic:
             if subscription.count_idle_tick(_READER_TICKS):
                 self.spawn(self.close_subscription(subscription))
         if self.idle_since is None:
-            self._note_idle()
+            self._update_idle_since()
 
-    def note_loss(self, error: BaseException) -> None:
+    def report_loss(self, error: BaseException) -> None:
         """Log that this service does not serve the topic any more, and call `on_lost`."""
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
 
-    def _not_served(self) -> TopicNotServed:
+    def _not_served_error(self) -> TopicNotServed:
         return TopicNotServed(f"{self.name} is not served here any more")
 
     async def close(self) -> None:
@@ -440,7 +454,7 @@ class PersistentTopic:
             return
         self._is_closed = True
         try:
-            self.producers.fail_waiting(self._not_served())
+            self.producers.fail_waiting(self._not_served_error())
             await self.publishing.drain_and_close()  # a producer that is disconnected before its receipts sends twice
             async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
                 producer.disconnect()
@@ -453,9 +467,10 @@ class PersistentTopic:
             self._deduplication.advance_load_start(self.tail.end)
         finally:  # a lease without a served topic would keep all other processes from serving it
             self.tail.clear()
-            await self._pools[WaitsFor.LOG].run_required(self._release)
+            await self._pools[WaitsFor.LOG].run_required(self._store_sequences_and_release_log)
 
-    def _release(self) -> None:
+    def _store_sequences_and_release_log(self) -> None:
+        """Store the sequence ids in SQL, and release the topic's log also if that fails. For threads."""
         try:
             self._deduplication.store()
         finally:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from api.broker import names
@@ -49,8 +49,16 @@ Audit = Callable[[str, TopicName], None]
 """Logs a change that a client has made to a topic: the action and the topic."""
 
 
+class ProducerState(NamedTuple):
+    """The stored state of a topic's producers. `deduplicates`: the policy. `epoch`: that of the last exclusive
+    producer; None: there was none."""
+
+    deduplicates: bool
+    epoch: int | None
+
+
 class TopicRegistry:
-    """The open topics of one service."""
+    """The topics that one service has open for Pulsar's clients."""
 
     def __init__(self, broker: Broker, log_throttle: LogThrottle) -> None:
         self._broker = broker
@@ -74,28 +82,29 @@ class TopicRegistry:
         return iter(list(self._by_name.values()))
 
     def register_callbacks(self) -> None:
-        """Register for appended entries, and offer statistics and subscriptions to other doors."""
+        """Register the registry's functions at the broker: it receives appended entries, and offers statistics and
+        subscriptions to other interfaces."""
         loop = asyncio.get_running_loop()
-        self._broker.logs.on_appended = partial(self._appended, loop)
+        self._broker.logs.on_appended = partial(self._pass_appended_to_loop, loop)
         clients = self._broker.clients
-        clients.of_topic = self._clients_of
+        clients.of_topic = self._live_topic_state
         clients.counts = lambda: client_stats.client_counts(iter(self))
         clients.subscription = partial(self._live_subscription, loop)
-        clients.note_truncated = partial(self._truncated, loop)
+        clients.note_truncated = partial(self._restart_after_truncation, loop)
 
     def refuse_new_topics(self) -> None:
-        """Open no more topics."""
+        """Refuse to open topics from now on, because the service ends."""
         self._ends = True
 
     async def close(self) -> None:
-        """Close all topics."""
+        """Close all open topics, and wait for that."""
         while topics := list(itertools.islice(self._by_name.values(), _CLOSED_AT_ONCE)):
             await asyncio.gather(*map(self._close_topic, topics))
         self._broker.logs.on_appended = lambda _topic, _entries: None
 
     async def get_or_open(self, name: TopicName, allow_creation: bool, audit: Audit) -> PersistentTopic:
-        """Return a topic, which is opened first if it is not open. `allow_creation`: a missing topic may be created;
-        `audit` logs it.
+        """Return the open topic of that name; open it first if it is not open. `allow_creation`: a missing topic may be
+        created; `audit` logs that.
 
         Raise TopicNotServed for a topic of another service, WriterElsewhere, NoLogOwner, Unavailable, and what
         `names.find_or_create` raises.
@@ -104,11 +113,11 @@ class TopicRegistry:
             if self._ends:
                 raise TopicNotServed(f"the service that owned {name} ends")
             topic = self._by_name.get(name)
-            if topic is not None and (topic.is_lost or await self._is_changed(topic)):
+            if topic is not None and (topic.is_lost or await self._has_deduplication_changed(topic)):
                 await self._close_topic(topic)
                 topic = None
             if topic is None:
-                topic = await self._open(name, allow_creation, audit)
+                topic = await self._open_topic(name, allow_creation, audit)
                 if self._ends:
                     await topic.close()
                 self._by_name[name] = topic
@@ -117,13 +126,14 @@ class TopicRegistry:
             return topic
 
     async def tick(self) -> None:
-        """Update rates, and begin to close topics that are lost or idle; it does not wait until they are closed."""
+        """Compute the rates of all open topics, and begin to close those that are lost or idle. It does not wait until
+        they are closed."""
         now, last = self._clock.now_ms(), self._ticked_ms
         self._ticked_ms = now
         seconds = max(now - last, 1) / 1000  # the loop may have been late
         async for topic in in_turns(self, _TICKED_AT_ONCE):
             if topic.is_lost:
-                self._lost(topic)
+                self._close_lost_topic(topic)
             elif topic.idle_since is not None and now - topic.idle_since >= self._settings.producers_idle_ms:
                 self._spawn(self._close_idle(topic))
             else:
@@ -131,12 +141,13 @@ class TopicRegistry:
 
     # Opening
 
-    async def _is_changed(self, topic: PersistentTopic) -> bool:
+    async def _has_deduplication_changed(self, topic: PersistentTopic) -> bool:
         """Return whether the deduplication policy has changed since the topic was opened."""
-        deduplicates = await self._broker.pools[WaitsFor.DATABASE].run(self._deduplicates, topic.record)
+        deduplicates = await self._broker.pools[WaitsFor.DATABASE].run(self._is_deduplication_enabled, topic.record)
         return topic.is_deduplicating != deduplicates
 
-    async def _open(self, name: TopicName, allow_creation: bool, audit: Audit) -> PersistentTopic:
+    async def _open_topic(self, name: TopicName, allow_creation: bool, audit: Audit) -> PersistentTopic:
+        """Open a topic: find or create its record, open its log, and return the topic."""
         pools = self._broker.pools
         record, is_new = await pools[WaitsFor.DATABASE].run(
             names.find_or_create, self._broker.environment, name, allow_creation
@@ -144,9 +155,9 @@ class TopicRegistry:
         if is_new:
             audit("create_topic", name)
         storage = Topic(self._broker.environment, record)
-        log = await pools[WaitsFor.LOG].run(self._hold, storage)
+        log = await pools[WaitsFor.LOG].run(self._hold_log, storage)
         try:
-            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._producer_state, record)
+            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._load_producer_state, record)
         except BaseException:
             await pools[WaitsFor.LOG].run_required(log.release)
             raise
@@ -162,17 +173,17 @@ class TopicRegistry:
             Tail(self._tails),
             self.cursor_writer,
             self._pages,
-            self._deduplication(storage, deduplicates),
+            self._new_deduplication(storage, deduplicates),
             self._sequence_loads,
             epoch,
-            partial(self._over_quota, record),
-            self._lost,
+            partial(self._exceeded_quota, record),
+            self._close_lost_topic,
             self._log_throttle,
         )
 
-    def _hold(self, storage: Topic) -> HeldLog:
-        """Return the topic's log, which makes this service the topic's owner. Raise TopicNotServed, WriterElsewhere,
-        NoLogOwner if another process has it. For threads."""
+    def _hold_log(self, storage: Topic) -> HeldLog:
+        """Open the topic's log and return it, which makes this service the topic's owner. Raise TopicNotServed,
+        WriterElsewhere, NoLogOwner if another process has it. For threads."""
         check_ownership = self._broker.ownership.check_for_writing
         try:
             check_ownership(storage.record)
@@ -187,35 +198,42 @@ class TopicRegistry:
                 f"{storage.name} cannot be served here: another process still has its log open"
             ) from error
 
-    def _producer_state(self, record: TopicRecord) -> tuple[bool, int | None]:
-        """Return whether the topic deduplicates, and the epoch of its last exclusive producer. For threads."""
-        deduplicates = self._deduplicates(record)
+    def _load_producer_state(self, record: TopicRecord) -> ProducerState:
+        """Read from SQL what a topic that is opened needs for its producers. If deduplication is off, end the stored
+        sequence ids. For threads."""
+        deduplicates = self._is_deduplication_enabled(record)
         if not deduplicates:  # switched on again, it begins at the topic's end
             self._metadata.producer_sequences.end_producers(record.id)
-        return deduplicates, self._metadata.topics.producer_epoch(record.id)
+        return ProducerState(deduplicates, self._metadata.topics.producer_epoch(record.id))
 
-    def _deduplication(self, storage: Topic, of_producers: bool) -> Deduplication:
+    def _new_deduplication(self, storage: Topic, of_producers: bool) -> Deduplication:
+        """Return the deduplication of a topic, not loaded. `of_producers`: producers' entries are deduplicated."""
         max_producers = self._settings.broker_deduplication_max_producers
         return Deduplication(self._metadata, storage, max_producers, of_producers=of_producers)
 
-    def _deduplicates(self, record: TopicRecord) -> bool:
+    def _is_deduplication_enabled(self, record: TopicRecord) -> bool:
+        """Return whether a topic's policies enable deduplication. For threads."""
         return self._metadata.policies.effective(record).deduplication_enabled
 
-    def _over_quota(self, record: TopicRecord) -> ExceededQuota | None:
+    def _exceeded_quota(self, record: TopicRecord) -> ExceededQuota | None:
+        """Return the backlog quota of a topic that refuses producers now; None: none does."""
         return self._broker.maintenance.maintenance.over_quota.get(record.id)
 
     # Closing
 
-    def _lost(self, topic: PersistentTopic) -> None:
+    def _close_lost_topic(self, topic: PersistentTopic) -> None:
+        """Begin to close a topic whose lease is lost, unless it is closed; do not wait for it."""
         if self._by_name.get(topic.name) is topic:
             self._spawn(self._close_topic(topic))
 
     async def _close_idle(self, topic: PersistentTopic) -> None:
+        """Close a topic, unless a client has connected meanwhile."""
         async with self._opening.setdefault(topic.name, asyncio.Lock()):
             if topic.idle_since is not None:
                 await self._close_topic(topic)
 
     async def _close_topic(self, topic: PersistentTopic) -> None:
+        """Remove a topic from the registry and close it. A CompactorError is logged."""
         if self._by_name.get(topic.name) is not topic:
             return
         del self._by_name[topic.name]
@@ -232,29 +250,31 @@ class TopicRegistry:
 
     # Calls of other doors and threads
 
-    def _appended(
+    def _pass_appended_to_loop(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, entries: Sequence[tuple[bytes, AppendResult]]
     ) -> None:
-        """Hand entries to the topic's consumers. For the appending thread."""
+        """Let the event loop deliver entries that were appended, if the topic is open. For the appending thread."""
         if record.id in self._by_id:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._take_appended, record.id, entries)
+                loop.call_soon_threadsafe(self._deliver_appended, record.id, entries)
 
-    def _take_appended(self, topic_id: int, entries: Sequence[tuple[bytes, AppendResult]]) -> None:
+    def _deliver_appended(self, topic_id: int, entries: Sequence[tuple[bytes, AppendResult]]) -> None:
+        """Add appended entries to the topic's entries in memory, count them, and wake its subscriptions."""
         topic = self._by_id.get(topic_id)
         if topic is not None:
             topic.tail.append(entries)
             topic.published.add(sum(result.messages for _, result in entries), sum(len(data) for data, _ in entries))
             topic.wake_subscriptions()
 
-    def _clients_of(self, name: TopicName) -> LiveTopicState:
+    def _live_topic_state(self, name: TopicName) -> LiveTopicState:
+        """Return the live stats of a topic; empty ones if it is not open. For threads."""
         topic = self._by_name.get(name)
         return LiveTopicState() if topic is None else client_stats.live_topic_state(topic)
 
     def _live_subscription(
         self, loop: asyncio.AbstractEventLoop, record: TopicRecord, name: str
     ) -> ServedSubscription | None:
-        """Return a durable subscription whose state is here. For threads."""
+        """Return the durable subscription of a topic that this service serves; None: it does not. For threads."""
         topic = self._by_id.get(record.id)
         subscription = None if topic is None or topic.is_lost else topic.subscriptions.get(name)
         cursor = None if subscription is None else subscription.position.cursor
@@ -262,8 +282,8 @@ class TopicRegistry:
             return None
         return ServedSubscription(loop, topic, subscription, cursor)
 
-    def _truncated(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
-        """Restart the subscriptions of a topic that was truncated. For threads."""
+    def _restart_after_truncation(self, loop: asyncio.AbstractEventLoop, record: TopicRecord) -> None:
+        """Let the event loop restart the subscriptions of a topic that was truncated, if it is open. For threads."""
 
         def restart() -> None:
             topic = self._by_id.get(record.id)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from api.broker.serving.acknowledging import AckedEntry
 from api.broker.serving.consumer import Consumer, ConsumerOptions, SubscriptionType
 from api.broker.serving.loop_turns import in_turns
-from api.broker.serving.position import SubscribeRequest, entry_start
+from api.broker.serving.position import SubscribeRequest, entry_id_of_message
 from api.http.access import AuthAction
 from api.pulsar.client_versions import returns_permits_for_hidden_slots
 from api.pulsar.codec import requests, responses
@@ -86,7 +86,7 @@ def _subscribe_request(request: requests.Subscribe, now_ms: int) -> SubscribeReq
     if request.start_message_rollback_duration_sec:
         start = StartTime(now_ms - 1000 * request.start_message_rollback_duration_sec)
     elif not request.durable and request.start_message_id is not None:
-        start = entry_start(request.start_message_id)
+        start = entry_id_of_message(request.start_message_id)
         resumes = start not in (EARLIEST, LATEST)
     return SubscribeRequest(
         request.subscription,
@@ -251,7 +251,7 @@ def seek(session: Session, request: requests.Seek) -> Work:
         elif 0 <= message_id.ledger_id < LATEST.ledger_id:
             await subscription.seek(message_id)
         else:
-            await subscription.seek(entry_start(message_id))
+            await subscription.seek(entry_id_of_message(message_id))
         if subscription.durable:
             session.identity.audit("reset_cursor", topic.name, subscription.name)
         return responses.Success(request.request_id)

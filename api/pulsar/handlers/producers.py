@@ -47,7 +47,7 @@ async def _create(
     topic = await context.topics.get_or_open(name, session.settings.broker_auto_topic_creation, session.identity.audit)
     topic.check_backlog_quota()
     if is_replicator:
-        topic.check_replicator(request.producer_name)
+        topic.admit_replicator(request.producer_name)
     await topic.load_sequences(is_replicator)
     version = b""
     if has_schema(request.schema):
@@ -57,7 +57,7 @@ async def _create(
         await topic.ensure_subscription(request.initial_subscription_name)
     connected = ConnectedProducer(session, topic, request, request.producer_name or context.new_producer_name())
     producer = connected.producer
-    other = topic.producers.named(producer.name)
+    other = topic.producers.get(producer.name)
     if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
         await other.channel.connection.check_liveness()
@@ -79,7 +79,7 @@ async def _create(
         session.remove_producer(connected)
         topic.remove_producer(producer)
         if isinstance(error, Fenced):
-            topic.note_loss(error)
+            topic.report_loss(error)
         raise
     if producer.is_closed:
         raise Refused(ServerError.ServiceNotReady, f"the producer {producer.name!r} was closed while it was created")
@@ -112,8 +112,8 @@ async def _settle_predecessor(connected: ConnectedProducer) -> None:
     that is connected elsewhere still sends: this one is refused.
     """
     topic, producer = connected.topic, connected.producer
-    while topic.is_deduplicating and topic.publishing.holds(producer.name):
-        other = topic.producers.named(producer.name)
+    while topic.is_deduplicating and topic.publishing.has_entries_of(producer.name):
+        other = topic.producers.get(producer.name)
         if other is not None and other.channel.connection is not connected.connection:
             return
         await topic.publishing.drain()
@@ -145,7 +145,7 @@ def send(session: Session, request: requests.Send) -> None:
     if connected is None:
         return  # its client was asked to connect again, and sends the entry once more then
     topic, producer = connected.topic, connected.producer
-    if topic.producers.named(producer.name) is not producer:
+    if topic.producers.get(producer.name) is not producer:
         return  # its turn has not come
     is_replicator = producer.name.startswith(REPLICATOR_PREFIX)
     if is_transactional and not is_replicator:

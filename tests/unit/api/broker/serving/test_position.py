@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.broker.serving.position import ReaderPosition, SubscribeRequest, SubscriptionPosition, entry_start
+from api.broker.serving.position import ReaderPosition, SubscribeRequest, SubscriptionPosition, entry_id_of_message
 from api.broker.serving.topic import PersistentTopic
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, StateMayBeStale, Unavailable
@@ -142,7 +142,7 @@ def test_compacted_reads_are_noted_on_the_cursor(run: Run) -> None:
     async def test(topic: PersistentTopic) -> None:
         position = await opened_position(topic)
         assert READ_COMPACTED_PROPERTY not in topic.metadata.cursors.get(topic.record.id, "s").properties
-        await position.note_compacted_reads()
+        await position.store_read_compacted_property()
         assert topic.metadata.cursors.get(topic.record.id, "s").properties[READ_COMPACTED_PROPERTY] == "true"
         topic.metadata.cursors.delete(topic.record.id, "s")
         await opened_position(topic)
@@ -202,4 +202,4 @@ def test_a_reader_that_connects_again_still_does_so_after_its_read_could_not_be_
     ],
 )
 def test_a_reader_begins_at_the_entry_of_its_message(start: MessageId, entry: MessageId) -> None:
-    assert entry_start(start) == entry
+    assert entry_id_of_message(start) == entry

@@ -102,11 +102,11 @@ async def test_what_waits_behind_a_failed_entry_is_not_appended_before_it_is_sen
     await asyncio.sleep(0)  # the first group is under way
     bench.put(a, "a1")
     bench.put(b, "b0")
-    assert (bench.queue.holds("a"), bench.queue.holds("c")) == (True, False)
+    assert (bench.queue.has_entries_of("a"), bench.queue.has_entries_of("c")) == (True, False)
     await bench.queue.drain()
     assert bench.groups == [[b"a0"], [b"b0"]]
     assert (a.answers, a.disconnected, b.answers) == ([], 1, [(0, "duplicate")])
-    assert (a.waiting, b.waiting, bench.queue.holds("a")) == (0, 0, False)
+    assert (a.waiting, b.waiting, bench.queue.has_entries_of("a")) == (0, 0, False)
 
 
 @in_event_loop
