@@ -67,7 +67,7 @@ ROUTERS: tuple[Routes, ...] = (
 
 
 def make_app(context: HttpContext) -> FastAPI:
-    """Return the application of a running broker. The application neither starts nor stops the broker."""
+    """Return the FastAPI application over a running broker. The application neither starts nor stops the broker."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_environment(settings: Settings) -> Iterator[Environment]:
-    """Open database, object store and log directory of `settings`. They are closed at the end of the context.
+    """Yield an environment with the database, the object store and the log directory of `settings`. They are closed at
+    the end of the context.
 
     The embedded database is upgraded to the newest schema. Any other must have been upgraded by `compactor db upgrade`.
     For readers: nothing is created in the store. If an object is missing because the store belongs to another database,
@@ -49,7 +50,7 @@ def open_environment(settings: Settings) -> Iterator[Environment]:
 
 @contextmanager
 def open_for_reading(settings: Settings) -> Iterator[Environment]:
-    """Open the environment for a command that only reads, as `open_environment` does, and create nothing.
+    """Yield an environment for a command that only reads, as `open_environment` does. Nothing is created.
 
     Raises Misconfigured if the embedded database does not exist.
     """
@@ -59,8 +60,9 @@ def open_for_reading(settings: Settings) -> Iterator[Environment]:
 
 
 @contextmanager
-def open_for_changing(settings: Settings, *, dry_run: bool = False) -> Iterator[Environment]:
-    """Open the environment for a command that changes what exists, as `open_for_writing` does, and create no database.
+def open_existing_for_writing(settings: Settings, *, dry_run: bool = False) -> Iterator[Environment]:
+    """Yield an environment for a command that changes existing topics, as `open_for_writing` does. No database is
+    created.
 
     `dry_run`: write nothing, but refuse what the change would refuse. Raises Misconfigured if the embedded database
     does not exist.
@@ -71,6 +73,7 @@ def open_for_changing(settings: Settings, *, dry_run: bool = False) -> Iterator[
 
 
 def _check_database_exists(settings: Settings) -> None:
+    """Raise Misconfigured if the settings choose the embedded database and its file does not exist."""
     if settings.is_database_embedded and not settings.embedded_database_file.exists():
         raise Misconfigured(
             f"the data directory {settings.data_directory} has no database",
@@ -81,11 +84,11 @@ def _check_database_exists(settings: Settings) -> None:
 
 @contextmanager
 def open_for_writing(settings: Settings, *, dry_run: bool = False) -> Iterator[Environment]:
-    """Open the environment for a writer, as `open_environment` does. Raises Misconfigured unless the store belongs to
-    the database.
+    """Yield an environment for a writer, as `open_environment` does. Raises Misconfigured unless the object store
+    belongs to the database.
 
-    `dry_run`: do not bind the two if neither was used before. This costs one small GET. A store that is unavailable now
-    is checked again before the first write to it: appends need no store.
+    If neither was used before, the two are bound to each other; with `dry_run` they are not. The check costs one small
+    GET. A store that is unavailable now is checked again before the first write to it: appends need no store.
     """
     with open_environment(settings) as environment:
         from storage.store_identity import StoreIdentity
@@ -97,13 +100,14 @@ def open_for_writing(settings: Settings, *, dry_run: bool = False) -> Iterator[E
 
 
 def store_trial(settings: Settings, environment: Environment) -> StoreTrial:
-    """Return the trial that the store must pass before a service uses it."""
+    """Return the trial that the object store must pass before a service writes to it. The trial is not run yet."""
     from storage.store_trial import StoreTrial
 
     return StoreTrial(environment.metadata, environment.store, settings.limits_request_timeout_ms / 1000)
 
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
+    """Return the log directory of the settings, with its limits of disk space and its threads for commits."""
     from storage.log.committers import Committers
     from storage.log.directory import LogDirectory
     from storage.log.log_space import LogSpaceLimit
@@ -125,7 +129,8 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
 
 
 def open_metadata(settings: Settings) -> MetadataStore:
-    """Open the database, whatever its schema version. The caller closes it. Raises Misconfigured."""
+    """Open the database of the settings, whatever its schema version, and return it. The caller closes it. Raises
+    Misconfigured."""
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
@@ -136,7 +141,7 @@ def open_metadata(settings: Settings) -> MetadataStore:
 
 
 def open_object_store(settings: Settings) -> ObjectStore:
-    """Open the object store. The caller closes it. Raises Misconfigured."""
+    """Open the object store of the settings, and return it. The caller closes it. Raises Misconfigured."""
     from storage.objects.interface import StoreLocation
     from storage.objects.registry import open_store
 

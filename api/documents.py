@@ -13,7 +13,7 @@ from storage.metadata.records import RunState
 
 @dataclass
 class RunReport:
-    """A run as `compactor compactions show` has it; times in milliseconds since 1970."""
+    """A compaction run, as `compactor compactions show` prints it; times in milliseconds since 1970."""
 
     run: int
     topic: str
@@ -73,7 +73,8 @@ class MirrorReport:
 
 @dataclass
 class VerifyDifference:
-    """One difference: its kind, its place and its description; the key as text and in base64."""
+    """One difference that a verification has found: its kind, its place and its description; the key as text and in
+    base64."""
 
     kind: str
     where: str
@@ -86,7 +87,8 @@ class VerifyDifference:
 
 @dataclass
 class VerifyReport:
-    """The checked and unchecked objects, and the differences; `total` also counts differences that are not named."""
+    """The result of a verification: the checked and unchecked objects, and the differences. `total` also counts
+    differences that are not named."""
 
     topic: str
     compacted_ledger: int | None
@@ -112,7 +114,7 @@ class TrimmedLedger:
 
 @dataclass
 class TrimHold:
-    """The cursor that holds back further ledgers."""
+    """The cursor that keeps further ledgers from being trimmed, and these ledgers."""
 
     cursor: str
     mark_delete: str | None
@@ -140,7 +142,7 @@ class TrimReport:
 
 @dataclass
 class CompactionControlReport:
-    """The control of a topic's compaction at one moment: requested, paused (and how many times), or failing."""
+    """The state of a topic's compaction at one moment: requested, paused (and how many times), or failing."""
 
     topic: str
     state: str
@@ -166,7 +168,7 @@ class LiveService:
 
 @dataclass
 class SchedulerStatus:
-    """The scheduler: its leader, the queue, the runs, and the topics that fail or are paused."""
+    """The compaction scheduler: its leader, the queue, the runs, and the topics that fail or are paused."""
 
     leader: str | None
     services: list[LiveService]

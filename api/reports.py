@@ -34,15 +34,15 @@ _LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?):/
 
 
 def document_of(shape: type, record: object, /, **others: Any) -> dict[str, Any]:
-    """Return a document with the fields of the class `shape`: from `others`, else the record's attributes of the same
-    names."""
+    """Return a dict with the fields of the class `shape`. Each value is that of the same name in `others`, else the
+    attribute of `record`."""
     return {name: others[name] if name in others else getattr(record, name) for name in shape.__annotations__}
 
 
 def run_document(
     topic: TopicName, run: RunRecord, now: int, *, wording: AdviceWording | None = OPERATOR_WORDING
 ) -> dict[str, Any]:
-    """Return a document with all fields of a run. `now`: milliseconds since 1970."""
+    """Return a compaction run as a document (`RunReport`). `now`: milliseconds since 1970."""
     from api.documents import RunReport
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
@@ -74,7 +74,7 @@ def run_document(
 def mirror_document(
     mirror: MirrorWithPartitions, *, wording: AdviceWording | None = OPERATOR_WORDING
 ) -> dict[str, Any]:
-    """Return a mirror and its partitions as a document."""
+    """Return a mirror of a Kafka topic, with its partitions, as a document (`MirrorReport`)."""
     from api.documents import MirrorPartitionReport, MirrorReport
 
     reported = [item.progress for item in mirror.partitions if item.progress is not None]
@@ -103,8 +103,9 @@ def mirror_document(
     )
 
 
-def control_document(item: TopicControl, *, wording: AdviceWording | None) -> dict[str, Any]:
-    """Return the compaction control of a topic as a document."""
+def compaction_control_document(item: TopicControl, *, wording: AdviceWording | None) -> dict[str, Any]:
+    """Return the state of a topic's compaction, requested, paused or failing, as a document
+    (`CompactionControlReport`)."""
     from api.documents import CompactionControlReport
 
     last_error = redacted_error_text(item.control.last_error, wording=wording) or ""
@@ -114,7 +115,8 @@ def control_document(item: TopicControl, *, wording: AdviceWording | None) -> di
 
 
 def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWording | None) -> dict[str, Any]:
-    """Return the state of the scheduler as a document. `now`: milliseconds since 1970."""
+    """Return the state of the compaction scheduler as a document (`SchedulerStatus`). `now`: milliseconds since
+    1970."""
     from api.documents import LiveService, SchedulerStatus
 
     return document_of(
@@ -123,14 +125,14 @@ def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWordi
         services=[document_of(LiveService, item, leads=item.name == scheduler.leader) for item in scheduler.services],
         running=[run_document(name, run, now, wording=wording) for name, run in scheduler.running],
         **{
-            name: [control_document(item, wording=wording) for item in getattr(scheduler, name)]
+            name: [compaction_control_document(item, wording=wording) for item in getattr(scheduler, name)]
             for name in ("queue", "failing", "paused")
         },
     )
 
 
 def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
-    """Return the statistics of a run by name. The fields of an error in them, if any, are one text."""
+    """Return the statistics of a compaction run by name. The fields of an error in them, if any, become one text."""
     statistics = dict(run.statistics)
     for name, error in ((TAIL_LEFT, run.tail_error), (TABLE_ERROR, run.table_error)):
         for part in error.fields(name):
@@ -159,7 +161,7 @@ def without_urls(text: str) -> str:
 
 
 def verify_document(report: Report, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
-    """Return the report of a verification as a document."""
+    """Return the report of a verification as a document (`VerifyReport`)."""
     from api.documents import VerifyReport
 
     return document_of(
@@ -168,12 +170,13 @@ def verify_document(report: Report, *, wording: AdviceWording | None = OPERATOR_
         topic=str(report.topic),
         checked={noun.replace(" ", "_"): count for noun, count in report.checked.items()},
         unchecked=[redacted(reason) for reason in report.unchecked],
-        differences=[_difference(difference, wording) for difference in report.differences],
+        differences=[_difference_document(difference, wording) for difference in report.differences],
         counts={str(kind): count for kind, count in sorted(report.counts.items())},
     )
 
 
-def _difference(difference: Difference, wording: AdviceWording | None) -> dict[str, Any]:
+def _difference_document(difference: Difference, wording: AdviceWording | None) -> dict[str, Any]:
+    """Return a difference that a verification has found as a document (`VerifyDifference`)."""
     from api.documents import VerifyDifference
 
     return document_of(
@@ -187,7 +190,8 @@ def _difference(difference: Difference, wording: AdviceWording | None) -> dict[s
 
 
 def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
-    """Return a document of the ledgers that a trim removed; of a dry run, that it would remove."""
+    """Return the result of a trim as a document (`TrimReport`): the ledgers that it removed, or would remove in a dry
+    run."""
     from api.documents import TrimHold, TrimReport
 
     plan = trimmed.plan
@@ -200,7 +204,7 @@ def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERAT
             cursor=plan.hold.name,
             mark_delete=None if mark is None else str(mark.message_id),
             mark_delete_offset=None if mark is None else mark.offset,
-            ledgers=[_trimmed_ledger(candidate) for candidate in plan.held],
+            ledgers=[_trimmed_ledger_document(candidate) for candidate in plan.held],
             start_offset=plan.requested_start,
         )
     return document_of(
@@ -209,13 +213,14 @@ def trim_document(trimmed: TrimResult, *, wording: AdviceWording | None = OPERAT
         topic=str(trimmed.topic.name),
         dry_run=not trimmed.trimmed,
         first_offset=trimmed.first_offset,
-        ledgers=[_trimmed_ledger(candidate) for candidate in plan.candidates],
+        ledgers=[_trimmed_ledger_document(candidate) for candidate in plan.candidates],
         held=held,
         tail_left=redacted_error_text(trimmed.tail_error, wording=wording),
     )
 
 
-def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
+def _trimmed_ledger_document(candidate: TrimCandidate) -> dict[str, Any]:
+    """Return a ledger that a trim removes as a document (`TrimmedLedger`)."""
     from api.documents import TrimmedLedger
 
     extent = candidate.extent
@@ -223,7 +228,8 @@ def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
 
 
 def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
-    """Return a topic's policies: value and origin by name; and the stored value where it cannot be read."""
+    """Return the effective policies of a topic as a document: for each name its value, its origin, and the stored value
+    if that cannot be read."""
     from storage.options.policies import POLICIES
 
     document: dict[str, dict[str, Any]] = {}
@@ -231,21 +237,23 @@ def policies_document(resolved: PolicyResolution) -> dict[str, dict[str, Any]]:
         value = policy.kind.to_json(getattr(resolved.policies, policy.attribute))
         document[policy.name] = {"value": value, "origin": resolved.origins[policy.name].value}
         if (unreadable := resolved.unreadable.get(policy.name)) is not None:
-            document[policy.name]["unreadable"] = _unreadable(unreadable.stored, unreadable.origin)
+            document[policy.name]["unreadable"] = _unreadable_value_document(unreadable.stored, unreadable.origin)
     return document
 
 
-def settings_document(settings: Mapping[str, object], origin: PolicyOrigin) -> dict[str, dict[str, Any]]:
-    """Return the settings of one scope: value and origin by name; an unreadable value as it is stored."""
+def policy_settings_document(settings: Mapping[str, object], origin: PolicyOrigin) -> dict[str, dict[str, Any]]:
+    """Return the policies that are set on one scope (a topic, a namespace) as a document: for each name its value and
+    its origin; an unreadable value as it is stored."""
     from storage.options.policies import UnreadableStoredValue, to_json
 
     return {
-        name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
+        name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable_value_document(value, origin)}
         if isinstance(value, UnreadableStoredValue)
         else {"value": to_json(name, value), "origin": origin.value}
         for name, value in settings.items()
     }
 
 
-def _unreadable(stored: UnreadableStoredValue, origin: PolicyOrigin) -> dict[str, Any]:
+def _unreadable_value_document(stored: UnreadableStoredValue, origin: PolicyOrigin) -> dict[str, Any]:
+    """Return a policy's stored value that cannot be read as a document, with its origin and the reason."""
     return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

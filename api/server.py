@@ -55,7 +55,8 @@ collected."""
 
 
 def serve(settings: Settings) -> None:
-    """Run a service until SIGTERM or SIGINT. Raises Misconfigured and Unavailable before it answers requests."""
+    """Run a service in this process until SIGTERM or SIGINT. Raises Misconfigured and Unavailable before it answers
+    requests."""
     check_exposure(settings)
     check_tls(settings)
     check_settings_used_later(settings)
@@ -281,7 +282,7 @@ def check_settings_used_later(settings: Settings) -> None:
 
 
 def exposed_folder_warnings(settings: Settings) -> list[str]:
-    """Return a warning for each folder of the service that contains messages and that any user of the machine may
+    """Return a warning for each folder of the service that contains messages and that every user of the machine may
     read."""
     store = urlsplit(settings.store_url)
     folders = {settings.data_directory, settings.log_directory}
@@ -320,20 +321,22 @@ def bound_socket(host: str, port: int, port_setting: str) -> Iterator[socket.soc
         try:
             listening.bind(address)
         except OSError as error:
-            raise _port_in_use(host, port, port_setting, error) from error
+            raise _port_in_use_error(host, port, port_setting, error) from error
         yield listening
 
 
 def listen(bound: socket.socket, port_setting: str) -> None:
-    """Take the port of a bound socket. Raise Unavailable if another process has: Linux lets two bind one until then."""
+    """Start to listen on a bound socket. Raise Unavailable if another process listens on its port: Linux lets two
+    processes bind one until then."""
     try:
         bound.listen()
     except OSError as error:
         host, port, *_ = bound.getsockname()
-        raise _port_in_use(host, port, port_setting, error) from error
+        raise _port_in_use_error(host, port, port_setting, error) from error
 
 
-def _port_in_use(host: str, port: int, port_setting: str, error: OSError) -> Unavailable:
+def _port_in_use_error(host: str, port: int, port_setting: str, error: OSError) -> Unavailable:
+    """Return the error for a port that cannot be bound. `port_setting`: the option that changes it."""
     return Unavailable(
         f"{host}:{port} cannot be bound ({error.strerror})",
         f"end the process that uses it, or choose another --{port_setting} (0: any free port)",

@@ -15,7 +15,8 @@ from api.settings.settings import Settings
 
 @contextmanager
 def running_service(settings: Settings) -> Iterator[HttpContext]:
-    """Yield HTTP's state over a broker that runs until the end of the context. Raises Misconfigured, Unavailable."""
+    """Run a broker until the end of the context, and yield the state that HTTP requests need over it. Raises
+    Misconfigured, Unavailable."""
     with open_broker(settings, expected_errors=(HTTPException,)) as broker:
         environment = broker.environment
         # Before the broker runs, because a key may be bad.

@@ -51,7 +51,7 @@ from api.dashboard.topics_table import CompactionStates, TopicRow, cleanable_rat
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from api.observability.redaction import redacted
-from api.reports import control_document, run_document
+from api.reports import compaction_control_document, run_document
 from compactor.scheduling.backlog import Backlog
 from storage.advice import AdviceWording
 from storage.errors import CompactorError, failure_phrase
@@ -231,7 +231,7 @@ def topic_view(
     now = environment.clock.now_ms()
     newest = environment.metadata.runs.newest(RUNS_IN_CHART, topic_ids=[record.id])
     runs = [run_document(name, run, now, wording=wording) for _, run in newest]
-    document = control_document(control, wording=wording)
+    document = compaction_control_document(control, wording=wording)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
     (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])

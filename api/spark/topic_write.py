@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from api.broker import names
-from api.components import open_for_changing, open_for_writing
+from api.components import open_existing_for_writing, open_for_writing
 from api.settings.settings import Settings
 from compactor.maintenance.backlog_limits import BacklogLimits
 from storage.log import task_append
@@ -57,14 +57,14 @@ class TopicWrite:
 
         Raises the errors of `task_append.commit`.
         """
-        with open_for_changing(settings) as environment:
+        with open_existing_for_writing(settings) as environment:
             task_append.commit(environment, self.append, ledgers)
             if self.is_new and not ledgers:
                 environment.metadata.tenancy.delete_unused_topic(self.append.topic.id)
 
     def abort(self, settings: Settings) -> None:
         """Delete the ledgers that the tasks have written, and the topic if this write created it and it is unused."""
-        with open_for_changing(settings) as environment:
+        with open_existing_for_writing(settings) as environment:
             task_append.abort(environment, self.append)
             if self.is_new:
                 environment.metadata.tenancy.delete_unused_topic(self.append.topic.id)

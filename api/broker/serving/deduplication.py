@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.broker.serving.older_log import MissingEntries, reset_sequences_to_log, log_accepted_gaps
+from api.broker.serving.older_log import MissingEntries, log_accepted_gaps, reset_sequences_to_log
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.replicated import Source, follows

@@ -82,9 +82,9 @@ class PersistentTopic:
         log_throttle: LogThrottle,
     ) -> None:
         """Make an open topic, without clients. `max_unacked_messages`: of one consumer; `max_consumers`: of one
-        subscription; `max_producers`: of the topic; 0: any number. `producer_epoch`: the stored epoch of the last exclusive producer. `over_quota` returns the
-        backlog quota that refuses producers now. `on_lost` is called when this service does not serve the topic any
-        more."""
+        subscription; `max_producers`: of the topic; 0: any number. `producer_epoch`: the stored epoch of the last
+        exclusive producer. `over_quota` returns the backlog quota that refuses producers now. `on_lost` is called when
+        this service does not serve the topic any more."""
         self.storage = storage
         self.metadata = metadata
         self.clock = clock

@@ -22,7 +22,7 @@ from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
 from api.cli.local.engine import engine_of, progress_for
 from api.cli.local.opening import open_topic
-from api.components import open_for_changing
+from api.components import open_existing_for_writing
 from storage.environment import Environment
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
@@ -107,7 +107,7 @@ def compact_topic(
     if not 0 <= max_garbage_ratio <= 1:
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
 
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         from api.cli.local.compact_report import report_estimates, report_outcomes
         from compactor.run.run_policies import POLICY_OF
         from storage.objects.throttled import RateLimits

@@ -13,7 +13,7 @@ import typer
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import OnlyTopic, Output, OutputFormat, Run, StateName
 from api.cli.kit.terminal import print_line
-from api.components import open_for_changing, open_for_reading
+from api.components import open_existing_for_writing, open_for_reading
 from api.reports import run_document
 from storage.model import TopicName
 
@@ -57,7 +57,7 @@ def cancel_compaction(
     It can no longer publish; its worker stops its job within seconds and ends. If the topic is still due, a
     service compacts it again: `compactor-admin compactions pause` prevents that.
     """
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         environment.metadata.runs.cancel(run, reason)
         name, _ = environment.metadata.runs.get_with_topic_name(run)
     print_line(f"Compaction run {run} of topic {name} cancelled")

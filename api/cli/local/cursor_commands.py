@@ -14,7 +14,7 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import Output, OutputFormat, Topic
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
-from api.components import open_for_changing, open_for_reading
+from api.components import open_existing_for_writing, open_for_reading
 from api.formats.position_text import PLACES, parse_cursor_position
 from storage.errors import SegmentNotLocal
 
@@ -42,7 +42,7 @@ def create_cursor(
 
     position = parse_cursor_position(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         record = open_topic(environment, topic).record
         created = subscriptions.create_cursor(environment, record, cursor, position, properties)
     print_line(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
@@ -80,7 +80,7 @@ def reset_cursor(
     from api.broker import subscriptions
 
     position = parse_cursor_position(to)
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
     print_line(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
 
@@ -107,7 +107,7 @@ def delete_cursor(
     """
     from api.broker import subscriptions
 
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         subscriptions.delete_cursor(environment, open_topic(environment, topic).record, cursor, force)
     print_line(f"Cursor {cursor} of topic {topic} deleted")
 

@@ -11,7 +11,7 @@ from api.cli.kit.quantity_parsers import duration_option
 from api.cli.kit.shared_arguments import DryRun, Yes
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import print_line
-from api.components import open_for_changing
+from api.components import open_existing_for_writing
 from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -48,7 +48,7 @@ def collect_garbage(
     if names and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     reject_yes_with_dry_run(yes, dry_run)
-    with open_for_changing(context.obj, dry_run=not yes) as environment:
+    with open_existing_for_writing(context.obj, dry_run=not yes) as environment:
         from api.broker import compaction
 
         reports = compaction.collect_garbage(

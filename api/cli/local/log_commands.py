@@ -15,7 +15,7 @@ from api.cli.kit.shared_arguments import TOPIC_HELP, KeyEncoding, Topic, ValueEn
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import json_lines_stdout, print_line
 from api.cli.local.opening import open_topic
-from api.components import open_for_changing, open_for_reading
+from api.components import open_existing_for_writing, open_for_reading
 from api.formats.text_encoding import TextEncoding, to_text
 from api.observability.error_text import text_if_error
 from storage.errors import CompactorError, DataLoss, ErrorText, InvalidInput, Misconfigured, NotFound
@@ -74,7 +74,7 @@ def seal_segments(
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("--accept-loss needs the name of a topic", "name the TOPIC with the damaged segment")
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         from storage.log.log_manager import LogManager
         from storage.metadata.records import SegmentState
 
@@ -134,7 +134,7 @@ def roll_topic(
     ] = False,
 ) -> None:
     """Close the topic's open segment; an active writer continues in a new one."""
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         opened = open_topic(environment, topic)
         log_manager = opened.log_manager()
         log_manager.roll(opened.record, accept_loss=accept_loss)

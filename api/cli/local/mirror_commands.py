@@ -10,7 +10,7 @@ from api.cli.kit.output import show
 from api.cli.kit.shared_arguments import TOPIC_HELP, Output, OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import print_line
-from api.components import open_for_changing, open_for_reading, open_for_writing
+from api.components import open_existing_for_writing, open_for_reading, open_for_writing
 from api.formats.inputs import EmptyValues
 from storage.model import TopicName
 
@@ -86,7 +86,7 @@ def pause_mirror(context: typer.Context, topic: Topic) -> None:
     """Pause a mirror; what it has appended stays."""
     from api.broker.mirroring import operations
 
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         operations.pause(environment, topic)
     print_line(f"The mirror {topic} pauses")
 
@@ -106,7 +106,7 @@ def resume_mirror(
     from api.broker.mirroring import operations
 
     options: dict[str, Any] = {} if empty_values is None else {"empty_values": empty_values.value}
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         operations.resume(environment, topic, options, accept_gaps=accept_gaps)
     print_line(f"The mirror {topic} runs")
 
@@ -115,7 +115,7 @@ def remove_mirror(context: typer.Context, topic: Topic) -> None:
     """Remove a mirror. Its topic stays, with all messages; a mirror that is added for it again goes on there."""
     from api.broker.mirroring import operations
 
-    with open_for_changing(context.obj) as environment:
+    with open_existing_for_writing(context.obj) as environment:
         operations.remove(environment, topic)
     print_line(f"The mirror {topic} is removed; the topic stays")
 

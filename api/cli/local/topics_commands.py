@@ -16,7 +16,7 @@ from api.cli.kit.shared_arguments import DryRun, Output, OutputFormat, Topic, Tr
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import print_line
 from api.cli.local.opening import open_topic
-from api.components import open_for_changing, open_for_reading, open_for_writing
+from api.components import open_existing_for_writing, open_for_reading, open_for_writing
 from api.formats.position_text import parse_trim_position
 from api.observability.error_text import one_line
 from api.observability.redaction import redacted
@@ -142,7 +142,7 @@ def delete_topic(
     nothing with it.
     """
     reject_yes_with_dry_run(yes, dry_run)
-    with open_for_changing(context.obj, dry_run=not yes) as environment:
+    with open_existing_for_writing(context.obj, dry_run=not yes) as environment:
         from api.broker import names
         from compactor.scheduling.backlog import unsealed_backlog
 
@@ -191,7 +191,7 @@ def release_lease(
     lease expires. An owner that is alive is fenced: its later appends fail, and nothing is written twice.
     """
     reject_yes_with_dry_run(yes, dry_run)
-    with open_for_changing(context.obj, dry_run=not yes) as environment:
+    with open_existing_for_writing(context.obj, dry_run=not yes) as environment:
         from api.broker import topics
         from storage.metadata.leases import shown_time
 
@@ -223,7 +223,7 @@ def trim_topic(
     """
     position = None if before is None else parse_trim_position(before)
     reject_yes_with_dry_run(yes, dry_run)
-    with open_for_changing(context.obj, dry_run=not yes) as environment:
+    with open_existing_for_writing(context.obj, dry_run=not yes) as environment:
         from api.broker import compaction
 
         record = open_topic(environment, topic).record

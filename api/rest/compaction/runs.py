@@ -17,7 +17,7 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.router import Routes
 from api.http.run_events import EVENTS, RunId, run_events, topic_of_run
-from api.reports import control_document, run_document, scheduler_document, verify_document
+from api.reports import compaction_control_document, run_document, scheduler_document, verify_document
 from storage.advice import AdviceWording
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
@@ -144,4 +144,4 @@ def _reports(
 
 
 def _controls(states: list[TopicControl], wording: AdviceWording | None) -> list[dict[str, Any]]:
-    return [control_document(item, wording=wording) for item in states]
+    return [compaction_control_document(item, wording=wording) for item in states]

@@ -20,7 +20,7 @@ from api.http.dependencies import Broker
 from api.http.paths import decoded
 from api.http.problems import RestException
 from api.http.router import Routes
-from api.reports import policies_document, settings_document
+from api.reports import policies_document, policy_settings_document
 from api.rest.policies.scopes import BROKER, NAMESPACE, TOPIC, ScopeKind
 from storage.options.policies import policy
 from storage.options.resolution import PolicyOrigin
@@ -125,4 +125,4 @@ _offer(BROKER, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
 def _document(broker: Broker, scope: PolicyScope, applied: bool) -> dict[str, dict[str, Any]]:
     if applied:
         return policies_document(policies.resolved(broker.environment, scope))
-    return settings_document(policies.settings(broker.environment, scope), scope.origin)
+    return policy_settings_document(policies.settings(broker.environment, scope), scope.origin)
