@@ -175,7 +175,7 @@ class Deduplication:
         with self._lock:
             if self._sources is not None:
                 return
-            sequences = self._sequences(sources={})
+            sequences = self._copy_sequences(sources={})
         self._metadata.producer_sequences.store(self._topic.record.id, sequences)
         with self._lock:
             self._sources = self._sources or {}
@@ -193,7 +193,7 @@ class Deduplication:
         CompactorError."""
         with self._lock:
             count = self._note_count
-            sequences = self._sequences(self._sources)
+            sequences = self._copy_sequences(self._sources)
             ended = frozenset(self._missing.ended)
         is_kept = sequences.highest is not None or sequences.sources is not None
         if (count > self._written_count or ended) and is_kept:
@@ -202,7 +202,7 @@ class Deduplication:
                 self._written_count = max(self._written_count, count)
                 self._missing.ended -= ended
 
-    def _sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
+    def _copy_sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
         """Return a copy of the known sequence ids, with the positions `sources`, as SQL stores them. For the holder of
         the lock."""
         highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}

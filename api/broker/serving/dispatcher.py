@@ -204,7 +204,7 @@ class Dispatcher:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        self._topic.page_budget.release(self)
+        self._topic.page_budget.remove_holder(self)
         await self._ahead.close()
 
     def _note_memory(self) -> None:
@@ -320,7 +320,7 @@ class Dispatcher:
             live_mask = self._deliveries.live_mask(entry)
             if live_mask and not self._deliver_or_queue(entry, live_mask, ack_start):
                 break
-            ahead.pop()
+            ahead.remove_first()
             count += 1
         if count:
             self._note_memory()

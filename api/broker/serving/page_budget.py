@@ -78,7 +78,7 @@ class PageBudget:
             if self.held <= self._limit:
                 break
 
-    def release(self, holder: PageHolder) -> None:
+    def remove_holder(self, holder: PageHolder) -> None:
         """Remove a holder that has ended, with its bytes, and wake holders whose read was refused."""
         self._remove(holder)
         self._refused.pop(holder, None)

@@ -51,7 +51,7 @@ class ReadAhead:
         """The memory, in bytes, of the page and of the reader that continues after it."""
         return self._page_bytes + self._reader_bytes
 
-    def pop(self) -> None:
+    def remove_first(self) -> None:
         """Remove the first entry of the page, because it was delivered or needs no delivery."""
         entry = self._page.popleft()
         self._page_bytes -= entry_bytes(entry)

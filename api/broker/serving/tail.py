@@ -33,7 +33,7 @@ class TailBudget:
     def set_held_bytes(self, tail: Tail, size: int) -> None:
         """Set the bytes of a tail, which has grown. If the budget is exceeded, tails drop their oldest entries, this
         one last."""
-        self.release(tail)
+        self.remove_tail(tail)
         self._held[tail] = size
         self._all += size
         while self._all > self._limit:
@@ -45,8 +45,8 @@ class TailBudget:
             if not size:
                 del self._held[oldest]
 
-    def release(self, tail: Tail) -> None:
-        """Release the bytes of a tail, which is empty now."""
+    def remove_tail(self, tail: Tail) -> None:
+        """Remove a tail, which is empty now, and its bytes from the budget."""
         self._all -= self._held.pop(tail, 0)
 
 
@@ -106,7 +106,7 @@ class Tail:
 
     def clear(self) -> None:
         """Remove all entries from memory. The next entry that is added begins a new tail."""
-        self._budget.release(self)
+        self._budget.remove_tail(self)
         self._entries, self._offsets, self.bytes, self.end = [], [], 0, -1
 
     def drop_oldest(self, min_bytes: int) -> None:

@@ -219,7 +219,7 @@ def test_a_refused_read_waits_until_others_have_delivered(
                 reader.received.clear()
                 await reader.nack(*range(COUNT))
             assert (reader.received, budget.refusals > 0, budget.refusals < 5) == ([], True, True)
-            budget.release(busy)
+            budget.remove_holder(busy)
             await quiet()
             assert reader.received == list(range(COUNT))
 
@@ -237,7 +237,7 @@ def test_the_holder_that_delivered_least_recently_gives_back_and_one_that_contin
     budget.set_held_bytes(second, 90)
     assert [holder.times for holder in (first, second, busy, last)] == [1, 1, 1, 1]
     assert budget.held == 90
-    budget.release(second)
+    budget.remove_holder(second)
     assert budget.held == 0
 
 
@@ -268,7 +268,7 @@ def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or
         budget.set_held_bytes(busy, 90)
         for holder in (refused, closed):
             assert not budget.admits(holder)
-        budget.release(closed)
+        budget.remove_holder(closed)
 
     refuse()
     busy.is_delivering = False  # during a step of its own
@@ -287,5 +287,5 @@ def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or
     assert budget.admits(busy)
     assert refused.wakes == 3
     refuse()
-    budget.release(busy)
+    budget.remove_holder(busy)
     assert (refused.wakes, closed.wakes) == (4, 0)
