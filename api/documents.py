@@ -54,8 +54,8 @@ class MirrorPartitionReport:
 
 @dataclass
 class MirrorReport:
-    """A mirror. `error`: why it stopped, or what its last try met; `lag`, `records_per_second`: of all partitions that
-    were reported. No option is a secret."""
+    """A mirror of a Kafka topic. `error`: why it stopped, or what its last try met; `lag`, `records_per_second`: of all
+    partitions that were reported. No option is a secret."""
 
     topic: str
     source: str

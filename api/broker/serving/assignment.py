@@ -46,7 +46,7 @@ class Assignment:
         self._selector.add(consumer)
 
     def remove(self, *consumers: Consumer) -> None:
-        """Remove consumers at once. Unknown ones are ignored."""
+        """Remove several consumers in one step, with their chunked messages. Unknown ones are ignored."""
         leaving = set(consumers)
         self.consumers = [item for item in self.consumers if item not in leaving]
         self._selector.remove(*consumers)

@@ -38,7 +38,7 @@ class Channel(Protocol):
 
 
 class ConsumerChannel(Channel, Protocol):
-    """The channel of one consumer."""
+    """The part of a connection that one consumer uses: entries are sent to its client."""
 
     @property
     def is_writable(self) -> bool:
@@ -53,7 +53,7 @@ class ConsumerChannel(Channel, Protocol):
 
 
 class Receipt(NamedTuple):
-    """The receipt of a durable entry. `highest_sequence_id` 0: the entry is one message."""
+    """The receipt that a producer gets for a durable entry. `highest_sequence_id` 0: the entry is one message."""
 
     sequence_id: int
     highest_sequence_id: int
@@ -61,7 +61,7 @@ class Receipt(NamedTuple):
 
 
 class ProducerChannel(Channel, Protocol):
-    """The channel of one producer."""
+    """The part of a connection that one producer uses: receipts and errors are sent to its client."""
 
     def add_queued(self, entries: int, size: int) -> None:
         """Add to the counts of the producer's entries, and of their bytes, that wait to be appended. Negative numbers

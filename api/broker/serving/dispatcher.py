@@ -129,8 +129,8 @@ class Dispatcher:
         self.wake()
 
     def remove(self, *consumers: Consumer) -> None:
-        """Remove consumers at once. Others receive the entries that they have not acknowledged; this is not counted as
-        a redelivery."""
+        """Remove several consumers in one step. Others receive the entries that they have not acknowledged; this is not
+        counted as a redelivery."""
         before = self.active
         self._assignment.remove(*consumers)
         if self.is_individual:

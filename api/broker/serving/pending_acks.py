@@ -107,7 +107,7 @@ class PendingAcks:
         return self._by_key.get(key) or self._late.get(key)
 
     def add(self, pending: PendingAck) -> None:
-        """Add an entry, or replace it by its next delivery."""
+        """Add an entry that is delivered, or replace its earlier delivery."""
         key = pending.entry_key
         self._late.pop(key, None)
         if key not in self._by_key:
@@ -115,7 +115,7 @@ class PendingAcks:
         self._by_key[key] = pending
 
     def remove(self, key: EntryKey) -> PendingAck | None:
-        """Remove an entry, also from its consumer. Return it; None: it is not pending."""
+        """Remove a pending entry, also from its consumer, and return it; None: it is not pending."""
         pending = self._by_key.pop(key, None) or self._late.pop(key, None)
         if pending is not None:
             self.release_from_consumer(pending)

@@ -41,7 +41,7 @@ class Selector(Protocol):
         """Add a consumer to those among which `select` chooses."""
 
     def remove(self, *consumers: Consumer) -> None:
-        """Remove consumers at once. Unknown ones are ignored."""
+        """Remove several consumers in one step. Unknown ones are ignored."""
 
     def select(self, key_hash: int, can_receive: CanReceive) -> Consumer | None:
         """Return the consumer for an entry whose key has that hash; None: it cannot be delivered now."""
