@@ -285,7 +285,7 @@ class TopicLogs:
             open_log.ready.set()
 
     def _invalidate(self, open_log: _OpenLog) -> None:
-        """Remove a log that must not be used again: the next request opens the topic's log anew, and the last user of
+        """Remove a log that must not be used again: the next request opens the topic's log again, and the last user of
         this one closes it."""
         with self._lock:
             open_log.dropped = True

@@ -51,8 +51,8 @@ class SubscribeRequest:
 
 
 class ReaderStart(NamedTuple):
-    """Where a reader begins. `before`: the position of the message before that; None: there is none, or its offset is
-    not known."""
+    """The start of a reader: its first position. `before`: the position of the message before that; None: there is
+    none, or its offset is not known."""
 
     start: StartPosition
     before: LogPosition | None
