@@ -87,9 +87,9 @@ def serve(settings: Settings) -> None:
         from api.service import running_service
 
         with running_service(bound_settings) as context:
-            from api.pulsar.server import open_server
+            from api.pulsar.server import build_server
 
-            pulsar_server = open_server(context.broker, context.access, broker, broker_tls)
+            pulsar_server = build_server(context.broker, context.access, broker, broker_tls)
             app = make_app(context)
             for each, name in zip((listening, broker, broker_tls), _PORT_SETTINGS, strict=True):
                 if each is not None:

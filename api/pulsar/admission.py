@@ -22,21 +22,24 @@ _PART_OF_THREADS = 4
 _WAITED_FOR = "other requests of the role"
 
 
-class Threads(Workers, Protocol):
-    """The threads that wait for one resource. `size`: their number."""
+class ThreadPool(Workers, Protocol):
+    """A pool of threads that wait for one resource. `size`: the number of threads."""
 
     @property
     def size(self) -> int: ...
 
 
 class RoleThreads(dict[WaitsFor, Workers]):
-    """The threads that one role may use, by the resource that they wait for."""
+    """The threads that one role may use, by the resource for which they wait."""
 
 
 class Admission:
-    """The bounds of requests and threads of each role, over all connections of a service. For one event loop."""
+    """Admission control: limits requests and threads of each role, over all connections of a service.
 
-    def __init__(self, pools: Mapping[WaitsFor, Threads], timeout_ms: int, max_lookups: int) -> None:
+    For one event loop.
+    """
+
+    def __init__(self, pools: Mapping[WaitsFor, ThreadPool], timeout_ms: int, max_lookups: int) -> None:
         """`timeout_ms`: the time that a request waits for a thread of its role."""
         self._pools = pools
         self._seconds = timeout_ms / 1000
@@ -75,6 +78,6 @@ class Admission:
         self._lookups += is_lookup
 
     def release(self, role: str, is_lookup: bool) -> None:
-        """End the count of a request that `admit` has counted: it has its response."""
+        """Subtract a request that `admit` has counted, after its response was sent."""
         self._lookups -= is_lookup
         self._of_role.add(role, -1)

@@ -11,7 +11,7 @@ _FIRST_FIXED = {(2, 10): 6, (2, 11): 4, (3, 0): 3, (3, 1): 3, (3, 2): 1}
 
 
 def returns_permits_for_hidden_slots(client_version: str) -> bool:
-    """Return whether a client gives back permits for the slots of a batch that the acknowledgement set hides.
+    """Return whether a client gives back flow permits also for the messages of a batch that its ack set leaves out.
 
     False for an unknown client.
     """

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from api.pulsar.codec.decoding import REQUESTS, decode_request
 from api.pulsar.codec.encoding import encode_delivery, encode_response
-from api.pulsar.codec.limits import CONNECT, CONNECT_BYTES, OverLimit
+from api.pulsar.codec.limits import CONNECT, CONNECT_BYTES, LimitExceeded
 from api.pulsar.codec.requests import Ping
 from api.pulsar.codec.responses import Failure, Response
 from api.pulsar.context import ServerContext
@@ -31,20 +31,20 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 
 class Server(Protocol):
-    """The server, as a connection uses it."""
+    """The part of the server that a connection uses."""
 
     def add_connection(self, connection: Connection) -> bool:
-        """Note a new connection. Return False if the service ends; the connection must close then."""
+        """Register a new connection. Return False if the service is ending; the connection must close then."""
 
     def mark_connected(self, connection: Connection) -> None:
         """Note that a connection's CONNECT was accepted."""
 
     def remove_connection(self, connection: Connection) -> None:
-        """Note that a connection has ended."""
+        """Remove a connection that has ended."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A client's connection: the channel of its session."""
+    """The connection of one client: passes requests from the socket to the session, and writes its responses."""
 
     session: Session
     transport: asyncio.Transport
@@ -85,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
                 "the client speaks TLS on the port without TLS: connect it to broker-service-port-tls, with pulsar+ssl"
             )
             return
-        self._incoming.put(data)
+        self._incoming.receive_bytes(data)
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session.wake_consumers()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end()
+        self._end_session()
 
     # Calls of IncomingFrames
 
@@ -103,11 +103,14 @@ class Connection(asyncio.BufferedProtocol):
     def role(self) -> str:
         return self.session.identity.role
 
-    def handle(self, frame: Frame) -> None:
-        """Handle a frame. Raise MalformedFrame for one that ends the connection."""
+    def handle_frame(self, frame: Frame) -> None:
+        """Pass the request of a frame to the session; refuse a command beyond its limits.
+
+        Raise MalformedFrame for a frame that must end the connection.
+        """
         try:
             request = decode_request(frame)
-        except OverLimit as error:
+        except LimitExceeded as error:
             if error.request_id is None:
                 raise MalformedFrame(error.message) from error
             self.send(Failure(error.request_id, error.error, error.message, REQUESTS[frame.kind]))
@@ -127,12 +130,12 @@ class Connection(asyncio.BufferedProtocol):
         return not self._incoming.is_paused
 
     def send(self, response: Response) -> None:
-        """Send a response; nothing if the connection has ended."""
+        """Write a response to the socket. Do nothing if the connection has ended."""
         # A transport that is closing has lost its client, and would log each write.
         if not self.is_closed and not self.transport.is_closing():
             self.transport.write(encode_response(response))
             if not self.is_writable:
-                self._check_unread()
+                self._enforce_unread_limit()
 
     def deliver(
         self,
@@ -149,10 +152,10 @@ class Connection(asyncio.BufferedProtocol):
             if rest:
                 self.transport.write(rest)
             if not self.is_writable:
-                self._check_unread()
+                self._enforce_unread_limit()
 
-    def _check_unread(self) -> None:
-        """Cut off a client that sends requests and does not read responses."""
+    def _enforce_unread_limit(self) -> None:
+        """End the connection if the client leaves too many bytes of responses unread."""
         unread = self.transport.get_write_buffer_size()
         if unread > MAX_UNREAD_BYTES + self.session.max_message_size:
             self.cut_off(f"the client sends requests, and leaves {unread} bytes of responses unread")
@@ -200,14 +203,15 @@ class Connection(asyncio.BufferedProtocol):
         self.close()
 
     def close(self) -> None:
-        """End the connection. It does not wait until the client has read what was sent."""
-        self._end()
+        """End the connection and its session. Bytes that wait to be sent are dropped."""
+        self._end_session()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()
 
-    def _end(self) -> None:
+    def _end_session(self) -> None:
+        """End the session, drop received bytes, and remove the connection from the server. Idempotent."""
         self.is_closed = True
         self.is_writable = False
         self._incoming.end()

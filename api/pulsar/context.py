@@ -26,7 +26,7 @@ READ_BYTES = 256 << 10
 
 
 class ServerContext:
-    """The shared state of one server. For one event loop."""
+    """The state that all connections and sessions of one server share. For one event loop."""
 
     def __init__(self, broker: Broker, access: AuthorizationService) -> None:
         self.broker = broker
@@ -61,9 +61,9 @@ class ServerContext:
         """Return the full names of a namespace's topics, partitions one by one; none for a namespace that does not
         exist.
 
-        `threads`: those that read the database; None: the service's.
+        `threads`: the threads that read the database; None: those of the service.
         """
-        return await (threads or self.broker.pools)[WaitsFor.DATABASE].run(self._names_in, namespace)
+        return await (threads or self.broker.pools)[WaitsFor.DATABASE].run(self._read_topic_names, namespace)
 
-    def _names_in(self, namespace: str) -> list[str]:
+    def _read_topic_names(self, namespace: str) -> list[str]:
         return [str(record.name) for record in self.broker.environment.metadata.topics.in_namespace(namespace)]

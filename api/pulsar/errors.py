@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 
 class ServerError(IntEnum):
-    """The errors of Pulsar's protocol that this service sends."""
+    """The error codes of Pulsar's protocol that this service sends."""
 
     UnknownError = 0
     MetadataError = 1
@@ -55,7 +55,7 @@ class ServerError(IntEnum):
 
 
 class Refused(Exception):
-    """The refusal of a request, with an error of the protocol."""
+    """The exception that refuses a request, with an error code of Pulsar's protocol."""
 
     def __init__(self, error: ServerError, message: str) -> None:
         message = redacted_excerpt(message)  # names of a client have any length
@@ -105,8 +105,10 @@ _BY_STATUS: Mapping[int, ServerError] = {
 
 
 def refusal(error: BaseException) -> Refused:
-    """Return an error as one of the protocol. Log an unexpected error, which becomes an UnknownError without
-    details."""
+    """Convert an exception to a refusal with the error code of the protocol that fits.
+
+    Log an unexpected exception, which becomes an UnknownError without details.
+    """
     if isinstance(error, Refused):
         return error
     if isinstance(error, RestException):

@@ -24,7 +24,7 @@ PADDING_BYTES = 10 << 10
 
 
 class MalformedFrame(Exception):
-    """Bytes that are not a frame of the protocol, or a command out of order."""
+    """The error of bytes that are not a frame of the protocol, or of a command out of order."""
 
 
 class Frame(NamedTuple):
@@ -56,32 +56,34 @@ class FrameParser:
         self._unexpected = "before CONNECT"
 
     def accept_commands(self, max_frame_bytes: int, kinds: Container[int]) -> None:
-        """Accept frames up to that size with commands of these types: the client is connected."""
+        """Accept from now on frames up to `max_frame_bytes` with commands of the types `kinds`, after CONNECT."""
         self._max_bytes = max_frame_bytes
         self._kinds = kinds
         self._unexpected = "that a client does not send"
 
-    def put(self, piece: memoryview) -> None:
-        """Add received bytes. The caller leaves them as they are until it calls `keep`."""
-        self._piece = piece[self._complete_held(piece) :] if self._held else piece
+    def add_bytes(self, piece: memoryview) -> None:
+        """Add received bytes. The caller must not change them before it calls `copy_unread_bytes`."""
+        self._piece = piece[self._fill_held_frame(piece) :] if self._held else piece
 
-    def keep(self) -> None:
-        """Hold the bytes of the last piece that are not taken: the caller is about to change them."""
+    def copy_unread_bytes(self) -> None:
+        """Copy the bytes that no frame has used yet, so that the caller may change its buffer."""
         self._held += self._piece
         self._piece = _NOTHING
 
     def clear(self) -> None:
-        """Drop all bytes."""
+        """Drop all received bytes."""
         self._held = bytearray()
         self._piece = _NOTHING
 
-    def _complete_held(self, piece: memoryview) -> int:
-        """Hold the bytes of a piece that the held frame lacks, or all if more than a frame is held. Return their
-        number."""
+    def _fill_held_frame(self, piece: memoryview) -> int:
+        """Append the bytes of a piece that complete the held frame, or all if more than a frame is held.
+
+        Return the number of bytes that were appended.
+        """
         held = self._held
         count = max(0, _SIZE.size - len(held))
         held += piece[:count]
-        lacking = self._first_frame_bytes - len(held)
+        lacking = self._first_frame_size - len(held)
         if lacking >= 0:
             end = count + lacking
             held += piece[count:end]
@@ -90,27 +92,27 @@ class FrameParser:
         return len(piece)
 
     @property
-    def is_complete(self) -> bool:
-        """Return whether `take` would return a frame, or raise an error."""
-        size = self._first_frame_bytes
+    def has_complete_frame(self) -> bool:
+        """Return whether `take_frame` would return a frame, or raise an error."""
+        size = self._first_frame_size
         return bool(size) and (size <= len(self._held or self._piece) or size > _SIZE.size + self._max_bytes)
 
     @property
-    def incomplete_bytes(self) -> int:
-        """Return the size of an incomplete frame; 0: it is complete, or its size is not known yet."""
-        return 0 if self.is_complete else self._first_frame_bytes
+    def incomplete_frame_size(self) -> int:
+        """Return the whole size of the first frame if it is incomplete; 0: it is complete, or its size is not known."""
+        return 0 if self.has_complete_frame else self._first_frame_size
 
     @property
-    def _first_frame_bytes(self) -> int:
-        """Return the size of the first frame; 0: it is not known yet."""
+    def _first_frame_size(self) -> int:
+        """Return the size of the first frame; 0: its size is not known yet."""
         front = self._held or self._piece
         return _SIZE.size + int(_SIZE.unpack_from(front)[0]) if len(front) >= _SIZE.size else 0
 
-    def take(self) -> Frame | None:
-        """Return the next frame, or None until it is complete. Raise MalformedFrame."""
+    def take_frame(self) -> Frame | None:
+        """Remove and return the next frame; None: it is not complete yet. Raise MalformedFrame."""
         held = self._held
         front = held or self._piece
-        end = self._first_frame_bytes
+        end = self._first_frame_size
         if end and not _SIZE.size <= end - _SIZE.size <= self._max_bytes:
             raise MalformedFrame(f"a frame of {end - _SIZE.size} bytes: {_SIZE.size} to {self._max_bytes} are allowed")
         if len(front) >= _SIZES.size + 2:
@@ -132,7 +134,7 @@ class FrameParser:
         return frame
 
     def _check_type(self, tag: int, kind: int) -> None:
-        """Raise MalformedFrame for a command that is not expected, before its content is complete."""
+        """Raise MalformedFrame unless a command begins with its type, `tag` and `kind`, and that type is expected."""
         if tag != _TYPE_TAG:
             raise MalformedFrame("a frame whose command does not begin with its type")
         if kind not in self._kinds:
@@ -140,6 +142,9 @@ class FrameParser:
 
 
 def build_frame(command: bytes, entry: bytes = b"") -> FramePieces:
-    """Return a frame in two pieces; the second is empty unless the entry is large: then the entry is not copied."""
+    """Return the frame of a command and an entry in two pieces.
+
+    The second piece is empty unless the entry is large, which is not copied then.
+    """
     head = _SIZES.pack(_SIZE.size + len(command) + len(entry), len(command)) + command
     return (head + entry, b"") if len(entry) < _COPIED_BYTES else (head, entry)

@@ -16,7 +16,8 @@ from storage.model import DOMAIN, TopicName
 
 
 class Identity:
-    """The client of one connection. Until it is authenticated, its role is its address."""
+    """The identity of the client of one connection: its role and permissions. Before authentication its role is its
+    address."""
 
     def __init__(self, access: AuthorizationService, admission: Admission, host: str) -> None:
         self._access = access
@@ -74,7 +75,7 @@ class Identity:
             return False
 
     def check_original_principal(self, principal: str) -> None:
-        """Check the original principal of a command, which is that of CONNECT. Raise Refused (AuthorizationError)."""
+        """Raise Refused (AuthorizationError) if a command names another original principal than CONNECT."""
         if principal and self._access.verifier is not None and principal != self.caller.role:
             raise Refused(
                 ServerError.AuthorizationError,
@@ -82,7 +83,7 @@ class Identity:
             )
 
     async def permitted_topic(self, text: str, *actions: AuthAction) -> TopicName:
-        """Return the topic that a command names, on which the client may do any of the actions.
+        """Parse the topic name of a command, and check that the client may do any of the actions. Return the name.
 
         Raise RestException (401, 403), Refused for a topic that is not persistent, InvalidTopicName.
         """
@@ -99,15 +100,15 @@ class Identity:
 
     async def require_topic_permission(self, name: TopicName, *actions: AuthAction) -> None:
         """Raise RestException (401, 403) unless the client may do any of the actions on a topic."""
-        await self._require(actions, name.tenant, name.namespace, name.topic)
+        await self._require_permission(actions, name.tenant, name.namespace, name.topic)
 
     async def require_namespace_permission(self, namespace: str, *actions: AuthAction) -> None:
         """Raise RestException (401, 403) unless the client may do any of the actions on a namespace,
         `tenant/namespace`."""
         tenant, _, name = namespace.partition("/")
-        await self._require(actions, tenant, name)
+        await self._require_permission(actions, tenant, name)
 
-    async def _require(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
+    async def _require_permission(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
         if self._access.needs_sql(self.caller, actions):
             await self.threads[WaitsFor.DATABASE].run(self._access.require, self.caller, actions, *scope)
         else:

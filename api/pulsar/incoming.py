@@ -19,8 +19,8 @@ from api.pulsar.turns import TurnQueue
 LOG = logging.getLogger(__name__)
 
 
-class Client(Protocol):
-    """The connection, as its received bytes use it."""
+class ClientConnection(Protocol):
+    """The part of a client's connection that IncomingFrames uses."""
 
     @property
     def role(self) -> str: ...
@@ -31,8 +31,8 @@ class Client(Protocol):
     @property
     def address(self) -> str: ...
 
-    def handle(self, frame: Frame) -> None:
-        """Handle a frame. Raise MalformedFrame."""
+    def handle_frame(self, frame: Frame) -> None:
+        """Handle the command of a frame. Raise MalformedFrame for one that must end the connection."""
 
     def pause_reading(self) -> None: ...
 
@@ -44,10 +44,15 @@ class Client(Protocol):
 
 
 class IncomingFrames:
-    """The received bytes of one connection, and the worker that handles their frames (turns.py)."""
+    """The received bytes of one connection: handles their frames in turns (turns.py), and pauses reading meanwhile."""
 
     def __init__(
-        self, client: Client, turns: TurnQueue, buffers: ReceiveBuffers, max_frame_bytes: int, kinds: Container[int]
+        self,
+        client: ClientConnection,
+        turns: TurnQueue,
+        buffers: ReceiveBuffers,
+        max_frame_bytes: int,
+        kinds: Container[int],
     ) -> None:
         """`kinds`: the types of commands that are expected."""
         self._client = client
@@ -56,50 +61,49 @@ class IncomingFrames:
         self._frames = FrameParser(max_frame_bytes, kinds)
         self._holds: set[str] = set()
         self._is_working = False
-        self._expects = 0
+        self._expected_bytes = 0
         self._waits_for_memory = False
         self._charged = 0.0
         self.is_paused = False
 
     def accept_commands(self, max_frame_bytes: int, kinds: Container[int]) -> None:
-        """Accept frames up to that size, with commands of these types, from now on."""
+        """Accept frames up to `max_frame_bytes` with commands of the types `kinds` from now on."""
         self._frames.accept_commands(max_frame_bytes, kinds)
 
-    def put(self, data: memoryview) -> None:
+    def receive_bytes(self, data: memoryview) -> None:
         """Add received bytes, and handle their frames at once or in turn. The caller may change the bytes later."""
-        self._frames.put(data)
+        self._frames.add_bytes(data)
         try:
-            self._continue()
+            self._request_turn()
         finally:
-            self._frames.keep()
+            self._frames.copy_unread_bytes()
 
     def charge(self, seconds: float) -> None:
-        """Count `seconds` as time that handling the present frame has taken: its command costs the loop this time
-        later."""
+        """Add `seconds` to the time of the present frame: its command costs the event loop this time later."""
         self._charged += seconds
 
     def hold_requests(self, reason: str) -> None:
         """Handle no frame until `resume_requests` with the same reason."""
         self._holds.add(reason)
-        self._update()
+        self._update_reading()
 
     def resume_requests(self, reason: str) -> None:
         """Handle frames again, unless there is another reason to hold them."""
         if reason in self._holds:
             self._holds.discard(reason)
-            self._continue()
+            self._request_turn()
 
     def continue_reading(self) -> None:
-        """Continue to read: the memory for the frame is reserved."""
+        """Read from the socket again: the memory for a large frame is reserved now."""
         self._waits_for_memory = False
-        self._update()
+        self._update_reading()
 
     def cut_off(self, reason: str) -> None:
-        """End the connection."""
+        """End the connection, and log the reason."""
         self._client.cut_off(reason)
 
     def end(self) -> None:
-        """Drop received bytes: the connection has ended."""
+        """Drop received bytes, and give up turn and memory: the connection has ended."""
         self._turns.remove(self)
         self._buffers.release(self)
         self._frames.clear()
@@ -112,20 +116,23 @@ class IncomingFrames:
 
     @property
     def has_frames(self) -> bool:
-        return not self._holds and not self._client.is_closed and self._frames.is_complete
+        return not self._holds and not self._client.is_closed and self._frames.has_complete_frame
 
     def handle_frames(self, seconds: float) -> float:
+        """Handle complete frames for about `seconds`. Return the seconds that were used or charged."""
         started = self._turns.now()
         self._is_working, self._charged = True, 0.0
         used = 0.0
         try:
             while used < seconds and not self._holds and not self._client.is_closed:
-                frame = self._frames.take()
+                frame = self._frames.take_frame()
                 if frame is None:
                     break
-                if self._expects:
-                    self._expect(0)  # the next frame needs a grant of its own, also if it has the same size
-                self._client.handle(frame)
+                if self._expected_bytes:
+                    self._reserve_frame_memory(
+                        0
+                    )  # the next frame needs a grant of its own, also if it has the same size
+                self._client.handle_frame(frame)
                 used = self._turns.now() - started + self._charged
         except MalformedFrame as error:
             self._client.cut_off(str(error))
@@ -134,30 +141,31 @@ class IncomingFrames:
             self._client.close()
         finally:
             self._is_working = False
-        self._update()
+        self._update_reading()
         return used
 
     # Reading
 
-    def _continue(self) -> None:
+    def _request_turn(self) -> None:
+        """Handle complete frames now or in turn, and update reading. Do nothing while a frame is handled."""
         if not self._is_working and not self._client.is_closed:
-            self._turns.add(self)
-            self._update()
+            self._turns.handle_now_or_enqueue(self)
+            self._update_reading()
 
-    def _update(self) -> None:
-        """Reserve memory for the frame that arrives, and pause or resume reading."""
+    def _update_reading(self) -> None:
+        """Reserve memory for the incomplete frame, and pause or resume reading from the socket."""
         if self._client.is_closed or self._is_working:
             return
-        expected = self._frames.incomplete_bytes
-        if expected != self._expects:
-            self._expect(expected)
+        expected = self._frames.incomplete_frame_size
+        if expected != self._expected_bytes:
+            self._reserve_frame_memory(expected)
         pauses = bool(self._holds) or self._waits_for_memory or self.has_frames
         if pauses != self.is_paused:
             self.is_paused = pauses
             (self._client.pause_reading if pauses else self._client.resume_reading)()
 
-    def _expect(self, size: int) -> None:
-        """Reserve memory for a frame of that size, and release that of the one before."""
-        self._expects = size
+    def _reserve_frame_memory(self, size: int) -> None:
+        """Release the memory of the previous frame, and reserve memory for a frame of `size` bytes."""
+        self._expected_bytes = size
         self._buffers.release(self)
         self._waits_for_memory = size > SMALL_BYTES and not self._buffers.reserve(self, self.role, size)

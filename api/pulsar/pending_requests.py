@@ -27,13 +27,13 @@ Work = Coroutine[Any, Any, Response | None]
 
 
 class RequestConnection(Holdable, Protocol):
-    """The part of a connection that requests use."""
+    """The part of a connection that its pending requests use."""
 
     def send(self, response: Response) -> None:
         """Send a response."""
 
     def charge(self, seconds: float) -> None:
-        """Count time that a request costs the event loop later."""
+        """Charge the connection with time that a request costs the event loop later."""
 
 
 class PendingRequests:
@@ -49,7 +49,10 @@ class PendingRequests:
         self._bytes = 0
 
     def begin(self, request: Any, work: Work) -> bool:
-        """Begin the work for a request. Return False if too many are under way; the client is sent the refusal."""
+        """Start the work for a request in a task, which sends the response.
+
+        Return False if too many requests are under way; the client is sent the refusal.
+        """
         role, is_lookup = self._identity.role, isinstance(request, _LOOKUPS)
         try:
             if len(self._tasks) >= MAX_OF_CONNECTION:
@@ -58,7 +61,7 @@ class PendingRequests:
             self._admission.admit(role, is_lookup)
         except Refused as error:
             work.close()
-            self._connection.send(failure(request, error))
+            self._connection.send(failure_response(request, error))
             return False
         self._connection.charge(REQUEST_SECONDS)
         task = asyncio.create_task(self._respond(request, work))
@@ -82,11 +85,11 @@ class PendingRequests:
         try:
             response = await work
         except Exception as error:
-            response = failure(request, refusal(error))
+            response = failure_response(request, refusal(error))
         if response is not None:
             self._connection.send(response)
 
 
-def failure(request: Any, error: Refused) -> Failure:
+def failure_response(request: Any, error: Refused) -> Failure:
     """Return the response that refuses a request."""
     return Failure(request.request_id or 0, error.error, error.message, type(request))

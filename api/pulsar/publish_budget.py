@@ -22,7 +22,7 @@ class Holdable(Protocol):
 
 
 class PublishBudget:
-    """The bytes of entries that wait to be appended, of all connections, and their bound."""
+    """The limit for the bytes of entries of all connections that wait to be appended."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -30,10 +30,9 @@ class PublishBudget:
         self._held: set[PendingPublishes] = set()
 
     def add_and_check_full(self, pending: PendingPublishes, size: int) -> bool:
-        """Count bytes of a connection; a negative `size` is of entries that wait no more. Return whether the bound is
-        reached.
+        """Add `size` bytes of a connection; a negative `size` is of entries that no longer wait.
 
-        Connections that were added at the bound are resumed when half of it is free.
+        Return whether the limit is reached. Connections that have reached it are resumed when half of it is free.
         """
         self._bytes += size
         is_full = self._bytes >= self._max_bytes
@@ -45,9 +44,8 @@ class PublishBudget:
                 item.resume_if_half_free()
         return is_full
 
-    def remove(self, pending: PendingPublishes) -> None:
-        """Note that a connection has ended, so that it is not resumed. Its bytes count until its entries are
-        appended."""
+    def cancel_resume(self, pending: PendingPublishes) -> None:
+        """Do not resume a connection that has ended. Its bytes count until its entries are appended."""
         self._held.discard(pending)
 
 
@@ -63,8 +61,10 @@ class PendingPublishes:
         self._bytes = 0
 
     def add(self, entries: int, size: int) -> None:
-        """Count entries of `size` bytes together; negative numbers are entries that wait no more. Hold or resume the
-        connection."""
+        """Add a number of entries and their bytes; negative numbers are entries that no longer wait.
+
+        Hold the requests of the connection at its limits, or resume them.
+        """
         self._entries += entries
         self._bytes += size
         is_full = self._budget.add_and_check_full(self, size)
@@ -74,6 +74,6 @@ class PendingPublishes:
             self.resume_if_half_free()
 
     def resume_if_half_free(self) -> None:
-        """Let the connection go on if at most half of `max_entries` entries wait."""
+        """Resume the requests of the connection if at most half of `max_entries` entries wait."""
         if self._entries <= self._max_entries // 2:
             self._connection.resume_requests(_REASON)

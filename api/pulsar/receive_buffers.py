@@ -24,14 +24,16 @@ class Receiver(Protocol):
     """A connection on which a frame arrives."""
 
     def continue_reading(self) -> None:
-        """Continue to read: the memory for the frame is reserved."""
+        """Read from the socket again: the memory for the frame is reserved now."""
 
     def cut_off(self, reason: str) -> None:
-        """End the connection."""
+        """End the connection, and log the reason."""
 
 
 @dataclass(frozen=True)
 class _Grant:
+    """Memory that was granted to a receiver of a role: bytes, and time in milliseconds."""
+
     role: str
     size: int
     at_ms: int
@@ -62,8 +64,8 @@ class ReceiveBuffers:
     def reserve(self, receiver: Receiver, role: str, size: int) -> bool:
         """Grant memory for a frame of `size` bytes. Return False if the receiver has to wait; its
         `continue_reading` is called later."""
-        may_have_more = role not in self._full and self._may_have(role, size)
-        if not self._ready and may_have_more and self._fits(size):
+        may_have_more = role not in self._full and self._role_may_reserve(role, size)
+        if not self._ready and may_have_more and self._fits_in_total(size):
             self._grant(receiver, role, size)
             return True
         queue = self._full.get(role) or self._ready.get(role)
@@ -74,7 +76,7 @@ class ReceiveBuffers:
         return False
 
     def release(self, receiver: Receiver) -> None:
-        """End the grant of a receiver, or its wait, and grant memory to those that wait. Idempotent."""
+        """Release the memory of a receiver, or end its wait, and grant memory to others that wait. Idempotent."""
         grant = self._grants.pop(receiver, None)
         if grant is not None:
             role = grant.role
@@ -89,7 +91,7 @@ class ReceiveBuffers:
             self._ready[role] = self._full.pop(role)
         self._grant_waiting()
 
-    def end_stalled(self) -> None:
+    def close_stalled_connections(self) -> None:
         """Close connections whose frame is incomplete `STALLED_MS` after its grant, if other frames wait for memory."""
         if not self._waiting:
             return
@@ -105,9 +107,9 @@ class ReceiveBuffers:
         while self._ready:
             role, queue = next(iter(self._ready.items()))
             receiver, size = next(iter(queue.items()))
-            if not self._may_have(role, size):
+            if not self._role_may_reserve(role, size):
                 self._full[role] = self._ready.pop(role)
-            elif self._fits(size):
+            elif self._fits_in_total(size):
                 self._ready.move_to_end(role)
                 self._remove_waiting(receiver)
                 self._grant(receiver, role, size)
@@ -122,11 +124,11 @@ class ReceiveBuffers:
         if not queues[role]:
             del queues[role]
 
-    def _may_have(self, role: str, size: int) -> bool:
+    def _role_may_reserve(self, role: str, size: int) -> bool:
         size_of_role = self._of_role.get(role, 0)
         return not size_of_role or size_of_role + size <= self._max_bytes // 2
 
-    def _fits(self, size: int) -> bool:
+    def _fits_in_total(self, size: int) -> bool:
         return not self.reserved_bytes or self.reserved_bytes + size <= self._max_bytes
 
     def _grant(self, receiver: Receiver, role: str, size: int) -> None:

@@ -36,7 +36,10 @@ _KEPT_ALIVE_AT_ONCE = 64
 
 
 class PulsarServer:
-    """The sockets and connections of one service. For one event loop; `start` and `close` are called in it."""
+    """The server of Pulsar's protocol: sockets, connections and recurring jobs of one service.
+
+    For one event loop; `start` and `close` are called in it.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class PulsarServer:
     async def start(self) -> None:
         """Accept connections on the sockets, and start the recurring jobs."""
         try:
-            await self._read_limits()
+            await self._read_max_message_size()
         except CompactorError as error:  # it is read again with each keep-alive interval
             LOG.warning(
                 "cannot read the broker's limit of message sizes now; the default holds until it is read: %s", error
@@ -90,9 +93,9 @@ class PulsarServer:
             (TICK_SECONDS, self.context.topics.tick),
             (TICK_SECONDS, self._notify_watchers),
             (POLL_SECONDS, self._mirrors.tick),
-            (TICK_SECONDS, self._end_slow),
-            (keep_alive_seconds, self._keep_alive),
-            (keep_alive_seconds, self._read_limits),
+            (TICK_SECONDS, self._close_slow_connections),
+            (keep_alive_seconds, self._keep_connections_alive),
+            (keep_alive_seconds, self._read_max_message_size),
         ):
             self._jobs.append(asyncio.create_task(self._repeat(interval, work), name=work.__name__))
         self._jobs.append(asyncio.create_task(self.context.topics.cursor_writer.run(), name="cursor writer"))
@@ -115,7 +118,7 @@ class PulsarServer:
     # Calls of connections
 
     def add_connection(self, connection: Connection) -> bool:
-        """Note a new connection. Return False if the service ends; the connection must close then."""
+        """Register a new connection. Return False if the service is ending; the connection must close then."""
         if not self._ends:
             self._connections.add(connection)
             self._unconnected[connection] = None
@@ -128,14 +131,14 @@ class PulsarServer:
             listener.mark_busy(connection.transport)
 
     def remove_connection(self, connection: Connection) -> None:
-        """Note that a connection has ended."""
+        """Remove a connection that has ended."""
         self._connections.discard(connection)
         self._unconnected.pop(connection, None)
 
     # Jobs
 
     async def _repeat(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a job again and again, in a task of its own: one that waits delays no other."""
+        """Run a job for ever, with a pause of `seconds` before each run, and log its errors."""
         while True:
             await asyncio.sleep(seconds)
             try:
@@ -148,31 +151,32 @@ class PulsarServer:
     async def _notify_watchers(self) -> None:
         await self._watch.send_changes([connection.session for connection in self._connections])
 
-    async def _read_limits(self) -> None:
-        """Read the broker's limit of messages from its policies, for connections to come."""
+    async def _read_max_message_size(self) -> None:
+        """Read the maximum message size from the broker's policies, for new connections."""
         policies = self._broker.environment.metadata.policies
         resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.inherited_policies, BROKER)
         self.context.max_message_size = resolution.policies.max_message_bytes
 
-    async def _end_slow(self) -> None:
-        """End connections that do not send CONNECT, and those whose large frame stalls."""
+    async def _close_slow_connections(self) -> None:
+        """Close connections that did not send CONNECT in time, and those whose large frame stalls."""
         for connection in list(self._unconnected):
             if not connection.is_connect_time_over():
                 break
             connection.close()
-        self.context.receive_buffers.end_stalled()
+        self.context.receive_buffers.close_stalled_connections()
 
-    async def _keep_alive(self) -> None:
+    async def _keep_connections_alive(self) -> None:
+        """Reload the keys of tokens if due, and let each connection ping its client or close."""
         if self.context.access.keys is not None:
             await self.context.access.keys.reload_if_due()
         async for connection in in_turns(list(self._connections), _KEPT_ALIVE_AT_ONCE):
             connection.keep_alive()  # each verifies a token
 
 
-def open_server(
+def build_server(
     broker: Broker, access: AuthorizationService, plain: socket.socket | None, tls: socket.socket | None
 ) -> PulsarServer:
-    """Return the server of a service, on sockets that are bound; it is not started."""
+    """Return the Pulsar server of a service on bound sockets; None: no such port. It is not started."""
     settings = broker.settings
     sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = [] if plain is None else [(plain, None)]
     if tls is not None:

@@ -30,7 +30,7 @@ from api.pulsar.context import ServerContext
 from api.pulsar.errors import Refused, ServerError, refusal
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.identity import Identity
-from api.pulsar.pending_requests import PendingRequests, Work, failure
+from api.pulsar.pending_requests import PendingRequests, Work, failure_response
 from api.pulsar.publish_budget import PendingPublishes
 from api.pulsar.watching import Watchers
 from storage.entries.rebuild import DeliverableEntry
@@ -123,12 +123,12 @@ class Session:
     # Requests
 
     def receive(self, request: Any, command_bytes: int = 0) -> None:
-        """Handle a request. Raise MalformedFrame for one that ends the session."""
+        """Handle a request, and send the response. Raise MalformedFrame for a request that must end the session."""
         self._requests.command_bytes = command_bytes
         try:
             result = self._handlers[type(request)](self, request)
         except Refused as error:
-            result = failure(request, error)
+            result = failure_response(request, error)
         if result is None:
             return
         if isinstance(result, Coroutine):
@@ -141,7 +141,10 @@ class Session:
         self.channel.send(response)
 
     def begin(self, request: Any, work: Work) -> bool:
-        """Continue with a request in a task. Return False if too many are under way; the client is sent the refusal."""
+        """Start the work for a request in a task, which sends the response.
+
+        Return False if too many requests are under way; the client is sent the refusal.
+        """
         return self._requests.begin(request, work)
 
     # The client
@@ -250,30 +253,30 @@ class Session:
         return is_present
 
     def wake_consumers(self) -> None:
-        """Continue to deliver: the client takes more bytes."""
+        """Continue to deliver messages to all consumers: the client takes more bytes."""
         for connected in self.consumers.values():
             connected.subscription.wake()
 
     def end(self) -> None:
-        """Remove producers and consumers from their topics, so that others may use their names. Idempotent.
+        """End the session: remove its producers and consumers, so that others may use their names. Idempotent.
 
         The first `ENDED_AT_ONCE` are removed at once, the others in later turns of the loop.
         """
         self.is_closed = True
         self._creating.clear()
-        self.context.publish_budget.remove(self.pending_publishes)
+        self.context.publish_budget.cancel_resume(self.pending_publishes)
         self.note_alive()  # its callers see that it is closed
-        removal = self._remove_all(list(self.producers.values()), list(self.consumers.values()))
+        removal = self._remove_in_steps(list(self.producers.values()), list(self.consumers.values()))
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
         if next(removal, False):
             self._ending = asyncio.create_task(repeat_while(lambda: next(removal, False)))
 
-    def _remove_all(
+    def _remove_in_steps(
         self, producers: Sequence[ConnectedProducer], consumers: Sequence[ConnectedConsumer]
     ) -> Iterator[bool]:
-        """Remove producers and consumers; yield before each further step."""
+        """Remove producers and consumers from their topics, `ENDED_AT_ONCE` in a step; yield True between steps."""
         count = 0
         for producer in producers:
             if count >= ENDED_AT_ONCE:

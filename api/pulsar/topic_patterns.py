@@ -33,7 +33,7 @@ class Pattern(Protocol):
         """Return a match if all of `text` matches."""
 
 
-def pattern_of(text: str) -> Pattern:
+def compile_pattern(text: str) -> Pattern:
     """Compile a pattern of topic names, with or without their domain. Raise Refused if it is too long or not RE2."""
     try:
         if len(text) > MAX_CHARACTERS:
@@ -41,11 +41,11 @@ def pattern_of(text: str) -> Pattern:
         return cast(Pattern, re2.compile(text.removeprefix(f"{DOMAIN}://"), _OPTIONS))
     except re2.error as error:
         raise Refused(
-            ServerError.NotAllowedError, f"{text[:100]!r} is not a regular expression of RE2: {_reason(error)}"
+            ServerError.NotAllowedError, f"{text[:100]!r} is not a regular expression of RE2: {_error_text(error)}"
         ) from error
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     reason = error.args[0] if error.args else ""
     return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
 
@@ -59,8 +59,8 @@ class Matches:
 
     @classmethod
     def of(cls, pattern: str, names: Iterable[str]) -> Matches:
-        """Return those of the full names `names` that match a pattern. Raise Refused if it is too long or not RE2."""
-        topics = matching_names(pattern_of(pattern), names)
+        """Return those of `names`, full names of topics, that match a pattern. Raise Refused for an invalid pattern."""
+        topics = matching_names(compile_pattern(pattern), names)
         return cls(tuple(topics), hash_of(topics))
 
 

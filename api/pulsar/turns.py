@@ -19,8 +19,8 @@ _WINDOW_SECONDS = 0.004
 """A window of time. In each, all connections together handle frames at once for `TURN_SECONDS`."""
 
 
-class Worker(Protocol):
-    """A connection that has frames to handle."""
+class TurnConnection(Protocol):
+    """A connection that takes turns to handle its frames."""
 
     @property
     def role(self) -> str:
@@ -35,7 +35,7 @@ class Worker(Protocol):
 
 
 class TurnQueue:
-    """The queue of workers, role by role. For one event loop."""
+    """The queue of connections that wait for a turn to handle their frames, role by role. For one event loop."""
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], now: Callable[[], float] = time.perf_counter
@@ -43,26 +43,26 @@ class TurnQueue:
         """`call_soon`: calls a function in the next iteration of the loop; `now`: seconds."""
         self._call_soon = call_soon
         self.now = now
-        self._roles: OrderedDict[str, deque[Worker]] = OrderedDict()
-        self._queued: dict[Worker, str] = {}
+        self._roles: OrderedDict[str, deque[TurnConnection]] = OrderedDict()
+        self._queued: dict[TurnConnection, str] = {}
         self._is_scheduled = False
         self._window = 0.0
         self._used = 0.0
 
-    def add(self, worker: Worker) -> None:
-        """Let a worker handle its frames, at once or in its turn. Idempotent while it waits for its turn."""
-        if worker in self._queued:
+    def handle_now_or_enqueue(self, connection: TurnConnection) -> None:
+        """Let a connection handle its frames, at once or in its turn. Idempotent while it waits for its turn."""
+        if connection in self._queued:
             return
         if not self._roles and self._may_work_at_once():
-            self._used += worker.handle_frames(QUANTUM_SECONDS)
-        if worker.has_frames:
-            self._enqueue(worker)
+            self._used += connection.handle_frames(QUANTUM_SECONDS)
+        if connection.has_frames:
+            self._enqueue(connection)
 
-    def remove(self, worker: Worker) -> None:
-        """Remove a worker that has ended. Idempotent."""
-        role = self._queued.pop(worker, None)
+    def remove(self, connection: TurnConnection) -> None:
+        """Remove a connection that has ended. Idempotent."""
+        role = self._queued.pop(connection, None)
         if role is not None:
-            self._roles[role].remove(worker)
+            self._roles[role].remove(connection)
             if not self._roles[role]:
                 del self._roles[role]
 
@@ -72,25 +72,26 @@ class TurnQueue:
             self._window, self._used = now, 0.0
         return self._used < TURN_SECONDS
 
-    def _enqueue(self, worker: Worker) -> None:
+    def _enqueue(self, connection: TurnConnection) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(self._turn)
-        self._queued[worker] = role = worker.role
-        self._roles.setdefault(role, deque()).append(worker)
+            self._call_soon(self._run_turns)
+        self._queued[connection] = role = connection.role
+        self._roles.setdefault(role, deque()).append(connection)
 
-    def _turn(self) -> None:
+    def _run_turns(self) -> None:
+        """Let queued connections handle frames for about `TURN_SECONDS`; continue in the next iteration of the loop."""
         self._is_scheduled = False
         used = 0.0
         while self._roles and used < TURN_SECONDS:
             role, queue = self._roles.popitem(last=False)
-            worker = queue.popleft()
-            del self._queued[worker]
+            connection = queue.popleft()
+            del self._queued[connection]
             if queue:
                 self._roles[role] = queue
-            used += worker.handle_frames(QUANTUM_SECONDS)
-            if worker.has_frames:
-                self._enqueue(worker)
+            used += connection.handle_frames(QUANTUM_SECONDS)
+            if connection.has_frames:
+                self._enqueue(connection)
         if self._roles and not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(self._turn)
+            self._call_soon(self._run_turns)

@@ -47,8 +47,8 @@ class Watchers:
         """The watched topics of each watcher; None: their first list is not complete yet."""
 
     @property
-    def all(self) -> list[tuple[int, WatchedTopics]]:
-        """Return the watchers that have their first list."""
+    def with_first_list(self) -> list[tuple[int, WatchedTopics]]:
+        """Return the id and the topics of each watcher that has its first list."""
         return [(watcher_id, topics) for watcher_id, topics in self._by_id.items() if topics is not None]
 
     def reserve(self, watcher_id: int) -> None:
@@ -88,8 +88,10 @@ class WatchingClient(Protocol):
 
 
 class NamespaceWatch:
-    """Sends clients that watch namespaces the changes of their topics. Keeps the last list of each namespace. For one
-    event loop."""
+    """The watch of namespaces, which sends clients the changes of their topics. For one event loop.
+
+    It keeps the last list of each namespace.
+    """
 
     def __init__(
         self, topics_of: Callable[[str], Awaitable[list[str]]], threads: Workers, now: Callable[[], float]
@@ -102,15 +104,17 @@ class NamespaceWatch:
         self._next = 0.0
 
     async def send_changes(self, clients: Iterable[WatchingClient]) -> None:
-        """Send each client the changes since its last update. Do nothing after a long pass until the next one is
-        due."""
+        """List the watched namespaces, and send each client the changes since its last update.
+
+        Do nothing until the next pass is due, which is later after a long pass.
+        """
         started = self._now()
         if started < self._next:
             return
         watchers: list[tuple[WatchingClient, int, WatchedTopics]] = []
         namespaces: set[str] = set()
         async for client in in_turns(clients, WATCHERS_AT_ONCE // MAX_WATCHERS):
-            for watcher_id, topics in client.watchers.all:
+            for watcher_id, topics in client.watchers.with_first_list:
                 watchers.append((client, watcher_id, topics))
                 namespaces.add(topics.namespace)
         for namespace in self._lists.keys() - namespaces:
@@ -130,41 +134,41 @@ class NamespaceWatch:
             if (namespace, pattern) not in matches:
                 matches[namespace, pattern] = await self._threads.run(Matches.of, pattern, names)
             current = WatchedTopics(namespace, pattern, names, matches[namespace, pattern])
-            await self._send_changes(group, current)
+            await self._send_changes_to_group(group, current)
         self._next = self._now() + _PAUSE * (self._now() - started)
 
-    async def _send_changes(
+    async def _send_changes_to_group(
         self, group: Iterable[tuple[WatchingClient, int, WatchedTopics]], current: WatchedTopics
     ) -> None:
         """Send the changes to watchers that were all sent the same matches."""
-        change: _Change | None = None
+        change: _TopicListChange | None = None
         sent = 0
         for client, watcher_id, topics in group:
             if change is None:
-                change = await self._threads.run(_change, topics.matches, current.matches)
+                change = await self._threads.run(_topic_list_change, topics.matches, current.matches)
             if not client.watchers.is_current(watcher_id, topics):
                 continue
             client.watchers.note_sent(watcher_id, current)
-            if change.size:
+            if change.topic_count:
                 client.send(WatchTopicUpdate(watcher_id, change.new, change.deleted, current.matches.hash))
-            sent += 1 + change.size
+            sent += 1 + change.topic_count
             if sent >= NAMES_AT_ONCE:
                 sent = 0
                 await asyncio.sleep(0)
 
 
 @dataclass(frozen=True)
-class _Change:
-    """The difference of two lists of topics, sorted."""
+class _TopicListChange:
+    """The topics that are only in the newer, and only in the older of two lists, sorted."""
 
     new: list[str]
     deleted: list[str]
 
     @property
-    def size(self) -> int:
+    def topic_count(self) -> int:
         return len(self.new) + len(self.deleted)
 
 
-def _change(earlier: Matches, current: Matches) -> _Change:
+def _topic_list_change(earlier: Matches, current: Matches) -> _TopicListChange:
     before, after = set(earlier.topics), set(current.topics)
-    return _Change(sorted(after - before), sorted(before - after))
+    return _TopicListChange(sorted(after - before), sorted(before - after))

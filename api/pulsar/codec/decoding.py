@@ -2,7 +2,7 @@
 
 A command is checked against its bounds (limits.py) before it is parsed and again after, and must hold the message that
 its type promises. What no client of the protocol sends raises MalformedFrame; a command beyond its bounds raises
-OverLimit.
+LimitExceeded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _SCHEMA_VERSION_BYTES = 8
 
 
 def decode_request(frame: Frame) -> Any:
-    """Return the request of a frame, an instance of a class of requests.py. Raise MalformedFrame and OverLimit."""
+    """Decode a frame. Return its request, an instance of a class of requests.py.
+
+    Raise MalformedFrame for a frame without a valid command, and LimitExceeded for a command beyond its limits.
+    """
     kind, data, entry = frame
     field = limits.FIELDS[kind]
     try:
@@ -53,8 +56,8 @@ def decode_request(frame: Frame) -> Any:
     return _MAKERS[kind](message, entry)
 
 
-def _by_name(request: type) -> Callable[[Any, bytes], Any]:
-    """Return a function that makes a request of the fields of its message."""
+def _decoder_by_field_names(request: type) -> Callable[[Any, bytes], Any]:
+    """Return a function that converts a protobuf message to the class `request`, by the names of its fields."""
     names = [field.name for field in fields(request)]
     read = [_READERS.get(name) or attrgetter(name) for name in names]
 
@@ -64,21 +67,22 @@ def _by_name(request: type) -> Callable[[Any, bytes], Any]:
     return make
 
 
-def _optional(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
-    """Return a function that reads a field; None: the client left it out."""
+def _optional_field_reader(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
+    """Return a function that reads and converts a protobuf field, and returns None if the client left it out."""
     return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
 
 
-def _pairs(items: Iterable[KeyValue]) -> dict[str, str]:
+def _key_values_to_dict(items: Iterable[KeyValue]) -> dict[str, str]:
     return {item.key: item.value for item in items}
 
 
-def _schema(schema: Schema) -> SchemaRecord:
-    """Return a client's schema, of no version yet."""
-    return SchemaRecord(-1, int(schema.type), schema.name, schema.schema_data, _pairs(schema.properties))
+def _schema_record(schema: Schema) -> SchemaRecord:
+    """Convert a protobuf schema to a record without a version yet (-1)."""
+    return SchemaRecord(-1, int(schema.type), schema.name, schema.schema_data, _key_values_to_dict(schema.properties))
 
 
 def _schema_version(message: CommandGetSchema) -> int | None:
+    """Return the version that a client asks for; None: the newest; -1: bytes that are no version."""
     data = message.schema_version
     if not data:
         return None
@@ -86,11 +90,13 @@ def _schema_version(message: CommandGetSchema) -> int | None:
 
 
 def _message_id(data: MessageIdData) -> MessageId:
-    return MessageId(_signed(data.ledger_id), _signed(data.entry_id), data.partition, data.batch_index)
+    return MessageId(
+        _to_signed_int64(data.ledger_id), _to_signed_int64(data.entry_id), data.partition, data.batch_index
+    )
 
 
-def _signed(number: int) -> int:
-    """Return a uint64 of the protocol as Java's clients mean it."""
+def _to_signed_int64(number: int) -> int:
+    """Convert a uint64 of the protocol to the signed number that Java clients mean."""
     return number - 2 * _SIGN if number >= _SIGN else number
 
 
@@ -101,27 +107,27 @@ def _sticky_ranges(message: CommandSubscribe) -> tuple[tuple[int, int], ...] | N
     return tuple((item.start, item.end) for item in meta.hash_ranges)
 
 
-def _redelivered(message: CommandRedeliverUnacknowledgedMessages) -> list[tuple[int, int]]:
+def _entries_to_redeliver(message: CommandRedeliverUnacknowledgedMessages) -> list[tuple[int, int]]:
     return [(item.ledger_id, item.entry_id) for item in message.message_ids]
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "consumer_epoch": _optional("consumer_epoch"),
-    "entries": _redelivered,
-    "message_id": _optional("message_id", _message_id),
-    "metadata": lambda message: _pairs(message.metadata),
-    "schema": _optional("schema", _schema),
+    "consumer_epoch": _optional_field_reader("consumer_epoch"),
+    "entries": _entries_to_redeliver,
+    "message_id": _optional_field_reader("message_id", _message_id),
+    "metadata": lambda message: _key_values_to_dict(message.metadata),
+    "schema": _optional_field_reader("schema", _schema_record),
     "schema_version": _schema_version,
-    "start_message_id": _optional("start_message_id", _message_id),
+    "start_message_id": _optional_field_reader("start_message_id", _message_id),
     "sticky_ranges": _sticky_ranges,
     "supports_repl_dedup_by_lid_and_eid": lambda message: message.feature_flags.supports_repl_dedup_by_lid_and_eid,
-    "subscription_properties": lambda message: _pairs(message.subscription_properties),
-    "topic_epoch": _optional("topic_epoch"),
+    "subscription_properties": lambda message: _key_values_to_dict(message.subscription_properties),
+    "topic_epoch": _optional_field_reader("topic_epoch"),
 }
 """The fields whose values are not those of their message's field of the same name."""
 
 
-def _send(message: CommandSend, entry: bytes) -> requests.Send:
+def _decode_send(message: CommandSend, entry: bytes) -> requests.Send:
     return requests.Send(
         message.producer_id,
         message.sequence_id,
@@ -132,8 +138,8 @@ def _send(message: CommandSend, entry: bytes) -> requests.Send:
     )
 
 
-class _AckedEntries:
-    """The message ids of an ACK, each part converted when it is read."""
+class _LazyAckedEntries:
+    """The message ids of an ACK as a sequence of AckedEntry. A slice is converted when it is read."""
 
     def __init__(self, ids: Sequence[MessageIdData]) -> None:
         self._ids = ids
@@ -150,17 +156,17 @@ class _AckedEntries:
         ]
 
 
-def _ack(message: CommandAck, _: bytes) -> requests.Ack:
+def _decode_ack(message: CommandAck, _: bytes) -> requests.Ack:
     return requests.Ack(
         message.consumer_id,
         message.request_id if message.HasField("request_id") else None,
         message.ack_type == CommandAck.Cumulative,
         bool(message.txnid_most_bits or message.txnid_least_bits),
-        _AckedEntries(message.message_id),
+        _LazyAckedEntries(message.message_id),
     )
 
 
-def _flow(message: CommandFlow, _: bytes) -> requests.Flow:
+def _decode_flow(message: CommandFlow, _: bytes) -> requests.Flow:
     return requests.Flow(message.consumer_id, message.message_permits)
 
 
@@ -169,8 +175,12 @@ REQUESTS: Mapping[int, type] = {
 }
 """The requests that a client may send, by the number of their type."""
 _MAKERS: Mapping[int, Callable[[Any, bytes], Any]] = {
-    **{kind: _by_name(request) for kind, request in REQUESTS.items() if issubclass(request, requests.Command)},
-    BaseCommand.SEND: _send,
-    BaseCommand.FLOW: _flow,
-    BaseCommand.ACK: _ack,
+    **{
+        kind: _decoder_by_field_names(request)
+        for kind, request in REQUESTS.items()
+        if issubclass(request, requests.Command)
+    },
+    BaseCommand.SEND: _decode_send,
+    BaseCommand.FLOW: _decode_flow,
+    BaseCommand.ACK: _decode_ack,
 }

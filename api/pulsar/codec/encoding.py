@@ -27,10 +27,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def encode_response(response: Response) -> bytes:
-    """Return the frame of a response, or those of receipts."""
+    """Encode a response as the bytes of a frame, and SendReceipts as the bytes of a frame for each receipt."""
     if isinstance(response, SendReceipts):
-        return _send_receipts(response)
-    command = _failure(response) if isinstance(response, Failure) else _by_name(response)
+        return _encode_send_receipts(response)
+    command = _failure_command(response) if isinstance(response, Failure) else _command_by_field_names(response)
     return build_frame(command.SerializeToString())[0]
 
 
@@ -42,10 +42,10 @@ def encode_delivery(
     partition: int,
     consumer_epoch: int | None,
 ) -> FramePieces:
-    """Return the frame of an entry for a consumer in two pieces; the second is empty unless the entry is large.
+    """Encode an entry for a consumer as a MESSAGE frame in two pieces; the second is empty unless the entry is large.
 
     `live_mask`: a bit for each message of the entry, set where the message is delivered. `partition`: the topic's
-    number among the partitions; -1: it is no partition. `consumer_epoch` None: left out.
+    number among the partitions; -1: the topic is no partition. `consumer_epoch` None: left out.
     """
     command = BaseCommand(type=BaseCommand.MESSAGE)
     message = command.message
@@ -64,7 +64,7 @@ def encode_delivery(
 
 
 def _ack_set(live_mask: int, messages: int) -> list[int]:
-    """Return the slots of a batch that are to be delivered, 64 a number, as java.util.BitSet has them."""
+    """Convert a mask of the messages of a batch to the words of a java.util.BitSet: 64 bits each, signed."""
     words = []
     for first in range(0, messages, 64):
         word = live_mask >> first & _UINT64
@@ -74,7 +74,7 @@ def _ack_set(live_mask: int, messages: int) -> list[int]:
     return words
 
 
-def _send_receipts(response: SendReceipts) -> bytes:
+def _encode_send_receipts(response: SendReceipts) -> bytes:
     command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
     written = command.send_receipt
     written.producer_id = response.producer_id
@@ -87,13 +87,13 @@ def _send_receipts(response: SendReceipts) -> bytes:
         else:
             written.ClearField("highest_sequence_id")
         data.Clear()
-        _set_id(data, message_id)
+        _write_message_id(data, message_id)
         frames.append(build_frame(command.SerializeToString())[0])
     return b"".join(frames)
 
 
-def _set_id(data: MessageIdData, message_id: MessageId) -> None:
-    """Write a message id; `earliest` is -1:-1."""
+def _write_message_id(data: MessageIdData, message_id: MessageId) -> None:
+    """Write a message id into the protobuf message `data`; the id `earliest` is -1:-1."""
     data.ledger_id, data.entry_id = message_id.ledger_id & _UINT64, message_id.entry_id & _UINT64
     if message_id.partition >= 0:
         data.partition = message_id.partition
@@ -101,17 +101,18 @@ def _set_id(data: MessageIdData, message_id: MessageId) -> None:
         data.batch_index = message_id.batch_index
 
 
-def _by_name(response: Any) -> BaseCommand:
+def _command_by_field_names(response: Any) -> BaseCommand:
+    """Convert a response to a protobuf command, by the names of its class and fields."""
     kind = limits.KINDS[type(response).__name__]
-    values = {name: _wire(value) for name, value in vars(response).items()}
+    values = {name: _protobuf_value(value) for name, value in vars(response).items()}
     return BaseCommand(type=kind, **{limits.FIELDS[kind]: values})
 
 
-def _wire(value: Any) -> Any:
-    """Return a field's value as protobuf takes it."""
+def _protobuf_value(value: Any) -> Any:
+    """Convert a field's value to protobuf: a message id or a schema becomes a message, other values stay."""
     if isinstance(value, MessageId):
         data = MessageIdData()
-        _set_id(data, value)
+        _write_message_id(data, value)
         return data
     if isinstance(value, SchemaRecord):
         schema = Schema(name=value.name, schema_data=value.data, type=Schema.Type.Name(value.type))
@@ -121,7 +122,8 @@ def _wire(value: Any) -> Any:
     return value
 
 
-def _failure(response: Failure) -> BaseCommand:
+def _failure_command(response: Failure) -> BaseCommand:
+    """Convert a refusal to the response that a client expects for that type of request, or to ERROR."""
     kind, result, error, message = _FAILURES.get(response.request, _ERROR)
     values = {"request_id": response.request_id, error: response.error, message: response.message, **result}
     return BaseCommand(type=kind, **{limits.FIELDS[kind]: values})

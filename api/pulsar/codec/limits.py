@@ -53,61 +53,61 @@ _INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
 _SCHEMA_PROPERTIES_BYTES = 4 << 10
 
 
-_Defect = tuple[str, ServerError]
-"""The reason and the protocol's error of a field beyond its bound."""
+_Violation = tuple[str, ServerError]
+"""The reason and the protocol's error of a field beyond its limit."""
 
 
-class Bound(Protocol):
-    """The bound of one field."""
+class FieldLimit(Protocol):
+    """The limit of one protobuf field."""
 
-    def defect(self, value: Any, path: str) -> _Defect | None:
-        """Return the defect of a field's value; None: it is within the bound. `path`: the field's name in errors."""
+    def violation(self, value: Any, path: str) -> _Violation | None:
+        """Return the reason and the error if a value exceeds the limit, else None. `path`: the field in errors."""
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text in UTF-8."""
+class TextLimit:
+    """The maximum size in bytes of a text, which must be UTF-8."""
 
     limit: int = NAME_BYTES
 
-    def defect(self, value: str | bytes, path: str) -> _Defect | None:
+    def violation(self, value: str | bytes, path: str) -> _Violation | None:
         if not isinstance(value, str):
             return f"{path} is not UTF-8", ServerError.NotAllowedError
         if len(value) <= self.limit // 4 or len(value.encode()) <= self.limit:
             return None
-        return _too_many(path, len(value.encode()), self.limit, "bytes")
+        return _size_violation(path, len(value.encode()), self.limit, "bytes")
 
 
 @dataclass(frozen=True)
-class Data:
-    """Bytes without structure."""
+class BytesLimit:
+    """The maximum size of a field of bytes."""
 
     limit: int
 
-    def defect(self, value: bytes, path: str) -> _Defect | None:
-        return None if len(value) <= self.limit else _too_many(path, len(value), self.limit, "bytes")
+    def violation(self, value: bytes, path: str) -> _Violation | None:
+        return None if len(value) <= self.limit else _size_violation(path, len(value), self.limit, "bytes")
 
 
 @dataclass(frozen=True)
-class Number:
-    """An unsigned number: at most `limit`."""
+class NumberLimit:
+    """The maximum of an unsigned number."""
 
     limit: int
 
-    def defect(self, value: int, path: str) -> _Defect | None:
+    def violation(self, value: int, path: str) -> _Violation | None:
         if value <= self.limit:
             return None
         return f"{path} is {value}, and above {self.limit}", ServerError.NotAllowedError
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Keys and values; the limit holds for all bytes of them together."""
+class PairsLimit:
+    """The maximum size of all keys and values of a field together."""
 
     limit: int
     error: ServerError = ServerError.NotAllowedError
 
-    def defect(self, items: Iterable[Message], path: str) -> _Defect | None:
+    def violation(self, items: Iterable[Message], path: str) -> _Violation | None:
         size = 0
         for item in items:
             for part in ("key", "value"):
@@ -115,75 +115,80 @@ class Pairs:
                 if not isinstance(text, str):
                     return f"{path}.{part} is not UTF-8", ServerError.NotAllowedError
                 size += len(text.encode())
-        return None if size <= self.limit else _too_many(path, size, self.limit, "bytes", self.error)
+        return None if size <= self.limit else _size_violation(path, size, self.limit, "bytes", self.error)
 
 
 @dataclass(frozen=True)
-class Items:
-    """A repeated field, bounded in its number of items."""
+class ItemCountLimit:
+    """The maximum number of items of a repeated field."""
 
     limit: int
 
-    def defect(self, items: Sequence[object], path: str) -> _Defect | None:
-        return None if len(items) <= self.limit else _too_many(path, len(items), self.limit, "items")
+    def violation(self, items: Sequence[object], path: str) -> _Violation | None:
+        return None if len(items) <= self.limit else _size_violation(path, len(items), self.limit, "items")
 
 
 @dataclass(frozen=True)
-class Fields:
-    """A message inside a command."""
+class NestedMessageLimits:
+    """The limits of the fields of a message inside a command."""
 
-    fields: Mapping[str, Bound]
+    fields: Mapping[str, FieldLimit]
 
-    def defect(self, message: Message, path: str) -> _Defect | None:
-        return _defect(message, self.fields, f"{path}.")
+    def violation(self, message: Message, path: str) -> _Violation | None:
+        return _first_violation(message, self.fields, f"{path}.")
 
 
 @dataclass(frozen=True)
 class CommandLimits:
-    """The bounds of a type of command. `max_bytes`: of its size; None: a large command is walked instead."""
+    """The limits of a type of command. `max_bytes`: its maximum size; None: a large one is checked field by field."""
 
-    fields: Mapping[str, Bound]
+    fields: Mapping[str, FieldLimit]
     max_bytes: int | None = None
 
 
-_SCHEMA = Fields({"name": Text(), "schema_data": Data(SCHEMA_BYTES), "properties": Pairs(_SCHEMA_PROPERTIES_BYTES)})
-_MESSAGE_ID = Fields(
-    {"ack_set": Items(ACK_SET_WORDS), "first_chunk_message_id": Fields({"ack_set": Items(ACK_SET_WORDS)})}
+_SCHEMA = NestedMessageLimits(
+    {"name": TextLimit(), "schema_data": BytesLimit(SCHEMA_BYTES), "properties": PairsLimit(_SCHEMA_PROPERTIES_BYTES)}
 )
-_TOPIC: Mapping[str, Bound] = {"topic": Text()}
+_MESSAGE_ID = NestedMessageLimits(
+    {
+        "ack_set": ItemCountLimit(ACK_SET_WORDS),
+        "first_chunk_message_id": NestedMessageLimits({"ack_set": ItemCountLimit(ACK_SET_WORDS)}),
+    }
+)
+_TOPIC: Mapping[str, FieldLimit] = {"topic": TextLimit()}
 _ONLY_NUMBERS = CommandLimits({}, _UNGROUPED_BYTES)
 _REQUEST = CommandLimits({})
 
 LIMITS: Mapping[int, CommandLimits] = {
     BaseCommand.CONNECT: CommandLimits(
         {
-            "client_version": Text(),
-            "auth_data": Data(TOKEN_BYTES),
-            "auth_method_name": Text(),
-            "proxy_to_broker_url": Text(),
-            "original_principal": Text(),
+            "client_version": TextLimit(),
+            "auth_data": BytesLimit(TOKEN_BYTES),
+            "auth_method_name": TextLimit(),
+            "proxy_to_broker_url": TextLimit(),
+            "original_principal": TextLimit(),
         },
         CONNECT_BYTES,
     ),
     BaseCommand.PING: _ONLY_NUMBERS,
     BaseCommand.PONG: _ONLY_NUMBERS,
     BaseCommand.LOOKUP: CommandLimits(
-        {**_TOPIC, "original_principal": Text(), "advertised_listener_name": Text()},
+        {**_TOPIC, "original_principal": TextLimit(), "advertised_listener_name": TextLimit()},
     ),
-    BaseCommand.PARTITIONED_METADATA: CommandLimits({**_TOPIC, "original_principal": Text()}),
+    BaseCommand.PARTITIONED_METADATA: CommandLimits({**_TOPIC, "original_principal": TextLimit()}),
     BaseCommand.GET_TOPICS_OF_NAMESPACE: CommandLimits(
-        {"namespace": Text(), "topics_pattern": Text(PATTERN_BYTES), "topics_hash": Text()}
+        {"namespace": TextLimit(), "topics_pattern": TextLimit(PATTERN_BYTES), "topics_hash": TextLimit()}
     ),
     BaseCommand.WATCH_TOPIC_LIST: CommandLimits(
-        {"namespace": Text(), "topics_pattern": Text(PATTERN_BYTES), "topics_hash": Text()}
+        {"namespace": TextLimit(), "topics_pattern": TextLimit(PATTERN_BYTES), "topics_hash": TextLimit()}
     ),
     BaseCommand.WATCH_TOPIC_LIST_CLOSE: _REQUEST,
     BaseCommand.PRODUCER: CommandLimits(
         {
             **_TOPIC,
-            "producer_name": Text(),
-            "initial_subscription_name": Text(),
-            "metadata": Pairs(METADATA_BYTES, ServerError.MetadataError),
+            "producer_name": TextLimit(),
+            "initial_subscription_name": TextLimit(),
+            "metadata": PairsLimit(METADATA_BYTES, ServerError.MetadataError),
             "schema": _SCHEMA,
         }
     ),
@@ -192,28 +197,33 @@ LIMITS: Mapping[int, CommandLimits] = {
     BaseCommand.SUBSCRIBE: CommandLimits(
         {
             **_TOPIC,
-            "subscription": Text(),
-            "consumer_name": Text(),
-            "metadata": Pairs(METADATA_BYTES, ServerError.MetadataError),
-            "subscription_properties": Pairs(PROPERTIES_BYTES),
+            "subscription": TextLimit(),
+            "consumer_name": TextLimit(),
+            "metadata": PairsLimit(METADATA_BYTES, ServerError.MetadataError),
+            "subscription_properties": PairsLimit(PROPERTIES_BYTES),
             "schema": _SCHEMA,
             "start_message_id": _MESSAGE_ID,
-            "start_message_rollback_duration_sec": Number(_INT32),
-            "key_shared_meta": Fields({"hash_ranges": Items(HASH_RANGES)}),
+            "start_message_rollback_duration_sec": NumberLimit(_INT32),
+            "key_shared_meta": NestedMessageLimits({"hash_ranges": ItemCountLimit(HASH_RANGES)}),
         }
     ),
-    BaseCommand.FLOW: CommandLimits({"message_permits": Number(_INT32)}, _UNGROUPED_BYTES),
-    BaseCommand.ACK: CommandLimits({"message_id": Items(MESSAGE_IDS)}, _GROUPED_BYTES),
-    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: CommandLimits({"message_ids": Items(MESSAGE_IDS)}, _GROUPED_BYTES),
+    BaseCommand.FLOW: CommandLimits({"message_permits": NumberLimit(_INT32)}, _UNGROUPED_BYTES),
+    BaseCommand.ACK: CommandLimits({"message_id": ItemCountLimit(MESSAGE_IDS)}, _GROUPED_BYTES),
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: CommandLimits(
+        {"message_ids": ItemCountLimit(MESSAGE_IDS)}, _GROUPED_BYTES
+    ),
     BaseCommand.UNSUBSCRIBE: _REQUEST,
-    BaseCommand.SEEK: CommandLimits({"message_id": _MESSAGE_ID, "message_publish_time": Number(_INT64)}),
+    BaseCommand.SEEK: CommandLimits({"message_id": _MESSAGE_ID, "message_publish_time": NumberLimit(_INT64)}),
     BaseCommand.CLOSE_CONSUMER: _REQUEST,
     BaseCommand.GET_LAST_MESSAGE_ID: _REQUEST,
     BaseCommand.CONSUMER_STATS: _REQUEST,
-    BaseCommand.GET_SCHEMA: CommandLimits({**_TOPIC, "schema_version": Data(NAME_BYTES)}),
+    BaseCommand.GET_SCHEMA: CommandLimits({**_TOPIC, "schema_version": BytesLimit(NAME_BYTES)}),
     BaseCommand.GET_OR_CREATE_SCHEMA: CommandLimits({**_TOPIC, "schema": _SCHEMA}),
     BaseCommand.AUTH_RESPONSE: CommandLimits(
-        {"client_version": Text(), "response": Fields({"auth_method_name": Text(), "auth_data": Data(TOKEN_BYTES)})},
+        {
+            "client_version": TextLimit(),
+            "response": NestedMessageLimits({"auth_method_name": TextLimit(), "auth_data": BytesLimit(TOKEN_BYTES)}),
+        },
         CONNECT_BYTES,
     ),
     BaseCommand.NEW_TXN: _REQUEST,
@@ -226,8 +236,8 @@ LIMITS: Mapping[int, CommandLimits] = {
 check of each id would cost more than the parser."""
 
 
-class OverLimit(Refused):
-    """A command beyond its bounds. `request_id` None: no response is possible."""
+class LimitExceeded(Refused):
+    """The refusal of a command that exceeds a limit. `request_id` None: no response is possible."""
 
     def __init__(self, kind: int, reason: str, request_id: int | None, error: ServerError) -> None:
         super().__init__(error, f"{BaseCommand.Type.Name(BaseCommand.Type.ValueType(kind))}: {reason}")
@@ -235,40 +245,42 @@ class OverLimit(Refused):
 
 
 class MalformedProtobuf(Exception):
-    """Bytes that are not fields of protobuf."""
+    """The error of bytes that are not valid protobuf."""
 
 
 def check_bytes(kind: int, data: bytes) -> None:
-    """Check the bytes of a command before it is parsed. `kind`: the number of its type. Raise OverLimit and
-    MalformedProtobuf."""
+    """Check the size and the encoded fields of a command before it is parsed. `kind`: the number of its type.
+
+    Raise LimitExceeded and MalformedProtobuf.
+    """
     limits = LIMITS[kind]
     if limits.max_bytes is not None:
         if len(data) > limits.max_bytes:
             reason = f"the command has {len(data)} bytes, and at most {limits.max_bytes} are allowed"
-            raise OverLimit(kind, reason, None, ServerError.NotAllowedError)
+            raise LimitExceeded(kind, reason, None, ServerError.NotAllowedError)
     elif len(data) > STRUCTURE_BYTES:
-        _Walk(kind).over(memoryview(data))
+        _WireChecker(kind).check(memoryview(data))
 
 
 def check_fields(kind: int, message: Message) -> None:
-    """Check the fields of a parsed command. `kind`: the number of its type. Raise OverLimit."""
-    defect = _defect(message, LIMITS[kind].fields, "")
-    if defect is not None:
-        raise OverLimit(kind, defect[0], getattr(message, "request_id", None), defect[1])
+    """Check each field of a parsed command. `kind`: the number of its type. Raise LimitExceeded."""
+    violation = _first_violation(message, LIMITS[kind].fields, "")
+    if violation is not None:
+        raise LimitExceeded(kind, violation[0], getattr(message, "request_id", None), violation[1])
 
 
-def _defect(message: Message, fields: Mapping[str, Bound], path: str) -> _Defect | None:
-    """Return the defect of the first field beyond its bound; None: there is none."""
+def _first_violation(message: Message, fields: Mapping[str, FieldLimit], path: str) -> _Violation | None:
+    """Return the violation of the first field that exceeds its limit; None: no field does."""
     for name, bound in fields.items():
-        defect = bound.defect(getattr(message, name), path + name)
-        if defect is not None:
-            return defect
+        violation = bound.violation(getattr(message, name), path + name)
+        if violation is not None:
+            return violation
     return None
 
 
-def _too_many(
+def _size_violation(
     path: str, count: int, limit: int, unit: str, error: ServerError = ServerError.NotAllowedError
-) -> _Defect:
+) -> _Violation:
     return f"{path} has {count} {unit}, and at most {limit} are allowed", error
 
 
@@ -281,75 +293,74 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
-class _Walk:
-    """A walk over the fields of a large command, up to `MAX_FIELDS` fields."""
+class _WireChecker:
+    """A check of the encoded fields of a large command before it is parsed, up to `MAX_FIELDS` fields."""
 
     def __init__(self, kind: int) -> None:
         self._kind = kind
         self._structure = self._fields = 0
-        self._defect: _Defect | None = None
+        self._violation: _Violation | None = None
         self._request_id: int | None = None
 
-    def over(self, data: memoryview) -> None:
-        """Check a command. Raise OverLimit and MalformedProtobuf."""
+    def check(self, data: memoryview) -> None:
+        """Check an encoded command. Raise LimitExceeded and MalformedProtobuf."""
         at = 0
         while at < len(data):
             number, at, size, _ = read_field(data, at)
             if number == self._kind and size is not None:
-                self._count(0, f"field {number}")
+                self._count_field(0, f"field {number}")
                 parent = BaseCommand.DESCRIPTOR.fields_by_number[number]
-                self._message(data[at : at + size], parent, LIMITS[number].fields, "")
+                self._check_message(data[at : at + size], parent, LIMITS[number].fields, "")
             else:
-                self._count(size or 0, f"field {number}")
+                self._count_field(size or 0, f"field {number}")
             at += size or 0
-            if self._is_over:
+            if self._may_stop:
                 break
-        if self._defect is not None:
-            reason, error = self._defect
-            raise OverLimit(self._kind, reason, self._request_id, error)
+        if self._violation is not None:
+            reason, error = self._violation
+            raise LimitExceeded(self._kind, reason, self._request_id, error)
 
     @property
-    def _is_over(self) -> bool:
-        """Return whether the walk may end: the refusal and the id of its request are known, or there are too many
-        fields."""
-        return self._defect is not None and (self._request_id is not None or self._fields > MAX_FIELDS)
+    def _may_stop(self) -> bool:
+        """Return whether the check may stop: a violation is known, and the request id unless fields are too many."""
+        return self._violation is not None and (self._request_id is not None or self._fields > MAX_FIELDS)
 
-    def _message(self, data: memoryview, parent: Any, bounds: Mapping[str, Bound], path: str) -> None:
+    def _check_message(self, data: memoryview, parent: Any, bounds: Mapping[str, FieldLimit], path: str) -> None:
         at = 0
-        while at < len(data) and not self._is_over:
+        while at < len(data) and not self._may_stop:
             number, at, size, value = read_field(data, at)
             field = parent.message_type.fields_by_number.get(number)
             name = path + (f"field {number}" if field is None else field.name)
             bound = None if field is None else bounds.get(field.name)
             if size is None:
-                self._count(0, name)
+                self._count_field(0, name)
                 if name == "request_id":
                     self._request_id = value
                 continue
-            if isinstance(bound, Data):
-                self._count(0, name)
+            if isinstance(bound, BytesLimit):
+                self._count_field(0, name)
                 if size > bound.limit:
-                    self._defect = self._defect or _too_many(name, size, bound.limit, "bytes")
-            elif isinstance(bound, Fields):
-                self._count(0, name)
-                self._message(data[at : at + size], field, bound.fields, f"{name}.")
+                    self._violation = self._violation or _size_violation(name, size, bound.limit, "bytes")
+            elif isinstance(bound, NestedMessageLimits):
+                self._count_field(0, name)
+                self._check_message(data[at : at + size], field, bound.fields, f"{name}.")
             else:
-                if isinstance(bound, Text | Pairs) and size > bound.limit + _PAIR_BYTES:
-                    error = bound.error if isinstance(bound, Pairs) else ServerError.NotAllowedError
-                    self._defect = self._defect or _too_many(name, size, bound.limit, "bytes", error)
-                self._count(size, name)
+                if isinstance(bound, TextLimit | PairsLimit) and size > bound.limit + _PAIR_BYTES:
+                    error = bound.error if isinstance(bound, PairsLimit) else ServerError.NotAllowedError
+                    self._violation = self._violation or _size_violation(name, size, bound.limit, "bytes", error)
+                self._count_field(size, name)
             at += size
 
-    def _count(self, size: int, name: str) -> None:
+    def _count_field(self, size: int, name: str) -> None:
         self._structure += size + _FIELD_BYTES
         self._fields += 1
-        if self._structure > STRUCTURE_BYTES and self._defect is None:
+        if self._structure > STRUCTURE_BYTES and self._violation is None:
             reason = f"with {name} the command has more than {STRUCTURE_BYTES} bytes besides those of a schema"
-            self._defect = reason, ServerError.NotAllowedError
+            self._violation = reason, ServerError.NotAllowedError
 
 
 class WireField(NamedTuple):
-    """A field of protobuf. `start`, `size`: the position and length of its content.
+    """An encoded field of protobuf. `start`, `size`: the position and length of its content.
 
     For a varint, `start` is the position after it, `size` is None, and `varint` is its value; otherwise that is 0.
     """
@@ -361,14 +372,14 @@ class WireField(NamedTuple):
 
 
 def read_field(data: memoryview, at: int) -> WireField:
-    """Return the field that begins at `at`. Raise MalformedProtobuf."""
-    tag, at = _varint(data, at)
+    """Return the encoded protobuf field that begins at position `at`. Raise MalformedProtobuf."""
+    tag, at = _read_varint(data, at)
     number, wire_type = tag >> 3, tag & 7
     if wire_type == _VARINT:
-        value, at = _varint(data, at)
+        value, at = _read_varint(data, at)
         return WireField(number, at, None, value)
     if wire_type == _LENGTH:
-        size, at = _varint(data, at)
+        size, at = _read_varint(data, at)
     else:
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, len(data))
     if at + size > len(data):
@@ -376,7 +387,7 @@ def read_field(data: memoryview, at: int) -> WireField:
     return WireField(number, at, size, 0)
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     end = min(len(data), at + _LONGEST_VARINT)
     while at < end:

@@ -24,19 +24,22 @@ ONLY_NON_PERSISTENT = 1
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the protocol."""
+    """A command of Pulsar's binary protocol."""
 
 
 @dataclass(frozen=True)
 class Request(Command):
-    """A request whose response names it."""
+    """A command with a request id, which the response repeats."""
 
     request_id: int
 
 
 @dataclass(frozen=True)
 class Connect(Command):
-    """The first request of a client. `supports_repl_dedup_by_lid_and_eid`: its replicators send positions."""
+    """CONNECT, the first command of a client.
+
+    `supports_repl_dedup_by_lid_and_eid`: its replicators send the position of each entry at the source.
+    """
 
     client_version: str
     protocol_version: int
@@ -48,22 +51,22 @@ class Connect(Command):
 
 @dataclass(frozen=True)
 class Ping(Command):
-    """A test whether the peer answers."""
+    """PING: a test whether the peer is alive."""
 
 
 @dataclass(frozen=True)
 class Pong(Command):
-    """The answer to PING."""
+    """PONG: the answer to PING."""
 
 
 @dataclass(frozen=True)
 class AuthResponse(Command):
-    """A new token, which the service never asks for."""
+    """AUTH_RESPONSE: a new token of the client, for which the service never asks."""
 
 
 @dataclass(frozen=True)
 class Lookup(Request):
-    """A question which service owns a topic."""
+    """A request for the service that owns a topic."""
 
     topic: str
     original_principal: str
@@ -72,7 +75,7 @@ class Lookup(Request):
 
 @dataclass(frozen=True)
 class PartitionedMetadata(Request):
-    """A question how many partitions a topic has."""
+    """A request for the number of partitions of a topic."""
 
     topic: str
     original_principal: str
@@ -81,7 +84,7 @@ class PartitionedMetadata(Request):
 
 @dataclass(frozen=True)
 class GetTopicsOfNamespace(Request):
-    """A question which topics a namespace has."""
+    """A request for the topics of a namespace."""
 
     namespace: str
     mode: int
@@ -89,7 +92,7 @@ class GetTopicsOfNamespace(Request):
 
 @dataclass(frozen=True)
 class WatchTopicList(Request):
-    """A watcher of the topics of a namespace that a pattern matches."""
+    """A request to watch the topics of a namespace that match a pattern."""
 
     watcher_id: int
     namespace: str
@@ -98,14 +101,14 @@ class WatchTopicList(Request):
 
 @dataclass(frozen=True)
 class WatchTopicListClose(Request):
-    """The end of a watcher."""
+    """A request to end a watch of topics."""
 
     watcher_id: int
 
 
 @dataclass(frozen=True)
 class Producer(Request):
-    """A new producer."""
+    """A request to create a producer."""
 
     producer_id: int
     topic: str
@@ -121,7 +124,10 @@ class Producer(Request):
 
 
 class Send(NamedTuple):
-    """An entry of a producer. `is_transactional`: it belongs to a transaction, or marks the end of one."""
+    """SEND: an entry that a producer publishes.
+
+    `is_transactional`: the entry belongs to a transaction, or marks the end of one.
+    """
 
     producer_id: int
     sequence_id: int
@@ -133,15 +139,17 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True)
 class CloseProducer(Request):
-    """The end of a producer."""
+    """CLOSE_PRODUCER: a request to close a producer, or the notice that the service has closed a producer."""
 
     producer_id: int
 
 
 @dataclass(frozen=True)
 class Subscribe(Request):
-    """A new consumer. `sticky_ranges`: first and last key hash of each range that a key-shared consumer asks for; None:
-    any."""
+    """A request to create a consumer of a subscription.
+
+    `sticky_ranges`: first and last key hash of each range that a key-shared consumer asks for; None: any.
+    """
 
     consumer_id: int
     topic: str
@@ -163,14 +171,14 @@ class Subscribe(Request):
 
 
 class Flow(NamedTuple):
-    """Permits of a consumer for more messages."""
+    """FLOW: a consumer permits the service to send it more messages."""
 
     consumer_id: int
     message_permits: int
 
 
 class AckedEntries(Protocol):
-    """The entries that a command acknowledges; they are read a part at a time, since a command may name 50,000."""
+    """A sequence of acknowledged entries. It is read slice by slice, since a command may name 50,000 entries."""
 
     def __len__(self) -> int: ...
 
@@ -178,7 +186,7 @@ class AckedEntries(Protocol):
 
 
 class Ack(NamedTuple):
-    """An acknowledgement. `request_id` None: the client expects no response."""
+    """ACK: a consumer acknowledges entries. `request_id` None: the client expects no response."""
 
     consumer_id: int
     request_id: int | None
@@ -189,7 +197,7 @@ class Ack(NamedTuple):
 
 @dataclass(frozen=True)
 class RedeliverUnacknowledgedMessages(Command):
-    """Messages to deliver again. `entries`: ledger id and entry id of each; empty: all of the consumer."""
+    """A request to deliver messages again. `entries`: ledger id and entry id of each; empty: all of the consumer."""
 
     consumer_id: int
     consumer_epoch: int | None
@@ -198,7 +206,7 @@ class RedeliverUnacknowledgedMessages(Command):
 
 @dataclass(frozen=True)
 class Unsubscribe(Request):
-    """The end of the consumer's subscription."""
+    """A request to delete the consumer's subscription. `force`: also if it has other consumers."""
 
     consumer_id: int
     force: bool
@@ -206,7 +214,7 @@ class Unsubscribe(Request):
 
 @dataclass(frozen=True)
 class Seek(Request):
-    """A new position of a subscription. `message_id` None: the position is a time."""
+    """A request to move a subscription to a message; if `message_id` is None, to a publish time."""
 
     consumer_id: int
     message_publish_time: int
@@ -215,28 +223,28 @@ class Seek(Request):
 
 @dataclass(frozen=True)
 class CloseConsumer(Request):
-    """The end of a consumer."""
+    """CLOSE_CONSUMER: a request to close a consumer, or the notice that the service has closed a consumer."""
 
     consumer_id: int
 
 
 @dataclass(frozen=True)
 class GetLastMessageId(Request):
-    """A question for the last message of the consumer's topic."""
+    """A request for the id of the last message of the consumer's topic."""
 
     consumer_id: int
 
 
 @dataclass(frozen=True)
 class ConsumerStats(Request):
-    """A question for rates and counts of a consumer."""
+    """A request for the rates and counts of a consumer."""
 
     consumer_id: int
 
 
 @dataclass(frozen=True)
 class GetSchema(Request):
-    """A question for a schema. `schema_version` None: the newest; -1: one that no topic has."""
+    """A request for a schema of a topic. `schema_version` None: the newest; -1: one that no topic has."""
 
     topic: str
     schema_version: int | None
@@ -244,27 +252,27 @@ class GetSchema(Request):
 
 @dataclass(frozen=True)
 class GetOrCreateSchema(Request):
-    """A schema that the topic stores, unless it has it."""
+    """A request to store a schema of a topic, unless the topic has that schema already."""
 
     topic: str
     schema: SchemaRecord
 
 
 class NewTxn(Request):
-    """A new transaction."""
+    """A request to begin a transaction, which the service refuses."""
 
 
 class AddPartitionToTxn(Request):
-    """Partitions of a transaction."""
+    """A request to add partitions to a transaction, which the service refuses."""
 
 
 class AddSubscriptionToTxn(Request):
-    """Subscriptions of a transaction."""
+    """A request to add subscriptions to a transaction, which the service refuses."""
 
 
 class EndTxn(Request):
-    """The end of a transaction."""
+    """A request to commit or abort a transaction, which the service refuses."""
 
 
 class TcClientConnectRequest(Request):
-    """A request to connect to a transaction coordinator."""
+    """A request to connect to a transaction coordinator, which the service refuses."""

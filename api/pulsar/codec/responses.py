@@ -23,13 +23,13 @@ PARTITIONS_SUCCESS = 0
 
 @dataclass(frozen=True)
 class Reply(Command):
-    """A response that names its request."""
+    """A response with the id of its request."""
 
     request_id: int
 
 
 class Success(Reply):
-    """The response to a request that asks for nothing but its success."""
+    """The response to a request that has succeeded and asks for no data."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class Connected(Command):
 
 @dataclass(frozen=True)
 class Failure(Reply):
-    """A refusal. `request`: the type of the request, in whose type of response a client expects the refusal; None: an
-    ERROR."""
+    """The response that refuses a request.
+
+    `request`: the class of the request, which decides the type of the response; None: an ERROR.
+    """
 
     error: ServerError
     message: str
@@ -54,7 +56,7 @@ class Failure(Reply):
 
 @dataclass(frozen=True)
 class LookupResponse(Reply):
-    """The URLs of the service that owns a topic, without and with TLS; None: it has no port of that kind."""
+    """The response with the URLs of the service that owns a topic, without and with TLS; None: it has no such port."""
 
     broker_service_url: str | None
     broker_service_url_tls: str | None
@@ -64,7 +66,7 @@ class LookupResponse(Reply):
 
 @dataclass(frozen=True)
 class PartitionedMetadataResponse(Reply):
-    """The number of a topic's partitions; 0: it is not partitioned."""
+    """The response with the number of a topic's partitions; 0: the topic is not partitioned."""
 
     partitions: int
     response: int = PARTITIONS_SUCCESS
@@ -72,14 +74,14 @@ class PartitionedMetadataResponse(Reply):
 
 @dataclass(frozen=True)
 class GetTopicsOfNamespaceResponse(Reply):
-    """The topics of a namespace."""
+    """The response with the topics of a namespace."""
 
     topics: Iterable[str]
 
 
 @dataclass(frozen=True)
 class WatchTopicListSuccess(Reply):
-    """The topics that a new watcher's pattern matches."""
+    """The response to a new watcher: the topics that match its pattern, and Pulsar's hash of that list."""
 
     watcher_id: int
     topic: Iterable[str]
@@ -88,7 +90,7 @@ class WatchTopicListSuccess(Reply):
 
 @dataclass(frozen=True)
 class WatchTopicUpdate(Command):
-    """A change of the topics that a watcher's pattern matches."""
+    """The notice that other topics match a watcher's pattern: new ones, deleted ones, and the hash of the new list."""
 
     watcher_id: int
     new_topics: Iterable[str]
@@ -98,7 +100,10 @@ class WatchTopicUpdate(Command):
 
 @dataclass(frozen=True)
 class ProducerSuccess(Reply):
-    """A new producer. `producer_ready`: it may send; otherwise it waits for its turn to be exclusive."""
+    """The response to the creation of a producer.
+
+    `producer_ready`: the producer may send; otherwise it waits until it becomes the exclusive one.
+    """
 
     producer_name: str
     last_sequence_id: int
@@ -108,7 +113,7 @@ class ProducerSuccess(Reply):
 
 
 class SendReceipts(NamedTuple):
-    """The receipts of durable entries: a SEND_RECEIPT for each."""
+    """The receipts of several durable entries of one producer: a SEND_RECEIPT for each."""
 
     producer_id: int
     receipts: Sequence[Receipt]
@@ -116,7 +121,7 @@ class SendReceipts(NamedTuple):
 
 @dataclass(frozen=True)
 class SendError(Command):
-    """The refusal of an entry."""
+    """SEND_ERROR: the refusal of an entry that a producer has sent."""
 
     producer_id: int
     sequence_id: int
@@ -126,7 +131,7 @@ class SendError(Command):
 
 @dataclass(frozen=True)
 class ActiveConsumerChange(Command):
-    """A change of a failover consumer: it receives messages now, or no more."""
+    """The notice that a failover consumer becomes the active one, or is no longer the active one."""
 
     consumer_id: int
     is_active: bool
@@ -143,7 +148,7 @@ class AckResponse(Reply):
 
 @dataclass(frozen=True)
 class GetLastMessageIdResponse(Reply):
-    """The last message of a topic, and the position of the consumer's subscription."""
+    """The response with the id of a topic's last message, and the position of the consumer's subscription."""
 
     last_message_id: MessageId
     consumer_mark_delete_position: MessageId
@@ -151,7 +156,7 @@ class GetLastMessageIdResponse(Reply):
 
 @dataclass(frozen=True)
 class ConsumerStatsResponse(Reply):
-    """Rates and counts of a consumer."""
+    """The response with rates and counts of a consumer."""
 
     msg_rate_out: float
     msg_throughput_out: float
@@ -166,7 +171,7 @@ class ConsumerStatsResponse(Reply):
 
 @dataclass(frozen=True)
 class GetSchemaResponse(Reply):
-    """A version of a topic's schema."""
+    """The response with a version of a topic's schema."""
 
     schema: SchemaRecord
     schema_version: bytes
@@ -174,7 +179,7 @@ class GetSchemaResponse(Reply):
 
 @dataclass(frozen=True)
 class GetOrCreateSchemaResponse(Reply):
-    """The version that holds the client's schema."""
+    """The response with the version of the topic's schema that equals the client's."""
 
     schema_version: bytes
 

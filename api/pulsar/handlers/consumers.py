@@ -34,18 +34,19 @@ async def subscribe(session: Session, request: requests.Subscribe) -> responses.
     if request.consumer_id in session.consumers:
         return responses.Success(request.request_id)
     with session.reserve_id("consumer", request.consumer_id, request.request_id) as is_reserved:
-        await _create(session, request, is_reserved)
+        await _create_consumer(session, request, is_reserved)
     return None
 
 
-async def _create(session: Session, request: requests.Subscribe, is_reserved: IsReserved) -> None:
+async def _create_consumer(session: Session, request: requests.Subscribe, is_reserved: IsReserved) -> None:
+    """Create a consumer, join it to its subscription and respond, unless the client has closed it meanwhile."""
     context, identity = session.context, session.identity
     name = await identity.permitted_topic(request.topic, AuthAction.CONSUME)
     if has_schema(request.schema):
         await store_if_first_or_check_readable(session, name, request.schema)
     may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
     topic = await context.topics.get_or_open(name, may_create, identity.audit)
-    connected = ConnectedConsumer(session, topic, _options(session, request), request.consumer_epoch)
+    connected = ConnectedConsumer(session, topic, _consumer_options(session, request), request.consumer_epoch)
     consumer = connected.consumer
     present = topic.subscriptions.get(request.subscription)
     if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
@@ -67,7 +68,7 @@ async def _create(session: Session, request: requests.Subscribe, is_reserved: Is
     subscription.dispatcher.add(consumer)
 
 
-def _options(session: Session, request: requests.Subscribe) -> ConsumerOptions:
+def _consumer_options(session: Session, request: requests.Subscribe) -> ConsumerOptions:
     return ConsumerOptions(
         name=request.consumer_name or session.context.new_consumer_name(),
         type=SubscriptionType(request.sub_type),
@@ -99,7 +100,7 @@ def _subscribe_request(request: requests.Subscribe, now_ms: int) -> SubscribeReq
 
 
 def flow(session: Session, request: requests.Flow) -> None:
-    """Add permits of a consumer; nothing for one that the session does not have, because it was closed meanwhile."""
+    """Add flow permits to a consumer. Do nothing if the session does not have it: it was closed meanwhile."""
     connected = session.consumers.get(request.consumer_id)
     if connected is not None:
         connected.subscription.add_permits(connected.consumer, request.message_permits)
@@ -117,12 +118,12 @@ def ack(session: Session, request: requests.Ack) -> None:
     count = min(len(request.entries), 1) if request.is_cumulative else len(request.entries)
     unknown: list[AckedEntry] = []
     moves = connected.subscription.position.moves
-    first = next(_parts(connected, request, count, moves), ())
-    error = _refused_ack(connected.consumer, request)
+    first = next(_ack_batches(connected, request, count, moves), ())
+    error = _ack_refusal(connected.consumer, request)
     if error is None and len(first) < count:
         # All of it or nothing: a request that is refused because too many are under way has no effect.
         # The position may move before the task begins, so the task begins with the first part again.
-        remaining = _parts(connected, request, count, moves)
+        remaining = _ack_batches(connected, request, count, moves)
         if session.begin(request, _finish_ack(session, connected, request, remaining, unknown, None)):
             session.channel.hold_requests(_ACKNOWLEDGING)  # later requests must not overtake the entries
         return
@@ -132,13 +133,13 @@ def ack(session: Session, request: requests.Ack) -> None:
         session.begin(request, _finish_ack(session, connected, request, None, unknown, error))
 
 
-def _parts(
+def _ack_batches(
     connected: ConnectedConsumer, request: requests.Ack, count: int, moves: int
 ) -> Iterator[Sequence[AckedEntry]]:
-    """Yield the first `count` entries of a request in parts, each for one step of the event loop.
+    """Yield the first `count` entries of an acknowledgement in parts, each for one step of the event loop.
 
-    `moves`: that of the position when the request arrived. The consumer may leave between two steps. Once the position
-    has moved, the remaining entries are about the earlier one.
+    `moves`: the number of moves of the subscription's position when the request arrived. The consumer may leave between
+    two steps. After another move the remaining entries are not yielded, since they are about the earlier position.
     """
     position = connected.subscription.position
     for start in range(0, count, ACKS_AT_ONCE):
@@ -152,7 +153,10 @@ def _parts(
 def _acknowledge(
     connected: ConnectedConsumer, request: requests.Ack, entries: Sequence[AckedEntry], unknown: list[AckedEntry]
 ) -> Refused | None:
-    """Acknowledge a part of a request's entries. Add those that are not pending to `unknown`. Return the refusal."""
+    """Acknowledge a part of a request's entries. Add those that are not pending to `unknown`.
+
+    Return the refusal if another process has moved or deleted the cursor; None: there is none.
+    """
     cumulative = request.is_cumulative
     try:
         unknown += connected.subscription.acknowledge(connected.consumer, entries, cumulative=cumulative)
@@ -169,7 +173,10 @@ async def _finish_ack(
     unknown: list[AckedEntry],
     error: Refused | None,
 ) -> responses.AckResponse | None:
-    """Acknowledge the remaining entries part by part, look up the unknown ones, and respond if the client asks."""
+    """Acknowledge the remaining entries part by part, and look up the unknown ones.
+
+    Return the response; None: the client asked for none.
+    """
     consumer, subscription = connected.consumer, connected.subscription
     if remaining is not None:
         try:
@@ -199,7 +206,8 @@ async def _finish_ack(
     return responses.AckResponse(request.request_id, request.consumer_id, error.error, error.message)
 
 
-def _refused_ack(consumer: Consumer, request: requests.Ack) -> Refused | None:
+def _ack_refusal(consumer: Consumer, request: requests.Ack) -> Refused | None:
+    """Return the refusal of an acknowledgement that the consumer may not send; None: it may."""
     if request.is_transactional:
         return Refused(ServerError.NotAllowedError, "transactions are not offered")
     if request.is_cumulative and consumer.type.is_individual:
@@ -211,7 +219,7 @@ def _refused_ack(consumer: Consumer, request: requests.Ack) -> Refused | None:
 
 
 def redeliver(session: Session, request: requests.RedeliverUnacknowledgedMessages) -> None:
-    """Deliver entries again; those of a consumer that the session does not have are ignored."""
+    """Deliver entries again to a consumer. Do nothing for a consumer that the session does not have."""
     connected = session.consumers.get(request.consumer_id)
     if connected is None:
         return
@@ -221,8 +229,11 @@ def redeliver(session: Session, request: requests.RedeliverUnacknowledgedMessage
 
 
 def unsubscribe(session: Session, request: requests.Unsubscribe) -> Work:
-    """Delete the consumer's subscription. Raise Refused if it has other consumers, unless the request has `force`."""
-    connected = _connected(session, request.consumer_id)
+    """Return the work that deletes the consumer's subscription.
+
+    Raise Refused if the subscription has other consumers, unless the request has `force`.
+    """
+    connected = _require_consumer(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
     if len(subscription.consumers) > 1 and not request.force:
         raise Refused(
@@ -240,8 +251,8 @@ def unsubscribe(session: Session, request: requests.Unsubscribe) -> Work:
 
 
 def seek(session: Session, request: requests.Seek) -> Work:
-    """Move the consumer's subscription to a message, to earliest or latest, or to a publish time."""
-    connected = _connected(session, request.consumer_id)
+    """Return the work that moves the consumer's subscription to a message, earliest, latest, or a publish time."""
+    connected = _require_consumer(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
 
     async def respond() -> responses.Success:
@@ -260,7 +271,7 @@ def seek(session: Session, request: requests.Seek) -> Work:
 
 
 def close(session: Session, request: requests.CloseConsumer) -> None:
-    """Remove a consumer, or cancel its creation. A consumer that the session does not have is a success."""
+    """Remove a consumer, or cancel its creation, and respond; also for a consumer that the session does not have."""
     connected = session.consumers.get(request.consumer_id)
 
     async def respond() -> responses.Success:
@@ -273,12 +284,15 @@ def close(session: Session, request: requests.CloseConsumer) -> None:
         session.consumers.pop(request.consumer_id, None)
 
 
-def last_message_id(session: Session, request: requests.GetLastMessageId) -> Work:
-    connected = _connected(session, request.consumer_id)
+def get_last_message_id(session: Session, request: requests.GetLastMessageId) -> Work:
+    """Return the work that reads the id of the last message and the position of the consumer's subscription."""
+    connected = _require_consumer(session, request.consumer_id)
     topic, subscription = connected.topic, connected.subscription
 
     async def respond() -> responses.GetLastMessageIdResponse:
-        last, before_first = await topic.store.run(_ends, topic.storage, subscription.position.read_compacted)
+        last, before_first = await topic.store.run(
+            _last_and_before_first_id, topic.storage, subscription.position.read_compacted
+        )
         mark = subscription.position.id_before_first_delivery
         if mark == EARLIEST:
             mark = before_first
@@ -291,14 +305,15 @@ def last_message_id(session: Session, request: requests.GetLastMessageId) -> Wor
     return respond()
 
 
-def _ends(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
-    """Return the id of the last message, and the position before the first entry."""
+def _last_and_before_first_id(topic: Topic, read_compacted: bool) -> tuple[MessageId, MessageId]:
+    """Return the id of a topic's last message, and the position before its first entry."""
     extents = topic.snapshot().extents
     return topic.last_message_id(read_compacted), MessageId(extents[0].ledger_id if extents else -1, -1)
 
 
-def stats(session: Session, request: requests.ConsumerStats) -> responses.ConsumerStatsResponse:
-    consumer = _connected(session, request.consumer_id).consumer
+def get_stats(session: Session, request: requests.ConsumerStats) -> responses.ConsumerStatsResponse:
+    """Return the rates and counts of a consumer. Raise Refused (ConsumerNotFound)."""
+    consumer = _require_consumer(session, request.consumer_id).consumer
     return responses.ConsumerStatsResponse(
         request.request_id,
         msg_rate_out=consumer.delivered.per_second,
@@ -313,8 +328,8 @@ def stats(session: Session, request: requests.ConsumerStats) -> responses.Consum
     )
 
 
-def _connected(session: Session, consumer_id: int) -> ConnectedConsumer:
-    """Return a consumer of the session. Raise Refused (ConsumerNotFound)."""
+def _require_consumer(session: Session, consumer_id: int) -> ConnectedConsumer:
+    """Return a consumer of the session by its id. Raise Refused (ConsumerNotFound) if there is none."""
     connected = session.consumers.get(consumer_id)
     if connected is None:
         raise Refused(ServerError.ConsumerNotFound, f"this connection has no consumer {consumer_id}")

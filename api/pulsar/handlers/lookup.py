@@ -18,7 +18,7 @@ async def look_up(session: Session, request: requests.Lookup) -> responses.Looku
 
     Raise Refused for another listener name, and if the owner does not speak Pulsar's protocol.
     """
-    name = await _topic(session, request)
+    name = await _permitted_topic(session, request)
     if request.advertised_listener_name:
         raise Refused(
             ServerError.MetadataError,
@@ -42,7 +42,7 @@ async def partitioned_metadata(
     session: Session, request: requests.PartitionedMetadata
 ) -> responses.PartitionedMetadataResponse:
     """Return the number of a topic's partitions; 0 also for a missing topic that the client may create."""
-    name = await _topic(session, request)
+    name = await _permitted_topic(session, request)
     create = request.metadata_auto_creation_enabled and session.settings.broker_auto_topic_creation
     partitioned = await session.identity.threads[WaitsFor.DATABASE].run(
         names.find_partitioned, session.context.broker.environment, name, create
@@ -50,8 +50,8 @@ async def partitioned_metadata(
     return responses.PartitionedMetadataResponse(request.request_id, partitioned.partitions if partitioned else 0)
 
 
-async def _topic(session: Session, request: requests.Lookup | requests.PartitionedMetadata) -> TopicName:
-    """Return the name of the topic, on which the client may produce or consume. Raise Refused and RestException."""
+async def _permitted_topic(session: Session, request: requests.Lookup | requests.PartitionedMetadata) -> TopicName:
+    """Return the name of a request's topic. Raise Refused or RestException unless the client may produce or consume."""
     session.identity.check_original_principal(request.original_principal)
     return await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
 
@@ -59,6 +59,7 @@ async def _topic(session: Session, request: requests.Lookup | requests.Partition
 async def list_topics(
     session: Session, request: requests.GetTopicsOfNamespace
 ) -> responses.GetTopicsOfNamespaceResponse:
+    """Return the topics of a namespace; none if the client asks for non-persistent topics alone."""
     await session.identity.require_namespace_permission(request.namespace, AuthAction.PRODUCE, AuthAction.CONSUME)
     topics: list[str] = []
     if request.mode != requests.ONLY_NON_PERSISTENT:
@@ -82,5 +83,6 @@ async def watch(session: Session, request: requests.WatchTopicList) -> responses
 
 
 def unwatch(session: Session, request: requests.WatchTopicListClose) -> responses.Success:
+    """Close a watcher; an unknown one is a success."""
     session.watchers.remove(request.watcher_id)
     return responses.Success(request.request_id)

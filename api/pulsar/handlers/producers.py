@@ -28,10 +28,10 @@ async def create(session: Session, request: requests.Producer) -> responses.Prod
     gets a first response with `producer_ready` false.
     """
     with session.reserve_id("producer", request.producer_id, request.request_id) as is_reserved:
-        return await _create(session, request, is_reserved)
+        return await _create_producer(session, request, is_reserved)
 
 
-async def _create(
+async def _create_producer(
     session: Session, request: requests.Producer, is_reserved: IsReserved
 ) -> responses.ProducerSuccess | None:
     context = session.context
@@ -61,7 +61,7 @@ async def _create(
     if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
         await other.channel.connection.check_liveness()
-    await _settle_predecessor(connected)
+    await _drain_predecessor_entries(connected)
     if not is_reserved():
         return None
     earlier = session.producers.pop(request.producer_id, None)
@@ -73,7 +73,7 @@ async def _create(
         if turn is not None:
             session.send(_producer_success(request, connected, version, is_ready=False))
             await turn  # raises ProducerFenced if another producer took the topic
-            await _settle_predecessor(connected)
+            await _drain_predecessor_entries(connected)
         await topic.producers.store_epoch(producer)
     except BaseException as error:
         session.remove_producer(connected)
@@ -104,7 +104,7 @@ def _check_replication(session: Session, name: TopicName, replicator: str) -> No
         )
 
 
-async def _settle_predecessor(connected: ConnectedProducer) -> None:
+async def _drain_predecessor_entries(connected: ConnectedProducer) -> None:
     """Wait until no entry of an earlier producer of the same name is in the queue of a topic that deduplicates.
 
     PRODUCER_SUCCESS names the last sequence id that is stored. An entry in the queue may be stored later, and the new

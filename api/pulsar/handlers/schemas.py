@@ -17,6 +17,7 @@ _NO_SCHEMA, _AUTO_CONSUME = 0, 21
 
 
 async def get(session: Session, request: requests.GetSchema) -> responses.GetSchemaResponse:
+    """Return a version of a topic's schema. Raise Refused (TopicNotFound) if there is none."""
     name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE, AuthAction.CONSUME)
     find = session.context.broker.schemas.find
     schema = await session.identity.threads[WaitsFor.DATABASE].run(find, name, request.schema_version)
@@ -26,18 +27,19 @@ async def get(session: Session, request: requests.GetSchema) -> responses.GetSch
 
 
 async def get_or_create(session: Session, request: requests.GetOrCreateSchema) -> responses.GetOrCreateSchemaResponse:
+    """Store a client's schema if the topic does not have it, and return its version."""
     name = await session.identity.permitted_topic(request.topic, AuthAction.PRODUCE)
     schema = await ensure_stored(session, name, request.schema)
     return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
 
 
 def has_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:
-    """Return whether a client states a schema; BYTES and AUTO_CONSUME state none."""
+    """Return whether a client sent a schema to store or compare; BYTES and AUTO_CONSUME are none."""
     return schema is not None and schema.type not in (_NO_SCHEMA, _AUTO_CONSUME)
 
 
 async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord) -> SchemaRecord:
-    """Return the version that holds a client's schema, which is stored if it is new. Raise CompactorError.
+    """Store a client's schema if it is new, and return its record with the version. Raise CompactorError.
 
     Only a new schema is compared with those of the topic, in the threads for schemas.
     """
@@ -49,8 +51,7 @@ async def ensure_stored(session: Session, name: TopicName, schema: SchemaRecord)
 
 
 async def store_if_first_or_check_readable(session: Session, name: TopicName, schema: SchemaRecord) -> None:
-    """Store a consumer's schema if the topic has none; otherwise raise CompactorError unless it can read the newest
-    one.
+    """Store a consumer's schema if the topic has none; else raise CompactorError unless it can read the newest one.
 
     Only a schema that is not the newest is compared with it, in the threads for schemas.
     """

@@ -11,12 +11,16 @@ from api.pulsar.session import Handlers, Session
 
 
 def _refuse_transaction(_session: Session, _request: requests.Request) -> NoReturn:
+    """Refuse a request about transactions. Raise Refused (NotAllowedError)."""
     raise Refused(ServerError.NotAllowedError, "transactions are not offered")
 
 
 def _ignore(_session: Session, _request: requests.AuthResponse | requests.Pong) -> None:
-    """Ignore a token: the service never asks for one. A connection ends with its token, and the client reconnects.
-    Ignore a PONG: any bytes show that the client is alive."""
+    """Ignore AUTH_RESPONSE and PONG.
+
+    The service never asks for a token: a connection ends with its token, and the client reconnects. Any bytes show that
+    the client is alive.
+    """
 
 
 HANDLERS: Handlers = {
@@ -39,8 +43,8 @@ HANDLERS: Handlers = {
     requests.Unsubscribe: consumers.unsubscribe,
     requests.Seek: consumers.seek,
     requests.CloseConsumer: consumers.close,
-    requests.GetLastMessageId: consumers.last_message_id,
-    requests.ConsumerStats: consumers.stats,
+    requests.GetLastMessageId: consumers.get_last_message_id,
+    requests.ConsumerStats: consumers.get_stats,
     requests.GetSchema: schemas.get,
     requests.GetOrCreateSchema: schemas.get_or_create,
     requests.NewTxn: _refuse_transaction,

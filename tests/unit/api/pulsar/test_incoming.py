@@ -26,7 +26,7 @@ class Client:
         turns = TurnQueue(lambda _: None, float)
         self.incoming = IncomingFrames(self, turns, buffers, 2 * SIZE, range(100))
 
-    def handle(self, _: Frame) -> None:
+    def handle_frame(self, _: Frame) -> None:
         self.frames += 1
 
     def pause_reading(self) -> None:
@@ -47,14 +47,14 @@ def test_a_stream_of_frames_of_one_size_keeps_no_other_client_waiting() -> None:
     buffers = ReceiveBuffers(1_000_000, clock)
     busy, other = Client("busy", buffers), Client("other", buffers)
     frame = b"".join(build_frame(b"\x08\x06" + bytes(SIZE)))
-    busy.incoming.put(memoryview(frame[:HEAD]))
-    other.incoming.put(memoryview(frame[:HEAD]))
+    busy.incoming.receive_bytes(memoryview(frame[:HEAD]))
+    other.incoming.receive_bytes(memoryview(frame[:HEAD]))
     assert (busy.reads, other.reads) == (True, False)
     clock.advance(STALLED_MS - 1)
-    busy.incoming.put(memoryview(frame[HEAD:] + frame[:HEAD]))
+    busy.incoming.receive_bytes(memoryview(frame[HEAD:] + frame[:HEAD]))
     assert (busy.frames, busy.reads, other.reads) == (1, False, True)
     clock.advance(STALLED_MS - 1)
-    buffers.end_stalled()
+    buffers.close_stalled_connections()
     assert not busy.ended
-    other.incoming.put(memoryview(frame[HEAD:]))
+    other.incoming.receive_bytes(memoryview(frame[HEAD:]))
     assert (other.frames, busy.reads) == (1, True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies
 
 from api.pulsar.codec.decoding import REQUESTS, decode_request
-from api.pulsar.codec.limits import OverLimit
+from api.pulsar.codec.limits import LimitExceeded
 from api.pulsar.codec.requests import Flow, Ping
 from api.pulsar.frames import Frame, FrameParser, MalformedFrame
 from api.pulsar.pulsar_api_pb2 import BaseCommand
@@ -26,9 +26,9 @@ def parser() -> FrameParser:
 def frames(source: FrameParser, data: bytes) -> list[tuple[Any, bytes]]:
     """Return the requests and entries that are complete. The buffer of the bytes is used again afterwards."""
     buffer = bytearray(data)
-    source.put(memoryview(buffer))
-    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
-    source.keep()
+    source.add_bytes(memoryview(buffer))
+    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take_frame, None)]
+    source.copy_unread_bytes()
     buffer[:] = b"\xff" * len(buffer)
     return taken
 
@@ -72,7 +72,7 @@ def test_what_is_no_frame_is_said_so(data: bytes) -> None:
 
 @given(strategies.binary(max_size=200))
 def test_any_bytes_are_frames_or_malformed(data: bytes) -> None:
-    with suppress(MalformedFrame, OverLimit):
+    with suppress(MalformedFrame, LimitExceeded):
         frames(parser(), data)
 
 
@@ -84,35 +84,35 @@ def test_cut_and_changed_frames_are_frames_or_malformed() -> None:
         data[rng.randrange(len(data))] = rng.randrange(256)
         try:
             frames(parser(), bytes(data[: rng.randrange(len(data) + 1)]))
-        except (MalformedFrame, OverLimit):
+        except (MalformedFrame, LimitExceeded):
             continue
 
 
 def test_a_type_that_is_not_expected_is_refused_before_its_content_arrives() -> None:
     source = FrameParser(MOST, (BaseCommand.CONNECT,))
     head = (50_000).to_bytes(4, "big") + (49_000).to_bytes(4, "big") + bytes((8, BaseCommand.SUBSCRIBE))
-    source.put(memoryview(head))
+    source.add_bytes(memoryview(head))
     with pytest.raises(MalformedFrame, match="before CONNECT"):
-        source.take()
+        source.take_frame()
 
 
 def test_the_size_of_a_frame_that_arrives_is_known() -> None:
     source = parser()
     data = b"".join(encoded(flow(7), b"x" * 20_000))
-    source.put(memoryview(data)[:100])
-    assert (source.take(), source.incomplete_bytes) == (None, len(data))
-    source.keep()
-    source.put(memoryview(data)[100:])
-    assert (source.is_complete, source.incomplete_bytes) == (True, 0)
+    source.add_bytes(memoryview(data)[:100])
+    assert (source.take_frame(), source.incomplete_frame_size) == (None, len(data))
+    source.copy_unread_bytes()
+    source.add_bytes(memoryview(data)[100:])
+    assert (source.has_complete_frame, source.incomplete_frame_size) == (True, 0)
 
 
 def test_frames_that_wait_are_kept_in_their_order() -> None:
     source = parser()
     data = b"".join(piece for number in range(4) for piece in encoded(flow(number), bytes(100 * number)))
     for at in range(0, len(data), 150):
-        source.put(memoryview(data)[at : at + 150])
-        source.keep()
-    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take, None)]
+        source.add_bytes(memoryview(data)[at : at + 150])
+        source.copy_unread_bytes()
+    taken = [(decode_request(frame), frame.entry) for frame in iter(source.take_frame, None)]
     assert taken == [(Flow(1, number), bytes(100 * number)) for number in range(4)]
 
 

@@ -56,10 +56,10 @@ def test_a_frame_that_stalls_ends_while_others_wait() -> None:
     buffers = ReceiveBuffers(MOST, clock)
     stalled = [Receiving(buffers, "a", 50) for _ in range(1)]
     clock.advance(STALLED_MS)
-    buffers.end_stalled()
+    buffers.close_stalled_connections()
     assert not stalled[0].ended, "it keeps no other frame waiting"
     waiting = Receiving(buffers, "a", 50)
-    buffers.end_stalled()
+    buffers.close_stalled_connections()
     assert "50 bytes has not arrived" in stalled[0].ended
     assert waiting.may_read
 

@@ -49,7 +49,7 @@ class Loop:
 
     def flood(self, role: str, frames: int = 1_000) -> Flood:
         flood = Flood(role, frames, self.log)
-        self.turns.add(flood)
+        self.turns.handle_now_or_enqueue(flood)
         return flood
 
 

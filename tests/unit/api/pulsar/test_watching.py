@@ -82,7 +82,7 @@ def test_a_watcher_that_was_closed_meanwhile_stays_closed() -> None:
     watchers.reserve(1)
     watchers.remove(1)
     watchers.note_sent(1, WatchedTopics("a/b", "x", (), Matches((), "")))
-    assert not watchers.all
+    assert not watchers.with_first_list
 
 
 @in_event_loop

@@ -9,7 +9,16 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from api.pulsar.codec import limits
 from api.pulsar.codec.decoding import REQUESTS, decode_request
-from api.pulsar.codec.limits import LIMITS, Bound, Data, Fields, Items, OverLimit, Pairs, Text
+from api.pulsar.codec.limits import (
+    LIMITS,
+    BytesLimit,
+    FieldLimit,
+    ItemCountLimit,
+    LimitExceeded,
+    NestedMessageLimits,
+    PairsLimit,
+    TextLimit,
+)
 from api.pulsar.frames import Frame, MalformedFrame
 from api.pulsar.handlers.table import HANDLERS
 from api.pulsar.pulsar_api_pb2 import BaseCommand, ServerError
@@ -24,16 +33,16 @@ def unbounded(message: Any, bounds: Any, path: str) -> list[str]:
     """Fields of a message that may be large and have no bound of their kind."""
     missing = []
     for field in message.fields:
-        bound: Bound | None = bounds.get(field.name)
+        bound: FieldLimit | None = bounds.get(field.name)
         where = f"{path}.{field.name}"
         if field.is_repeated:
-            is_bound = isinstance(bound, Pairs | Items)
+            is_bound = isinstance(bound, PairsLimit | ItemCountLimit)
         elif field.type == FieldDescriptor.TYPE_STRING:
-            is_bound = isinstance(bound, Text)
+            is_bound = isinstance(bound, TextLimit)
         elif field.type == FieldDescriptor.TYPE_BYTES:
-            is_bound = isinstance(bound, Data)
+            is_bound = isinstance(bound, BytesLimit)
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            nested = bound.fields if isinstance(bound, Fields) else {}
+            nested = bound.fields if isinstance(bound, NestedMessageLimits) else {}
             if "first_chunk_message_id" not in path:  # of a chunk there is no other first one
                 missing += unbounded(field.message_type, nested, where)
             is_bound = True
@@ -112,7 +121,7 @@ def decode(sent: BaseCommand) -> Any:
     ids=lambda item: item.split(" ", 3)[1] if isinstance(item, str) else "",
 )
 def test_a_refusal_names_command_field_and_limit(sent: BaseCommand, reason: str, error: ServerError) -> None:
-    with pytest.raises(OverLimit) as refused:
+    with pytest.raises(LimitExceeded) as refused:
         decode(sent)
     assert refused.value.message.startswith(reason)
     assert (refused.value.error, refused.value.request_id) == (error, 5)
@@ -132,12 +141,12 @@ def test_a_large_command_is_refused_without_being_parsed(monkeypatch: pytest.Mon
         inner = content * (1 << 18)
         data = b"\x08\x04\x22" + _length(len(inner)) + inner
         fields = 0
-        with pytest.raises(OverLimit):
+        with pytest.raises(LimitExceeded):
             decode_request(Frame(BaseCommand.SUBSCRIBE, data, b""))
         assert fields <= limits.MAX_FIELDS + 10
     for data in (b"\x08\x04" * (1 << 20), b"\x08\x04" + b"\x22\x00" * (1 << 20)):
         fields = 0
-        with pytest.raises(OverLimit):
+        with pytest.raises(LimitExceeded):
             decode_request(Frame(BaseCommand.SUBSCRIBE, data, b""))
         assert fields <= limits.MAX_FIELDS + 10
 
@@ -159,7 +168,7 @@ def test_what_clients_send_passes() -> None:
 
 def test_a_text_that_is_not_utf_8_is_refused() -> None:
     data = b"\x08\x17\xba\x01\x06\x0a\x02\xff\xfe\x10\x05"
-    with pytest.raises(OverLimit, match="LOOKUP: topic is not UTF-8"):
+    with pytest.raises(LimitExceeded, match="LOOKUP: topic is not UTF-8"):
         decode_request(Frame(BaseCommand.LOOKUP, data, b""))
 
 
