@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from compactor.client import messages
-from compactor.client.errors import check, connection_headers, transport_errors
+from compactor.client.errors import connection_headers, convert_transport_errors, raise_for_status
 from compactor.client.messages import Message
 from compactor.client.synchronous import WAIT_MS
 
@@ -64,7 +64,7 @@ class AsyncTopic:
 
     async def get(self, key: str | bytes) -> Message | None:
         """Return the newest message of a key; None: it has no value. Raises ClientError."""
-        with transport_errors(str(self._http.base_url)):
+        with convert_transport_errors(str(self._http.base_url)):
             answer = await self._http.get(f"{self._path}/key", params=messages.key_query(key))
         return messages.message_of_key(answer)
 
@@ -76,7 +76,7 @@ class AsyncTopic:
         """Yield messages, and wait for further ones, for ever. Raises ClientError."""
         query = messages.read_query(compacted=compacted, start=start) | {"waitMs": str(WAIT_MS)}
         while True:
-            with transport_errors(str(self._http.base_url)):
+            with convert_transport_errors(str(self._http.base_url)):
                 answer = await self._http.get(
                     f"{self._path}/messages", params=query, headers={"Accept": messages.JSON_LINES}
                 )
@@ -95,19 +95,19 @@ class AsyncRead:
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield the messages; chunked ones are whole. Raises ClientError."""
-        lines = messages.Lines()
-        async with self._stream(messages.JSON_LINES) as answer:
+        lines = messages.JsonLinesReader()
+        async with self._open_stream(messages.JSON_LINES) as answer:
             async for piece in answer.aiter_bytes():
-                for message in lines.take(piece):
+                for message in lines.read_messages(piece):
                     yield message
-        self.next = lines.end()
+        self.next = lines.require_next_start()
 
     async def to_arrow(self) -> pa.Table:
         """Return the messages as a table. Raises ClientError."""
-        async with self._stream(messages.ARROW) as answer:
+        async with self._open_stream(messages.ARROW) as answer:
             body = await answer.aread()
         batches = []
-        for batch, token in messages.table_batches(io.BytesIO(body)):
+        for batch, token in messages.batches_and_next_start(io.BytesIO(body)):
             if batch is not None:
                 batches.append(batch)
             self.next = token
@@ -125,16 +125,17 @@ class AsyncRead:
         """Return the newest value of each key. Raises ClientError."""
         values: dict[bytes, bytes] = {}
         async for message in self:
-            messages.fold(values, message)
+            messages.update_newest_values(values, message)
         return values
 
     @asynccontextmanager
-    async def _stream(self, kind: str) -> AsyncGenerator[httpx.Response, None]:
-        with transport_errors(str(self._http.base_url)):
+    async def _open_stream(self, media_type: str) -> AsyncGenerator[httpx.Response, None]:
+        """Request the messages, and yield the answer with an unread body. Raises ClientError."""
+        with convert_transport_errors(str(self._http.base_url)):
             async with self._http.stream(
-                "GET", f"{self._path}/messages", params=self._query, headers={"Accept": kind}
+                "GET", f"{self._path}/messages", params=self._query, headers={"Accept": media_type}
             ) as answer:
                 if not answer.is_success:
                     await answer.aread()
-                check(answer)
+                raise_for_status(answer)
                 yield answer

@@ -45,8 +45,11 @@ _KINDS: dict[int, type[ClientError]] = {
 }
 
 
-def check(answer: httpx.Response) -> None:
-    """Raise the error of an answer whose body was read, with the service's own reason; a success raises none."""
+def raise_for_status(answer: httpx.Response) -> None:
+    """Raise the ClientError of an error status, with the service's own reason. Do nothing for a success.
+
+    The body of the answer must have been read.
+    """
     if answer.is_success:
         return
     try:
@@ -58,8 +61,11 @@ def check(answer: httpx.Response) -> None:
 
 
 @contextmanager
-def transport_errors(url: str) -> Iterator[None]:
-    """Convert errors below HTTP to `Unavailable`. No text of theirs is shown that may hold a header, and so a token."""
+def convert_transport_errors(url: str) -> Iterator[None]:
+    """Run the body, and convert httpx's errors of the transport to `Unavailable`.
+
+    No text of an error is shown that may hold a header, and so a token.
+    """
     try:
         yield
     except httpx.TimeoutException as error:
@@ -71,7 +77,7 @@ def transport_errors(url: str) -> Iterator[None]:
 
 
 def connection_headers(url: str, token: str | None) -> dict[str, str]:
-    """Return the headers of all requests. Raise ValueError for an address or a token that cannot be one."""
+    """Return the HTTP headers of all requests, with the token. Raise ValueError for a wrong URL or token."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is no address of a service: begin it with http:// or https://")
     if token is None:

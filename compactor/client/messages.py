@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from compactor.client.errors import ClientError, NotFound, Unavailable, check
+from compactor.client.errors import ClientError, NotFound, Unavailable, raise_for_status
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,34 +71,34 @@ class Message:
 
 
 def message_of(document: Mapping[str, object]) -> Message:
-    """Return the message of a line that was asked for with `BASE64`."""
+    """Convert a JSON document of the service, with key and value in base64, to a message."""
     event_time = document.get("event_time")
     properties = document.get("properties", {})
     assert isinstance(properties, dict)
     return Message(
         message_id=str(document["message_id"]),
         offset=int(str(document["offset"])),
-        key=_bytes(document["key"]),
-        value=_bytes(document["value"]),
+        key=_decode_base64(document["key"]),
+        value=_decode_base64(document["value"]),
         publish_time_ms=int(str(document["publish_time"])),
         event_time_ms=None if event_time is None else int(str(event_time)),
         properties=properties,
     )
 
 
-def _bytes(text: object) -> bytes | None:
+def _decode_base64(text: object) -> bytes | None:
     return None if text is None else base64.b64decode(str(text))
 
 
-class Lines:
-    """The lines of a stream, and its last one, which has the start of the next read. Raises Unavailable without it."""
+class JsonLinesReader:
+    """Reader of a stream of JSON lines: one message a line; the last line has the start of the next read."""
 
     def __init__(self) -> None:
         self.next: str | None = None
         self._rest = b""
 
-    def take(self, piece: bytes) -> list[Message]:
-        """Return the messages whose lines end in the next piece of the stream."""
+    def read_messages(self, piece: bytes) -> list[Message]:
+        """Take the next piece of the stream. Return the messages whose lines end in that piece."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         messages = []
         for document in map(json.loads, lines):
@@ -108,23 +108,23 @@ class Lines:
                 messages.append(message_of(document))
         return messages
 
-    def end(self) -> str:
-        """Return the start of the next read, after the last line."""
+    def require_next_start(self) -> str:
+        """Return the start of the next read. Raises Unavailable if the stream ended without its last line."""
         if self.next is None:
             raise Unavailable("the service broke off its answer: read again from the last message")
         return self.next
 
 
 def messages_of_page(answer: httpx.Response) -> list[Message]:
-    """Return the messages of a page. Raises ClientError for an answer that is none."""
-    check(answer)
-    return Lines().take(answer.content)
+    """Return the messages of an HTTP answer with one page. Raises ClientError for an error status."""
+    raise_for_status(answer)
+    return JsonLinesReader().read_messages(answer.content)
 
 
 def message_of_key(answer: httpx.Response) -> Message | None:
-    """Return the message of an answer about a key; None: the key has no value. Raises ClientError for another one."""
+    """Return the message of an HTTP answer about a key; None: the key has no value. Raises ClientError."""
     try:
-        check(answer)
+        raise_for_status(answer)
     except NotFound:
         if NO_VALUE in answer.text:
             return None
@@ -132,8 +132,11 @@ def message_of_key(answer: httpx.Response) -> Message | None:
     return message_of(answer.json())
 
 
-def fold(values: dict[bytes, bytes], message: Message) -> None:
-    """Change the newest value of each key by the next message. One without a key changes nothing."""
+def update_newest_values(values: dict[bytes, bytes], message: Message) -> None:
+    """Apply the next message to the newest value of each key: set the value, or remove the key for a tombstone.
+
+    A message without a key changes nothing.
+    """
     if message.key is None:
         return
     if message.is_tombstone or message.value is None:
@@ -142,10 +145,10 @@ def fold(values: dict[bytes, bytes], message: Message) -> None:
         values[message.key] = message.value
 
 
-def table_batches(source: IO[bytes]) -> Iterator[tuple[pa.RecordBatch | None, str | None]]:
-    """Yield the batches of an Arrow stream, with `COLUMNS`; of the last, empty one the start of the next read.
+def batches_and_next_start(source: IO[bytes]) -> Iterator[tuple[pa.RecordBatch | None, str | None]]:
+    """Yield (batch, None) for each batch of an Arrow stream, with `COLUMNS`; last, (None, start of the next read).
 
-    Raises ClientError for a row that is no message of its own, and Unavailable for a stream that was cut off.
+    Raises ClientError for chunked or encrypted messages, and Unavailable for a stream that was cut off.
     """
     import pyarrow as pa
 
@@ -160,7 +163,7 @@ def table_batches(source: IO[bytes]) -> Iterator[tuple[pa.RecordBatch | None, st
                 if metadata is not None and NEXT.encode() in metadata:
                     token = metadata[NEXT.encode()].decode()
                 elif batch.num_rows:
-                    yield _shown(batch), None
+                    yield _with_public_columns(batch), None
     except pa.ArrowInvalid as error:
         raise Unavailable(f"the service broke off its answer ({error}): read again") from error
     if token is None:
@@ -168,7 +171,8 @@ def table_batches(source: IO[bytes]) -> Iterator[tuple[pa.RecordBatch | None, st
     yield None, token
 
 
-def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _with_public_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with `COLUMNS`, and times as timestamps. Raises ClientError for chunked or encrypted messages."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -183,7 +187,7 @@ def _shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def empty_table() -> pa.Table:
-    """Return a table without rows."""
+    """Return an Arrow table with `COLUMNS` and without rows."""
     import pyarrow as pa
 
     types = {
@@ -198,7 +202,7 @@ def empty_table() -> pa.Table:
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
-    """Return a table as a frame of polars."""
+    """Convert an Arrow table to a frame of polars."""
     import polars as pl
 
     frame = pl.from_arrow(table)
@@ -207,14 +211,17 @@ def frame_of(table: pa.Table) -> pl.DataFrame:
 
 
 def table_of(batches: list[pa.RecordBatch]) -> pa.Table:
-    """Return batches as one table."""
+    """Return record batches as one Arrow table; an empty table for none."""
     import pyarrow as pa
 
     return pa.Table.from_batches(batches) if batches else empty_table()
 
 
 def topic_path(name: str) -> str:
-    """Return the path of a topic: `users`, `tenant/namespace/users` or `persistent://tenant/namespace/users`."""
+    """Return the URL path of a topic. Raise ValueError for a wrong name.
+
+    `name`: `users`, `tenant/namespace/users` or `persistent://tenant/namespace/users`.
+    """
     plain = name.removeprefix("persistent://")
     parts = plain.split("/")
     if len(parts) == 1:
@@ -225,12 +232,12 @@ def topic_path(name: str) -> str:
 
 
 def key_query(key: str | bytes) -> dict[str, str]:
-    """Return the query that asks for a key: text is UTF-8."""
+    """Return the query parameters that ask for a key. A key of type str is sent as UTF-8."""
     data = key.encode() if isinstance(key, str) else key
     return {"key": base64.b64encode(data).decode(), **BASE64}
 
 
 def read_query(*, compacted: bool, start: str | int, limit: int | None = None) -> dict[str, str]:
-    """Return the query of a read."""
+    """Return the query parameters of a read of messages."""
     query = {"readCompacted": str(compacted).lower(), "start": str(start), "reset": "fail", **BASE64}
     return query if limit is None else query | {"limit": str(limit)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from compactor.client import messages
-from compactor.client.errors import check, connection_headers, transport_errors
+from compactor.client.errors import connection_headers, convert_transport_errors, raise_for_status
 from compactor.client.messages import Message
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Topic:
 
     def get(self, key: str | bytes) -> Message | None:
         """Return the newest message of a key; None: it has no value. Raises ClientError."""
-        with transport_errors(str(self._http.base_url)):
+        with convert_transport_errors(str(self._http.base_url)):
             answer = self._http.get(f"{self._path}/key", params=messages.key_query(key))
         return messages.message_of_key(answer)
 
@@ -89,7 +89,7 @@ class Topic:
         """Yield messages, and wait for further ones, for ever. Raises ClientError."""
         query = messages.read_query(compacted=compacted, start=start) | {"waitMs": str(WAIT_MS)}
         while True:
-            with transport_errors(str(self._http.base_url)):
+            with convert_transport_errors(str(self._http.base_url)):
                 answer = self._http.get(f"{self._path}/messages", params=query, headers={"Accept": messages.JSON_LINES})
             yield from messages.messages_of_page(answer)
             query["start"] = answer.headers[messages.NEXT]
@@ -105,16 +105,16 @@ class Read:
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages; chunked ones are whole. Raises ClientError."""
-        lines = messages.Lines()
-        with self._stream(messages.JSON_LINES) as answer:
+        lines = messages.JsonLinesReader()
+        with self._open_stream(messages.JSON_LINES) as answer:
             for piece in answer.iter_bytes():
-                yield from lines.take(piece)
-        self.next = lines.end()
+                yield from lines.read_messages(piece)
+        self.next = lines.require_next_start()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages as record batches, in bounded memory. Raises ClientError."""
-        with self._stream(messages.ARROW) as answer:
-            for batch, token in messages.table_batches(io.BufferedReader(_Body(answer), 1 << 20)):
+        with self._open_stream(messages.ARROW) as answer:
+            for batch, token in messages.batches_and_next_start(io.BufferedReader(_Body(answer), 1 << 20)):
                 if batch is not None:
                     yield batch
                 self.next = token
@@ -135,23 +135,26 @@ class Read:
         """Return the newest value of each key. Raises ClientError."""
         values: dict[bytes, bytes] = {}
         for message in self:
-            messages.fold(values, message)
+            messages.update_newest_values(values, message)
         return values
 
     @contextmanager
-    def _stream(self, kind: str) -> Generator[httpx.Response, None, None]:
+    def _open_stream(self, media_type: str) -> Generator[httpx.Response, None, None]:
+        """Request the messages, and yield the answer with an unread body. Raises ClientError."""
         with (
-            transport_errors(str(self._http.base_url)),
-            self._http.stream("GET", f"{self._path}/messages", params=self._query, headers={"Accept": kind}) as answer,
+            convert_transport_errors(str(self._http.base_url)),
+            self._http.stream(
+                "GET", f"{self._path}/messages", params=self._query, headers={"Accept": media_type}
+            ) as answer,
         ):
             if not answer.is_success:
                 answer.read()
-            check(answer)
+            raise_for_status(answer)
             yield answer
 
 
 class _Body(io.RawIOBase):
-    """An answer's body as a file."""
+    """The body of an HTTP answer as a readable binary file."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._pieces = answer.iter_bytes()
