@@ -106,7 +106,7 @@ def measure(environment: Environment, kind: str, due: int, rounds: int) -> None:
     report(kind, f"check, {due} due", checks, CHECK_GOAL_MS)
     report(kind, "the same by a scan of all topics", scans)
     walk = Reconciler(metadata, backlogs, clock, 0)
-    pages = [measured(lambda: walk.step(token)) for _ in range(rounds)]
+    pages = [measured(lambda: walk.walk_next_page(token)) for _ in range(rounds)]
     report(kind, f"a page of the walk, {TOPICS_AT_ONCE} topics", pages[:1])
     collector = GarbageCollector(environment)
     list(collector.collect_due())  # settles the topics that the appends have queued
@@ -133,7 +133,7 @@ def scan(environment: Environment, backlogs: BacklogReader) -> int:
     measured_topics = [
         backlog
         for page in environment.metadata.topics.in_pages(TOPICS_AT_ONCE)
-        for backlog in backlogs.read_triggered([topic.id for topic in page])
+        for backlog in backlogs.read_with_trigger([topic.id for topic in page])
     ]
     controls = environment.metadata.compaction_control.all()
     return len(due_topics(measured_topics, controls, environment.clock.now_ms()))

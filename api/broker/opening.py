@@ -50,7 +50,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         control = control_loop(settings, environment)
         clients = ConnectedClientsView()
         maintenance = MaintenanceLoop(
-            settings, environment, lambda: control.leads, lambda topic, name: clients.subscription(topic, name)
+            settings, environment, lambda: control.is_leader, lambda topic, name: clients.subscription(topic, name)
         )
         leases = LeaseRenewer(metadata, clock=clock)
         schema_processes = SchemaProcesses()

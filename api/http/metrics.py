@@ -301,10 +301,10 @@ class Metrics(Collector):
         yield _plain("compactor_log_full", int(space.refusal is not None))
         error = control.engine_error
         yield _plain("compactor_engine_up", None if error is None else int(not error))
-        leads = control.leads
+        leads = control.is_leader
         yield _plain("compactor_leader", int(leads))
         check = control.last_check if leads else None
-        yield _plain("compactor_missed_topics_total", control.missed)
+        yield _plain("compactor_missed_topics_total", control.unqueued_due_topics)
         for name, value in _CHECKED.items():
             yield _plain(name, value(check, now) if check else None)
 

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from compactor.maintenance.backlog_limits import BacklogLimits, ExceededQuota, ServedCursor, has_limits
 from compactor.maintenance.garbage import CollectionResult, GarbageCollector
 from compactor.maintenance.retention import Retention
-from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, throttle_items
 from storage.clock import is_due
 from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, TopicNotFound
@@ -136,7 +136,7 @@ class Maintenance:
     def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
         """Yield all topics with their policies, page by page, until the process stops."""
         resolver = self.environment.metadata.policies.resolver()
-        for page in paced(
+        for page in throttle_items(
             self.environment.metadata.topics.in_pages(TOPICS_AT_ONCE), self.environment.clock, self.throttle
         ):
             for topic in page:
@@ -192,7 +192,7 @@ class Maintenance:
 
     def _collect(self) -> None:
         collector = GarbageCollector(self.environment, self.grace_ms)
-        for collected in paced(collector.collect_due(), self.environment.clock, self.throttle):
+        for collected in throttle_items(collector.collect_due(), self.environment.clock, self.throttle):
             _log_collected(MaintenanceTask.GARBAGE, collected)
             if self.stopping():
                 return
@@ -209,7 +209,7 @@ class Maintenance:
         if isinstance(scrub, int):
             self._starts[MaintenanceTask.SCRUB] = scrub
             return
-        for collected in paced(scrub.results, clock, self.throttle):
+        for collected in throttle_items(scrub.results, clock, self.throttle):
             _log_collected(MaintenanceTask.SCRUB, collected)
             now = clock.now_ms()
             if is_due(scrub.noted_at, NOTED_MS, now):

@@ -6,7 +6,7 @@
     clean             logical bytes of the current compacted ledger
 
 Logical bytes are those of keys, payloads and properties (docs/scheduling.md), not the bytes in the store. An open
-segment in another machine's log directory counts as empty until it is rolled. `read_triggered` counts only the open
+segment in another machine's log directory counts as empty until it is rolled. `read_with_trigger` counts only the open
 segments of topics with a trigger, `read` and `read_all` all.
 """
 
@@ -53,12 +53,12 @@ class Backlog:
     @property
     def dirty_ratio(self) -> float:
         """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty), without the open segment (S2)."""
-        return _share(self.dirty_bytes, self.clean_bytes)
+        return _dirty_share(self.dirty_bytes, self.clean_bytes)
 
     @property
     def ratio_with_open(self) -> float:
         """The dirty ratio, 0 to 1, with the open segment, which a run also takes. It decides the order of topics."""
-        return _share(self.bytes, self.clean_bytes)
+        return _dirty_share(self.bytes, self.clean_bytes)
 
     @property
     def threshold_share(self) -> float | None:
@@ -88,7 +88,7 @@ def unsealed_backlog(log: LogDirectory, snapshot: TopicSnapshot) -> UnsealedBack
 
 
 class BacklogReader:
-    """Reader of backlogs, which caches counts of open segments. Thread-safe."""
+    """Reader of topics' compaction backlogs, which caches counts of open segments. Thread-safe."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory) -> None:
         self._metadata = metadata
@@ -98,45 +98,45 @@ class BacklogReader:
     def read(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
         resolver = self._metadata.policies.resolver()
-        return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
+        return list(self._read_backlogs(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
     def read_all(self) -> list[Backlog]:
-        """Return the backlogs of all topics, also of those without a trigger, without rests: for a caller that
-        waits."""
+        """Return the backlogs of all topics, also of those without a trigger, without a throttle."""
         records = self._metadata.backlogs.of_all()
-        measured = list(self._measured(records, self._metadata.policies.resolver(), all_open=True))
+        measured = list(self._read_backlogs(records, self._metadata.policies.resolver(), all_open=True))
         self._open.keep_only({record.open_segment.ledger_id for record in records if record.open_segment is not None})
         return measured
 
-    def read_triggered(self, topic_ids: Collection[int]) -> list[Backlog]:
-        """Return the backlogs of those of the topics that have a trigger; deleted topics are left out."""
+    def read_with_trigger(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Return the backlogs of those of `topic_ids` that have a compaction trigger; deleted topics are left out."""
         page = self._metadata.backlogs.of(topic_ids)
         self._measured_segments |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
-        return list(self._measured(page, resolver, all_open=False))
+        return list(self._read_backlogs(page, resolver, all_open=False))
 
-    def read_closed(self, topic_ids: Collection[int]) -> list[Backlog]:
-        """Return the backlogs of those of the topics that have a trigger, without their open segments."""
+    def read_without_open_segments(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Return the backlogs, without the open segments, of those of `topic_ids` that have a compaction trigger."""
         page = [replace(record, open_segment=None) for record in self._metadata.backlogs.of(topic_ids)]
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
-        return list(self._measured(page, resolver, all_open=False))
+        return list(self._read_backlogs(page, resolver, all_open=False))
 
-    def drop_other_counts(self) -> None:
-        """Drop the counts of open segments that `read_triggered` has not met since the last call."""
+    def drop_stale_segment_counts(self) -> None:
+        """Drop the cached counts of open segments that `read_with_trigger` has not read since the last call."""
         self._open.keep_only(self._measured_segments)
         self._measured_segments = set()
 
-    def _measured(
+    def _read_backlogs(
         self, records: list[CompactionBacklogRecord], resolver: PolicyResolver, *, all_open: bool
     ) -> Iterator[Backlog]:
         for record in records:
             resolved = resolver.resolve(record.topic)
             if resolved.triggers.any or all_open:
                 yield replace(
-                    self._with_open(record, resolved.triggers), engine_kind=resolved.policies.compaction_topic_engine
+                    self._backlog_with_open_segment(record, resolved.triggers),
+                    engine_kind=resolved.policies.compaction_topic_engine,
                 )
 
-    def _with_open(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
+    def _backlog_with_open_segment(self, record: CompactionBacklogRecord, triggers: CompactionTriggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages
         oldest, soonest, open_messages = record.oldest, record.first_extent_newest_time, 0
         if record.open_segment is not None:
@@ -146,15 +146,15 @@ class BacklogReader:
             )
             open_messages = counted.messages
             size, messages = size + counted.logical_bytes, messages + open_messages
-            oldest = _earlier(oldest, counted.oldest)
+            oldest = _earliest(oldest, counted.oldest)
             soonest = counted.newest if soonest is None else soonest
         dirty, clean = record.closed_bytes, record.clean_bytes
         return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest, open_messages)
 
 
-def _share(dirty: int, clean: int) -> float:
+def _dirty_share(dirty: int, clean: int) -> float:
     return dirty / (clean + dirty) if dirty else 0.0
 
 
-def _earlier(*times: int | None) -> int | None:
+def _earliest(*times: int | None) -> int | None:
     return min((time for time in times if time is not None), default=None)

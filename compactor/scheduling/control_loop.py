@@ -22,7 +22,7 @@ from random import Random
 from compactor.engines.auto import IN_PROCESS_BYTES
 from compactor.engines.engine import EngineProvider
 from compactor.scheduling.backlog import BacklogReader
-from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, jobs_to_begin, without
+from compactor.scheduling.due import DueTopic, TopicsCheckResult, WorkerSlots, jobs_to_begin, without_topics
 from compactor.scheduling.due_queue import DueQueue
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.reconciler import Reconciler, with_totals
@@ -88,7 +88,7 @@ class ControlLoop:
         self._leadership = Leadership(self._services, environment.clock, self.name, settings.lease_ttl_ms)
         self._backlogs = BacklogReader(environment.metadata, environment.log)
         clock = environment.clock
-        self._queue = DueQueue(environment.metadata, self._backlogs, clock, self._rest)
+        self._queue = DueQueue(environment.metadata, self._backlogs, clock, self._wait_between_pages)
         self._reconciler = Reconciler(environment.metadata, self._backlogs, clock, settings.monitor_interval_ms)
         jitter = random or Random()  # noqa: S311  no secret
         self.worker = Worker(environment, engines, self._leadership, settings.worker, jitter, self.wake)
@@ -111,7 +111,7 @@ class ControlLoop:
     # For REST
 
     def trigger(self, topic: TopicRecord, cause: str = MANUAL, by: str = "") -> CompactionControl:
-        """Request a compaction, which the leader executes. Return the topic's control with the request.
+        """Request a compaction, which the leader executes. Return the topic's compaction state with the request.
 
         `by`: the name of the caller; empty: this service. Raises TopicNotFound, CompactionRunning, CompactionPaused.
         """
@@ -120,11 +120,11 @@ class ControlLoop:
         return state
 
     def wake(self) -> None:
-        """Let the loop poll at once."""
+        """Let the control loop poll at once."""
         self._wake.set()
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """True if this service is the leader."""
         return self._leadership.token is not None
 
@@ -140,7 +140,7 @@ class ControlLoop:
         renewal = min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS
         for name, step, waits, seconds in (
             ("leadership", self.heartbeat, self._ending.wait, renewal),
-            ("scheduler", self.poll, self._wait_for_wake, POLL_SECONDS),
+            ("scheduler", self.poll, self._is_ending_after_wait, POLL_SECONDS),
         ):
             thread = threading.Thread(target=self._repeat, args=(step, waits, seconds), name=name, daemon=True)
             self._threads.append(thread)
@@ -156,26 +156,28 @@ class ControlLoop:
         self.worker.drain(grace_seconds)
         for thread in self._threads:
             thread.join()
-        self._guarded(lambda: self._services.leave(self.name, self._settings.service_dead_ms))
+        self._run_and_log_errors(lambda: self._services.leave(self.name, self._settings.service_dead_ms))
         self._engines.close()
 
-    def _rest(self, seconds: float) -> None:
+    def _wait_between_pages(self, seconds: float) -> None:
         """Wait between pages of topics, until `wake`. Does not wait without threads, when tests call `poll`."""
         if self._threads:
             self._wake.wait(seconds)
 
-    def _wait_for_wake(self, seconds: float) -> bool:
+    def _is_ending_after_wait(self, seconds: float) -> bool:
+        """Wait until `wake`, `seconds` at most. Return whether the control loop is ending."""
         self._wake.wait(seconds)
         self._wake.clear()
         return self._ending.is_set()
 
     def _repeat(self, step: Callable[[], object], waits: Callable[[float], bool], seconds: float) -> None:
+        """Run a step again and again until the loop ends. `waits`: waits, and returns whether the loop is ending."""
         while not self._ending.is_set():
-            self._guarded(step)
+            self._run_and_log_errors(step)
             if waits(seconds):
                 return
 
-    def _guarded(self, step: Callable[[], object]) -> None:
+    def _run_and_log_errors(self, step: Callable[[], object]) -> None:
         """Run a step and log its errors, because an error that ends a thread would end the loop forever."""
         try:
             step()
@@ -194,7 +196,7 @@ class ControlLoop:
         self._services.heartbeat(
             ServiceRecord(self.name, self._url, uid, self._started_at, now, *self._broker_service_urls)
         )
-        self._guarded(self._log_lost_services)
+        self._run_and_log_errors(self._log_lost_services)
         if token is not None and token != previous:
             self._warm_up()
             self.wake()
@@ -207,25 +209,25 @@ class ControlLoop:
             return
         self._control.request_dead_runs_again(self.name)
         for topic in self._control.topics_to_retry(self._settings.worker.retry_max_ms):
-            self._request(topic, "retry")
+            self._request_compaction(topic, "retry")
         now = self._environment.clock.now_ms()
         is_new = self._settings.automatic and token != self._check_token
         if is_new or is_due(self._checked_at, self._settings.monitor_interval_ms, now):
             self._checked_at = now
-            self._guarded(lambda: self._services.purge_dead(self._settings.service_dead_ms))
+            self._run_and_log_errors(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             if self._settings.automatic:
-                self._guarded(lambda: self._check(token, now))
-        self._begin()
+                self._run_and_log_errors(lambda: self._check_queue(token, now))
+        self._begin_jobs()
         if self._settings.automatic:
-            self._guarded(lambda: self._walk(token))
+            self._run_and_log_errors(lambda: self._step_reconciler(token))
 
     @property
-    def missed(self) -> int:
-        """The number of topics that were due and not queued."""
-        return self._reconciler.missed
+    def unqueued_due_topics(self) -> int:
+        """The number of topics that were due and not in the queue, since the process began."""
+        return self._reconciler.unqueued_due_topics
 
-    def _check(self, token: int, now: int) -> None:
-        """Check the queued topics."""
+    def _check_queue(self, token: int, now: int) -> None:
+        """Read the queue of topics, and replace the list of due topics and the result of the last check."""
         if token != self._check_token:
             self._due = []
             self._environment.metadata.topic_work.begin_leading(token, self._environment.log.known_uid)
@@ -234,9 +236,9 @@ class ControlLoop:
         checked = TopicsCheckResult.of([item.backlog for item in self._due], {}, len(self._due), now)
         self.last_check = with_totals(checked, self._reconciler.totals)
 
-    def _walk(self, token: int) -> None:
+    def _step_reconciler(self, token: int) -> None:
         """Let the reconciler take a step, and add its sums to the result of the last check."""
-        if self._reconciler.step(token):
+        if self._reconciler.walk_next_page(token):
             self._unreadable = self._log_unreadable_policies()
         if self.last_check is not None:
             totals = replace(self._reconciler.totals, unreadable_policies=self._unreadable)
@@ -257,22 +259,24 @@ class ControlLoop:
         self._logged_policies = unreadable
         return len(unreadable)
 
-    def _begin(self) -> None:
+    def _begin_jobs(self) -> None:
         """Fill the free worker slots: requested topics first, then due topics by descending dirty ratio."""
         large, small = self.worker.busy_slots()
         if large + small >= self._slots.count:
             return
         unavailable = self.worker.unavailable_topic_ids()
         requested = [topic.id for topic, _ in self._control.requests() if topic.id not in unavailable]
-        self._due = without(self._due, unavailable.union(requested))
+        self._due = without_topics(self._due, unavailable.union(requested))
         measured = {item.topic.id: item for item in self._backlogs.read(requested)} if requested else {}
         backlogs = [measured[topic_id] for topic_id in requested if topic_id in measured]
         backlogs += [item.backlog for item in self._due]
         causes = {item.topic.id: item.cause for item in self._due}
         by_id = {item.topic.id: item for item in backlogs}
         for topics in jobs_to_begin(backlogs, large, small, self._slots):
-            ready = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
-            self._due = without(self._due, {topic.id for topic in topics})
+            ready = [
+                topic for topic in topics if topic.id in measured or self._request_compaction(topic, causes[topic.id])
+            ]
+            self._due = without_topics(self._due, {topic.id for topic in topics})
             if ready and self._leadership.token is not None:
                 first = by_id[ready[0].id]
                 self.worker.begin(
@@ -282,7 +286,7 @@ class ControlLoop:
                     engine_kind=first.engine_kind,
                 )
 
-    def _request(self, topic: TopicRecord, cause: str) -> bool:
+    def _request_compaction(self, topic: TopicRecord, cause: str) -> bool:
         """Request a due compaction. Return whether it is requested."""
         try:
             self._control.request(topic.id, cause, self.name)
@@ -317,7 +321,7 @@ class ControlLoop:
             )
 
     def _warm_up(self) -> None:
-        """Start the engines' machinery in its own thread, so that the first run need not wait for it."""
+        """Open an engine once, in a thread of its own, so that the first run need not wait for the start of Spark."""
         if not self._warm and self._threads:
             self._warm = True
             threading.Thread(target=self._open_engine, name="warm-up", daemon=True).start()

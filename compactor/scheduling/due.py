@@ -100,7 +100,7 @@ class TopicsCheckResult:
         )
 
     def plus(self, other: TopicsCheckResult) -> TopicsCheckResult:
-        """Return the result for the topics of both, which differ. The time is the other one's."""
+        """Return the sum of two results about different topics, with the time of `other`."""
         return TopicsCheckResult(
             other.at,
             self.topics + other.topics,
@@ -166,7 +166,7 @@ def due_topics(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionCon
 
 
 def priority(item: DueTopic) -> tuple[float, int, str]:
-    """Return the place of a due topic among others: the smallest is first."""
+    """Return the sort key of a due topic: the topic with the smallest key is compacted first."""
     return -item.backlog.ratio_with_open, -item.backlog.bytes, str(item.topic.name)
 
 
@@ -216,6 +216,6 @@ def retry_delay_ms(failures: int, first_ms: int, max_ms: int, jitter: float) -> 
     return round(whole / 2 + whole / 2 * jitter)
 
 
-def without(topics: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:
+def without_topics(topics: Sequence[DueTopic], topic_ids: Collection[int]) -> list[DueTopic]:
     """Return the due topics whose ids are not in `topic_ids`."""
     return [item for item in topics if item.topic.id not in topic_ids]

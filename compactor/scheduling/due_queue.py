@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import DueTopic, due_topics, next_due_at, priority
-from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, paced
+from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE, Throttle, throttle_items
 from storage.clock import Clock
 from storage.metadata.records import CompactionControl
 from storage.metadata.store import MetadataStore
@@ -36,17 +36,17 @@ class DueQueue:
         due: list[DueTopic] = []
         queued = self.metadata.topic_work.due(WorkKind.COMPACT, now)
         pages = (queued[first : first + TOPICS_AT_ONCE] for first in range(0, len(queued), TOPICS_AT_ONCE))
-        for page in paced(pages, self.clock, self.throttle):
+        for page in throttle_items(pages, self.clock, self.throttle):
             due += self._check_page(page, now, leader_token)
         return sorted(due, key=priority)
 
     def _check_page(self, page: Sequence[TopicWork], now: int, leader_token: int) -> list[DueTopic]:
         topic_ids = [work.topic_id for work in page]
-        backlogs = {backlog.topic.id: backlog for backlog in self.backlogs.read_triggered(topic_ids)}
+        backlogs = {backlog.topic.id: backlog for backlog in self.backlogs.read_with_trigger(topic_ids)}
         controls = self.metadata.compaction_control.of_topics(backlogs)
         rescheduled = []
         for work in page:
-            due_at = queued_until(backlogs.get(work.topic_id), controls.get(work.topic_id), now)
+            due_at = next_check_at(backlogs.get(work.topic_id), controls.get(work.topic_id), now)
             if due_at is None or due_at > now:
                 rescheduled.append((work, due_at))
         if rescheduled:
@@ -54,7 +54,7 @@ class DueQueue:
         return due_topics(list(backlogs.values()), controls, now)
 
 
-def queued_until(backlog: Backlog | None, control: CompactionControl | None, now: int) -> int | None:
+def next_check_at(backlog: Backlog | None, control: CompactionControl | None, now: int) -> int | None:
     """Return the time (ms) at which a topic is to be checked next; `now`: it is due, None: not before an event.
 
     `backlog` None: the topic has no trigger, or was deleted.

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from compactor.scheduling.backlog import BacklogReader
 from compactor.scheduling.due import TopicsCheckResult, cause_of
-from compactor.scheduling.due_queue import queued_until
+from compactor.scheduling.due_queue import next_check_at
 from compactor.scheduling.scan_throttle import TOPICS_AT_ONCE
 from storage.clock import Clock, is_due
 from storage.metadata.records import TopicRecord
@@ -29,11 +29,13 @@ PARTS = 100
 NOTE = "walk"
 """The name of the note with the place of a walk."""
 NOTHING = TopicsCheckResult.of([], {}, 0, 0)
+IsFirstPage = bool
+"""Whether a page was checked that is the first one of a walk."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """The walk of one process. One thread calls `step` while the process leads."""
+    """The walk over all topics that proves the queue of due topics. One thread of the leader calls `walk_next_page`."""
 
     def __init__(self, metadata: MetadataStore, backlogs: BacklogReader, clock: Clock, interval_ms: int) -> None:
         self._metadata = metadata
@@ -50,7 +52,7 @@ class Reconciler:
         self._begun_at: int | None = None
         self._walked_at: int | None = None
         self._rest_ms = 0
-        self.missed = 0
+        self.unqueued_due_topics = 0
         """The number of topics that were due and not queued, since the process began."""
 
     @property
@@ -58,8 +60,8 @@ class Reconciler:
         """Sums over all topics with a trigger, by the last whole walk; by the present one if it is the first."""
         return self._last or self._walked
 
-    def step(self, leader_token: int) -> bool:
-        """Walk over the next page if one is due now. Return whether a walk began with it. Raises Fenced."""
+    def walk_next_page(self, leader_token: int) -> IsFirstPage:
+        """Check the next page of topics, if one is due now, and add it to the sums. Raises Fenced."""
         now = self._clock.now_ms()
         if self._after_id is None:
             self._after_id = int(self._metadata.topic_work.note(NOTE) or -1)
@@ -73,12 +75,12 @@ class Reconciler:
             self._begun_at, self._walked, self._noted_at = now, NOTHING, now
         page = self._metadata.topics.page(self._after_id, TOPICS_AT_ONCE)
         if page:
-            self._walked = self._walked.plus(self._walk(page, now))
+            self._walked = self._walked.plus(self._reconcile_page(page, now))
             self._after_id = page[-1].id
         ends = len(page) < TOPICS_AT_ONCE
         if ends:
             self._after_id, self._last = -1, self._walked
-            self._backlogs.drop_other_counts()
+            self._backlogs.drop_stale_segment_counts()
         if (ends and self._has_note) or (not ends and is_due(self._noted_at, self._interval_ms, now)):
             self._metadata.topic_work.set_note(NOTE, str(self._after_id), leader_token)
             self._noted_at, self._has_note = now, not ends
@@ -86,25 +88,29 @@ class Reconciler:
         self._rest_ms = PARTS * max(0, self._walked_at - now)
         return begins
 
-    def _walk(self, page: list[TopicRecord], now: int) -> TopicsCheckResult:
-        """Prove the queue for a page of topics, and return the sums over it."""
-        backlogs = {backlog.topic.id: backlog for backlog in self._backlogs.read_triggered([item.id for item in page])}
+    def _reconcile_page(self, page: list[TopicRecord], now: int) -> TopicsCheckResult:
+        """Queue and log the topics of a page that are due and not queued. Return the sums over the page."""
+        backlogs = {
+            backlog.topic.id: backlog for backlog in self._backlogs.read_with_trigger([item.id for item in page])
+        }
         controls = self._metadata.compaction_control.of_topics(backlogs)
         queued = self._metadata.topic_work.of_topics(WorkKind.COMPACT, backlogs)
         unqueued = []
         for topic_id, backlog in backlogs.items():
-            due_at = queued_until(backlog, controls.get(topic_id), now)
+            due_at = next_check_at(backlog, controls.get(topic_id), now)
             if due_at is not None and (topic_id not in queued or queued[topic_id].due_at > due_at):
                 unqueued.append(topic_id)
         if unqueued:
-            due_at_once = [item for item in self._backlogs.read_closed(unqueued) if cause_of(item, now) is not None]
+            due_at_once = [
+                item for item in self._backlogs.read_without_open_segments(unqueued) if cause_of(item, now) is not None
+            ]
             for backlog in due_at_once:
                 _log.warning(
                     "a compaction of %s is due and was not queued, and is queued now: a bug unless a service of an "
                     "older version works on this database; please report it",
                     backlog.topic.name,
                 )
-            self.missed += len(due_at_once)
+            self.unqueued_due_topics += len(due_at_once)
             self._metadata.topic_work.queue(WorkKind.COMPACT, unqueued)
         return TopicsCheckResult.of(list(backlogs.values()), controls, 0, now)
 

@@ -21,7 +21,7 @@ Throttle = Callable[[float], object]
 """A function that waits at most the given number of seconds."""
 
 
-def paced(items: Iterable[Item], clock: Clock, throttle: Throttle) -> Iterator[Item]:
+def throttle_items(items: Iterable[Item], clock: Clock, throttle: Throttle) -> Iterator[Item]:
     """Yield the items. After each, `throttle` waits `RESTS` times as long as the item took to produce and to handle."""
     start = clock.now_ms()
     for item in items:

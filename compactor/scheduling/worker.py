@@ -144,9 +144,9 @@ class Worker:
         with self._lock:
             if self._ending:
                 return
-            future = self._pool.submit(self._execute, job)
+            future = self._pool.submit(self._execute_job, job)
             self._jobs[future] = job
-        future.add_done_callback(self._end)
+        future.add_done_callback(self._on_job_ended)
 
     def open_engine(self, *, large: bool, kind: str | None = None) -> Engine:
         """Return an engine for a job. `kind`: as in `EngineProvider.open`.
@@ -197,11 +197,12 @@ class Worker:
             with self._lock:
                 job = self._jobs.get(future)
             if job is not None:
-                self._hand_over(job)
+                self._hand_over_runs(job)
         wait(unfinished, ENDS_WITHIN_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_over(self, job: JobTopics) -> None:
+    def _hand_over_runs(self, job: JobTopics) -> None:
+        """Cancel the runs of a job, request them again for the next leader, and stop the engine of the job."""
         for run in list(job.runs):
             try:
                 if self._control.cancel_and_request_again(run, ENDING, run.owner):
@@ -211,36 +212,39 @@ class Worker:
         if job.engine is not None:
             job.engine.cancel()
 
-    def _end(self, future: Future[None]) -> None:
+    def _on_job_ended(self, future: Future[None]) -> None:
+        """Remove a job that has ended, log its unexpected error, and report the free worker slot."""
         with self._lock:
             job = self._jobs.pop(future, None)
         error = None if future.cancelled() else future.exception()
         if error is not None and job is not None:
             names = ", ".join(str(topic.name) for topic in job.topics[:3])
             _log.error("compacting %s (%d topics) failed", names, len(job.topics), exc_info=error)
-            self._hold(job.topics)
+            self._postpone_topics(job.topics)
         self._on_ended()
 
-    def _execute(self, job: JobTopics) -> None:
+    def _execute_job(self, job: JobTopics) -> None:
+        """Compact the topics of a job, and record each result. Postpone them without an engine or a database."""
         by_name = {topic.name: topic for topic in job.topics}
         try:
             job.engine = self.open_engine(large=job.opens_spark, kind=job.engine_kind)
         except CompactorError:
             # The cause is no topic (no Java, no executors), so no failure is recorded, and the requests stay.
-            self._hold(job.topics)
+            self._postpone_topics(job.topics)
             return
         try:
             requested = {topic.id: control.requested_at for topic, control in self._control.requests()}
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
-            compactor = self._compactor(job, job.engine)
+            compactor = self._build_compactor(job, job.engine)
             for outcome in compactor.compact_all(by_name, partial(stored_policies, self._environment.metadata)):
-                self._record(job, by_name[outcome.topic], outcome)
+                self._record_outcome(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
             # The cause is no topic either, for instance an unreachable database.
             _log.warning("compactions wait: %s", error)
-            self._hold(job.topics)
+            self._postpone_topics(job.topics)
 
-    def _compactor(self, job: JobTopics, engine: Engine) -> TwoPhaseCompactor:
+    def _build_compactor(self, job: JobTopics, engine: Engine) -> TwoPhaseCompactor:
+        """Return the compactor of a job, which checks the leadership at each claim of a run."""
         settings = self._settings
         sizing = settings.sizing or Sizing(engine.parallelism)
         return TwoPhaseCompactor(
@@ -249,15 +253,15 @@ class Worker:
             sizing=replace(sizing, topics_per_job=max(1, len(job.topics))),
             rates=settings.rates,
             heartbeat_ms=settings.run_dead_ms,
-            leader_token=self._token,
-            on_claimed=partial(_note_claim, job),
+            leader_token=self._require_leader_token,
+            on_claimed=partial(_add_claimed_run, job),
             claims_at_once=_CLAIMS_AT_ONCE,
-            on_failed=partial(self._run_failed, job),
+            on_failed=partial(self._record_failed_run, job),
             retry_tail_at=lambda: self._retry_at(1),
             stalled_ms=settings.stalled_ms,
         )
 
-    def _token(self) -> int:
+    def _require_leader_token(self) -> int:
         """Return the token of the leadership for which a run is claimed. Raises Fenced."""
         with self._lock:
             ending = self._ending
@@ -265,11 +269,11 @@ class Worker:
             raise Fenced("this service is ending", "another service compacts the topic")
         return self._leadership.required_token()
 
-    def _record(self, job: JobTopics, topic: TopicRecord, outcome: Outcome) -> None:
-        """Record the result of a topic."""
+    def _record_outcome(self, job: JobTopics, topic: TopicRecord, outcome: Outcome) -> None:
+        """Log the result of a topic's compaction, and record it as the module describes."""
         error, run = outcome.error, outcome.run
         if run is not None:
-            names = _names(topic, run)
+            names = _log_fields(topic, run)
             if isinstance(error, Conflict):
                 _log.info("compaction stopped: %s", error, extra=names)
             else:  # `_log_failure` has logged a failure
@@ -288,14 +292,14 @@ class Worker:
                     self._control.withdraw(topic.id, leader_token=leader, requested_at=requested_at)
                 self._control.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
-                self._hold([topic])
+                self._postpone_topics([topic])
             elif error is not None and run is None and not isinstance(error, _NO_FAILURES):
-                self._fail(topic, requested_at, error)
+                self._record_failure_before_run(topic, requested_at, error)
         except CompactorError as second:
             _log.warning("the result of the compaction of %s was not recorded: %s", topic.name, second.message)
-            self._hold([topic])
+            self._postpone_topics([topic])
 
-    def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
+    def _record_failure_before_run(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure before a run was claimed. The request stays."""
         failures = self._control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
@@ -305,17 +309,18 @@ class Worker:
         )
         _log_failure(topic, None, failures, error)
 
-    def _run_failed(self, job: JobTopics, run: RunRecord, error: BaseException) -> None:
+    def _record_failed_run(self, job: JobTopics, run: RunRecord, error: BaseException) -> None:
         """Record that a run failed. If that raises CompactorError, its heartbeat stops and it is requested again."""
         topic = job.topic_of(run)
         try:
-            self._end_failed(topic, run, error)
+            self._end_failed_run(topic, run, error)
         except CompactorError as second:
             text = "compaction of %s failed: %s; the failure was not recorded: %s"
-            _log.warning(text, _label(topic, run), error, second.message, extra=_names(topic, run))
+            _log.warning(text, _topic_label(topic, run), error, second.message, extra=_log_fields(topic, run))
             raise
 
-    def _end_failed(self, topic: TopicRecord | None, run: RunRecord, error: BaseException) -> None:
+    def _end_failed_run(self, topic: TopicRecord | None, run: RunRecord, error: BaseException) -> None:
+        """End a failed run in the database, with the time of the next try unless the error is no failure."""
         text = ErrorText.of(error)
         if not isinstance(error, _NO_FAILURES):
             failures = self._control.fail_run(run, text, self._retry_at)
@@ -330,12 +335,14 @@ class Worker:
         self._environment.metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:
+        """Return the time (ms) of the next try after so many failures in a row."""
         settings, chance = self._settings, self._random.random()
         return self._environment.clock.now_ms() + retry_delay_ms(
             failures, settings.retry_first_ms, settings.retry_max_ms, chance
         )
 
-    def _hold(self, topics: Collection[TopicRecord]) -> None:
+    def _postpone_topics(self, topics: Collection[TopicRecord]) -> None:
+        """Let no compaction of the topics begin for `NOT_BEFORE_MS`."""
         until = self._environment.clock.now_ms() + NOT_BEFORE_MS
         with self._lock:
             self._held_until |= {topic.id: until for topic in topics}
@@ -343,20 +350,20 @@ class Worker:
 
 def _log_failure(topic: TopicRecord | None, run: RunRecord | None, failures: int, error: BaseException) -> None:
     text = "compaction of %s failed (%d in a row): %s"
-    _log.warning(text, _label(topic, run), failures, error, extra=_names(topic, run))
+    _log.warning(text, _topic_label(topic, run), failures, error, extra=_log_fields(topic, run))
 
 
-def _note_claim(job: JobTopics, run: RunRecord) -> None:
+def _add_claimed_run(job: JobTopics, run: RunRecord) -> None:
     """Add a claimed run to its job, and log it."""
     job.runs.append(run)
-    _log.info("compaction begun", extra=_names(job.topic_of(run), run))
+    _log.info("compaction begun", extra=_log_fields(job.topic_of(run), run))
 
 
-def _label(topic: TopicRecord | None, run: RunRecord | None) -> str:
+def _topic_label(topic: TopicRecord | None, run: RunRecord | None) -> str:
     """Return the name of a topic, or that of a run if its topic is not in the job."""
     return str(topic.name) if topic else f"run {run.run_id if run else None}"
 
 
-def _names(topic: TopicRecord | None, run: RunRecord | None) -> dict[str, object]:
+def _log_fields(topic: TopicRecord | None, run: RunRecord | None) -> dict[str, object]:
     """Return the fields of a log line about a run."""
     return {"topic": str(topic.name) if topic else None, "run": run.run_id if run else None}

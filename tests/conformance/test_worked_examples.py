@@ -325,7 +325,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
         return backlog.dirty_ratio
 
     def names_of_due_topics() -> list[str]:
-        backlogs = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
+        backlogs = BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench))
         return [backlog.topic.name.topic for backlog in due_topics(backlogs, {}, bench.clock.now_ms())]
 
     topics = {}

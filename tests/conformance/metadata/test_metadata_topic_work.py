@@ -68,15 +68,15 @@ class Leader:
 
     def scan(self) -> list[tuple[str, str]]:
         """Return what is due, from the rows of all topics; of paused ones only an unpaused one is."""
-        backlogs = BacklogReader(self.bench.metadata, self.bench.log).read_triggered(all_ids(self.bench))
+        backlogs = BacklogReader(self.bench.metadata, self.bench.log).read_with_trigger(all_ids(self.bench))
         return causes(due_topics(backlogs, self.bench.metadata.compaction_control.all(), self.bench.clock.now_ms()))
 
     def walk(self) -> int:
         """Let the reconciler walk over all topics once; return how many it missed."""
-        before = self.reconciler.missed
+        before = self.reconciler.unqueued_due_topics
         for _ in range(len(all_ids(self.bench)) // TOPICS_AT_ONCE + 1):
-            self.reconciler.step(self.token)
-        return self.reconciler.missed - before
+            self.reconciler.walk_next_page(self.token)
+        return self.reconciler.unqueued_due_topics - before
 
     def queued(self) -> list[int]:
         return [work.topic_id for work in self.bench.metadata.topic_work.due(WorkKind.COMPACT, 1 << 60)]
@@ -478,28 +478,28 @@ def test_the_reconciler_rests_and_goes_on_where_the_leader_before_it_was(
     for topic in topics:
         bench.set_policies(topic, **{MESSAGES: 1})
     read: list[int] = []
-    read_triggered = BacklogReader.read_triggered
+    read_with_trigger = BacklogReader.read_with_trigger
 
     def slow(reader: BacklogReader, topic_ids: list[int]) -> list[Backlog]:
         read.append(len(topic_ids))
         bench.advance(5)
-        return read_triggered(reader, topic_ids)
+        return read_with_trigger(reader, topic_ids)
 
-    monkeypatch.setattr(BacklogReader, "read_triggered", slow)
+    monkeypatch.setattr(BacklogReader, "read_with_trigger", slow)
     reconciler = Reconciler(bench.metadata, leader.backlogs, bench.clock, 300)
-    assert reconciler.step(leader.token)
+    assert reconciler.walk_next_page(leader.token)
     assert (read, reconciler.totals.topics) == ([TOPICS_AT_ONCE], TOPICS_AT_ONCE)
     bench.advance(5 * PARTS - 1)
-    assert not reconciler.step(leader.token)
+    assert not reconciler.walk_next_page(leader.token)
     assert len(read) == 1, "it rests"
     bench.advance(1)
-    reconciler.step(leader.token)
+    reconciler.walk_next_page(leader.token)
     assert (read, reconciler.totals.topics) == ([TOPICS_AT_ONCE, 1], TOPICS_AT_ONCE + 1)
     bench.advance(1000)
-    assert reconciler.step(leader.token)
+    assert reconciler.walk_next_page(leader.token)
     bench.metadata.topic_work.set_note("walk", str(topics[-2].record.id), leader.token)
     successor = Reconciler(bench.metadata, leader.backlogs, bench.clock, 300)
-    successor.step(leader.token)
+    successor.walk_next_page(leader.token)
     assert read == [TOPICS_AT_ONCE, 1, TOPICS_AT_ONCE, 1]
     assert bench.metadata.topic_work.note("walk") == "-1"
 

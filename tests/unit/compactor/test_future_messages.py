@@ -60,7 +60,7 @@ def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: li
     bench.set_policies(topic, **{"min.compaction.lag.ms": HOUR, "max.compaction.lag.ms": 2 * HOUR})
 
     def cause() -> str | None:
-        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench))
         return cause_of(backlog, bench.clock.now_ms())
 
     assert cause() is None

@@ -38,7 +38,7 @@ def test_tombstones_count_alike_whether_they_are_open_or_rolled_or_sealed(bench:
         for entry in TOMBSTONES:
             log.append(entry)
         assert counts(bench, topic) == (BYTES, BYTES, BYTES)
-        (backlog,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
+        (backlog,) = BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench))
         assert cause_of(backlog, bench.clock.now_ms()) == "threshold.bytes"
         log.roll()
     assert counts(bench, topic) == (BYTES, BYTES, BYTES)

@@ -76,10 +76,10 @@ class Logs:
 class Control:
     """State of a control loop."""
 
-    leads: bool = False
+    is_leader: bool = False
     last_check: TopicsCheckResult | None = None
     engine_error: str | None = None
-    missed: int = 0
+    unqueued_due_topics: int = 0
 
 
 def metrics(

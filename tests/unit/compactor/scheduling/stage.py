@@ -124,7 +124,7 @@ class Stage:
     def lead(self, settings: ControlLoopSettings = SETTINGS) -> ControlLoop:
         loop = self.service(settings)
         loop.heartbeat()
-        assert loop.leads
+        assert loop.is_leader
         return loop
 
     def finish(self, loop: ControlLoop, *triggered: Topic, after_ms: int | None = None) -> None:

@@ -26,7 +26,9 @@ BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Return why a service that has just been started takes the topic for due."""
-    backlogs = {item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))}
+    backlogs = {
+        item.topic.id: item for item in BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench))
+    }
     backlog = backlogs.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
@@ -212,9 +214,9 @@ def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
 def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
     for name in ("a", "b"):
         in_ledgers(bench, bench.topic(name))
-    assert BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench)) == []
+    assert BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench)) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    (measured,) = BacklogReader(bench.metadata, bench.log).read_triggered(all_ids(bench))
+    (measured,) = BacklogReader(bench.metadata, bench.log).read_with_trigger(all_ids(bench))
     assert measured.topic.name.topic == "b"
 
 

@@ -178,7 +178,7 @@ def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     first, second = stage.lead(), stage.service()
     topic = stage.topic("t")
     second.heartbeat()
-    assert (first.leads, second.leads) == (True, False)
+    assert (first.is_leader, second.is_leader) == (True, False)
     second.trigger(topic.record, by="ann")
     second.poll()
     assert stage.engines.opened == 0
@@ -249,13 +249,13 @@ def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
     asleep.trigger(topic.record)
     for each in (clock, stage.clock):
         each.advance(TERM)
-    assert not asleep.leads
+    assert not asleep.is_leader
     asleep.poll()
     assert (stage.engines.opened, stage.runs(topic)) == (0, [])
     other.heartbeat()
-    assert other.leads
+    assert other.is_leader
     clock.advance(-TERM)
-    assert asleep.leads, "its clock is wrong"
+    assert asleep.is_leader, "its clock is wrong"
     stage.poll(asleep)
     assert stage.runs(topic) == []
     assert len(stage.control.requests()) == 1
@@ -270,7 +270,7 @@ def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     dead.trigger(waiting.record)
     stage.clock.advance(TERM)
     next_one.heartbeat()
-    assert next_one.leads
+    assert next_one.is_leader
     stage.finish(next_one)
     assert stage.runs(waiting) == [RunState.SUCCESS]
     assert stage.runs(running) == [RunState.RUNNING], "its heart may beat again"
