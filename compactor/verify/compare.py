@@ -88,7 +88,7 @@ class RowsObjectWalk:
             ascend = np.zeros(len(rising), dtype=np.bool_)
             for column in (integer_column(table, name) for name in reversed(ID_COLUMNS)):
                 ascend = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & ascend)
-            first, before = _position(table, 0), self.last
+            first, before = _offset_and_id(table, 0), self.last
             joins = before is None or (first[0] > before[0] and first[1] > before[1])
             if not (rising.all() and ascend.all() and joins):
                 what = f"rows between offsets {offsets.min()} and {offsets.max()} do not ascend by offset and id"
@@ -98,7 +98,7 @@ class RowsObjectWalk:
                 self._findings.add_inconsistency(
                     self._where, f"the footer records {ends} for a row group, whose rows have others"
                 )
-            self.first, self.last = self.first or first, _position(table, len(table) - 1)
+            self.first, self.last = self.first or first, _offset_and_id(table, len(table) - 1)
             self.messages += len(table)
             self._logical_bytes += int(rows.logical_sizes(table).sum())
             published = pc.min_max(table.column("publish_time")).as_py()
@@ -117,7 +117,7 @@ class RowsObjectWalk:
 
 
 class GroupOffsets(NamedTuple):
-    """A row group by its number, and the positions, in an array of offsets, of those in its range."""
+    """The number of a row group, and the positions of its offsets in an array of offsets."""
 
     group: int
     positions: I64
@@ -131,7 +131,7 @@ class FoundRows(NamedTuple):
 
 
 class RowsByOffset:
-    """Rows of one object, by offset. It caches the last row group."""
+    """Reader of the rows of one object by offset, which caches the last row group."""
 
     def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
         self.reader = RowsReader(store, rows_object)
@@ -159,7 +159,7 @@ class RowsByOffset:
         return FoundRows(positions, table.take(pa.array(at[positions])))
 
 
-def live_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
+def live_row_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
     """Yield the live rows of all parts, one row group at a time."""
     for part in manifest.parts:
         deleted = read_deleted(store, part)
@@ -199,7 +199,8 @@ def chunk_table_mask(table: pa.Table) -> Mask:
     return mask
 
 
-def _position(table: pa.Table, row: int) -> tuple[int, MessageId]:
+def _offset_and_id(table: pa.Table, row: int) -> tuple[int, MessageId]:
+    """Return the offset and the message id of a row."""
     return int(table.column("offset")[row].as_py()), rows.message_id(table, row)
 
 
@@ -254,7 +255,7 @@ class AlignedPositions(NamedTuple):
     right: I64
 
 
-def align(left: IndexRecords, right: IndexRecords) -> AlignedPositions:
+def align_by_hash(left: IndexRecords, right: IndexRecords) -> AlignedPositions:
     """Return the positions of each hash of either side, in hash order. Each side has a hash at most once."""
     hi, lo = np.concatenate([left.hi, right.hi]), np.concatenate([left.lo, right.lo])
     order = np.lexsort((lo, hi))
@@ -282,15 +283,15 @@ class RecordDiff(NamedTuple):
     common_right: IndexRecords
 
 
-def diff(left: IndexRecords, right: IndexRecords) -> RecordDiff:
+def diff_by_hash(left: IndexRecords, right: IndexRecords) -> RecordDiff:
     """Return the difference of two sets of records, by hash. Each side has a hash at most once."""
-    at_left, at_right = align(left, right)
+    at_left, at_right = align_by_hash(left, right)
     both = (at_left >= 0) & (at_right >= 0)
     only_left, only_right = left.take(at_left[at_right < 0]), right.take(at_right[at_left < 0])
     return RecordDiff(only_left, only_right, left.take(at_left[both]), right.take(at_right[both]))
 
 
-def last_of_each(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
+def last_per_hash(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
     """Return, per hash, the position of its last element by `order` (least important column first), in hash order."""
     if not len(hi):
         return np.empty(0, dtype=np.int64)
@@ -301,15 +302,15 @@ def last_of_each(hi: U64, lo: U64, *order: npt.NDArray[np.generic]) -> I64:
     return last
 
 
-def newest_of_each(records: IndexRecords) -> IndexRecords:
+def newest_per_hash(records: IndexRecords) -> IndexRecords:
     """Return, per hash, the record of the largest offset."""
-    return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK))
+    return records.take(last_per_hash(records.hi, records.lo, records.offset & OFFSET_MASK))
 
 
-def event_winner_of_each(records: IndexRecords) -> IndexRecords:
+def event_winner_per_hash(records: IndexRecords) -> IndexRecords:
     """Return, per hash, the record of the largest event time, then of the largest offset (P9)."""
     assert records.event_time is not None
-    return records.take(last_of_each(records.hi, records.lo, records.offset & OFFSET_MASK, records.event_time))
+    return records.take(last_per_hash(records.hi, records.lo, records.offset & OFFSET_MASK, records.event_time))
 
 
 def compare_bitmaps(findings: Findings, where: str, name: str, expected: BitMap64, actual: BitMap64) -> None:

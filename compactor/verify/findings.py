@@ -116,7 +116,7 @@ class Findings:
         """
         for name, value in recorded.items():
             if value != actual[name]:
-                self.add_inconsistency(where, text.format(name, _plain(value), _plain(actual[name])))
+                self.add_inconsistency(where, text.format(name, _value_text(value), _value_text(actual[name])))
 
     def check_lower_bounds(self, where: str, holder: object, item: str, actual: Mapping[str, Collection[int]]) -> None:
         """Add an inconsistency for each lower bound that is None or above the least actual value.
@@ -183,7 +183,7 @@ class Fingerprint:
 
 @dataclass
 class TaskFindings:
-    """Answer of one task. The driver adds up `counts` and `fingerprints`, by name, over all tasks.
+    """Result of one task. The driver adds up `counts` and `fingerprints`, by name, over all tasks.
 
     `complete`: everything under the fingerprints was readable. `dropped_to`: highest offset of a winner that was
     rightly removed, −1: none. `last_alive`: id of the last live row of a part.
@@ -253,12 +253,12 @@ class ReportBuilder:
             self.findings.merge(answer.findings)
             self._counts += answer.counts
 
-    def add_objects(self, answers: Sequence[TaskFindings]) -> None:
+    def add_objects_stage(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers of the objects stage, in the order of the objects, and compare the last live message."""
         self.add(answers)
         self.raw_differs = any(answer.counts["ledgers"] and answer.findings.counts for answer in answers)
         parts = [answer for answer in answers if answer.counts["parts"]]
-        self._rows = _summed(parts)
+        self._rows = _sum_fingerprints(parts)
         self._complete = all(part.complete for part in parts)
         compacted, manifest = self.snapshot.compacted, self.plan.manifest
         if compacted is not None and manifest is not None and self._complete:
@@ -266,15 +266,15 @@ class ReportBuilder:
             where = f"row of compacted ledger {compacted.ledger_id}"
             self.findings.compare(where, {"last_message_id": compacted.last_message_id}, {"last_message_id": last})
 
-    def add_keys(self, answers: Sequence[TaskFindings]) -> None:
+    def add_keys_stage(self, answers: Sequence[TaskFindings]) -> None:
         """Add the answers about hash ranges and unkeyed rows, and compare the fingerprints of index and parts."""
         self.add(answers)
         manifest, compacted = self.plan.readable_manifest, self.snapshot.compacted
         assert compacted is not None
-        index = _summed(answers)
+        index = _sum_fingerprints(answers)
         differing = {name for name, total in index.items() if total != self._rows.get(name, Fingerprint())}
         if self._complete:
-            names = map(self.plan.fingerprint_name, range(len(self.plan.ranges)))
+            names = map(self.plan.fingerprint_name, range(len(self.plan.hash_ranges)))
             self.differing = [number for number, name in enumerate(names) if name in differing]
             self.unkeyed_differ = not differing.isdisjoint((CHUNK_TABLES, *UNKEYED_CLASSES))
         where = compacted.manifest.name
@@ -290,7 +290,7 @@ class ReportBuilder:
             what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key, at offset {dropped_to},"
             self.findings.add_inconsistency(where, f"{what} was removed")
 
-    def report(self, differences: Sequence[Difference]) -> Report:
+    def build_report(self, differences: Sequence[Difference]) -> Report:
         """Return the report. `differences`: the named ones of `findings`, with their keys added."""
         unchecked, compacted = list(self.unchecked), self.snapshot.compacted
         checked = {noun: self._counts[noun] for noun in _OF_OBJECTS}
@@ -319,7 +319,7 @@ class ReportBuilder:
         )
 
 
-def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
+def _sum_fingerprints(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
     """Return the sums of the fingerprints of the answers, by name."""
     total = TaskFindings(Findings(0))
     for answer in answers:
@@ -328,5 +328,6 @@ def _summed(answers: Sequence[TaskFindings]) -> dict[str, Fingerprint]:
     return total.fingerprints
 
 
-def _plain(value: object) -> str:
+def _value_text(value: object) -> str:
+    """Return a value as text; a pair as `first (second)`."""
     return f"{value[0]} ({value[1]})" if isinstance(value, tuple) and len(value) == 2 else str(value)

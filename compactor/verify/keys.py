@@ -27,22 +27,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from compactor.verify.compare import (
     RowsByOffset,
     add_record_differences,
-    align,
-    diff,
-    event_winner_of_each,
+    align_by_hash,
+    diff_by_hash,
+    event_winner_per_hash,
     fingerprint_of_bits,
     integer_column,
     key_hash,
     keyed_rows,
-    last_of_each,
-    live_groups,
-    newest_of_each,
+    last_per_hash,
+    live_row_groups,
+    newest_per_hash,
     offsets_of,
     record_bits,
     records_of,
@@ -50,7 +51,7 @@ from compactor.verify.compare import (
 from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings, TaskFindings
 from compactor.verify.plan import VerifyPlan, WinnerOrder
 from compactor.verify.run_history import ALWAYS
-from compactor.verify.unkeyed import RangeChunksCheck, assembled, certain_mask, records_of_messages
+from compactor.verify.unkeyed import RangeChunksCheck, assemble_messages, certain_mask, records_of_messages
 from storage.ledger import chunk_table, key_index
 from storage.ledger.chunk_table import Mask
 from storage.ledger.key_index import I64, MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, IndexRecords
@@ -61,12 +62,12 @@ _KEY_COLUMNS = ["offset", "key", "payload", "event_time", "slot"]
 
 
 def check_range(store: ObjectStore, plan: VerifyPlan, range_number: int) -> TaskFindings:
-    """Compare the keys of hash range `range_number` with raw.
+    """Compare the compacted ledger's index of hash range `range_number` with the winners in raw.
 
     Counts keys, undecided keys, and the values and tombstones among chunked messages. The fingerprint covers the
     visible records without those of chunked messages.
     """
-    hash_range = plan.ranges[range_number]
+    hash_range = plan.hash_ranges[range_number]
     answer = TaskFindings(Findings(plan.limit), complete=False)
     serving = _visible_records(store, plan, hash_range, answer.findings)
     chunks: RangeChunksCheck | None = None
@@ -81,13 +82,13 @@ def check_range(store: ObjectStore, plan: VerifyPlan, range_number: int) -> Task
     winners = _winners(store, plan, hash_range, chunks, answer.findings)
     if serving is not None:
         alive = serving.take(serving.offset & MARKER == 0)
-        of_rows = fingerprint_of_bits(record_bits(alive, plan.by_event)) - fingerprint_of_bits(
-            record_bits(chunked, plan.by_event)
+        of_rows = fingerprint_of_bits(record_bits(alive, plan.index_has_event_times)) - fingerprint_of_bits(
+            record_bits(chunked, plan.index_has_event_times)
         )
         answer.add_fingerprint(plan.fingerprint_name(range_number), of_rows)
         chunks.compare(set(offsets_of(alive).tolist()), answer.findings)
         if winners is not None:
-            _Range(store, plan, answer).compare(serving, *winners)
+            _RangeComparison(store, plan, answer).compare(serving, *winners)
     return answer
 
 
@@ -98,13 +99,13 @@ def _visible_records(
 
     None if an index is unreadable, because it may hide records of older levels.
     """
-    levels = _read_each(store, plan.locations, hash_range, findings)
+    levels = _read_indexes(store, plan.index_locations, hash_range, findings)
     if levels is None:
         return None
-    records = _joined(levels)
+    records = _concatenate_records(levels)
     ages = [age for age, level in enumerate(plan.readable_manifest.index) for _ in level]
     age = np.repeat(np.array(ages, dtype=np.int64), [len(level) for level in levels])
-    return records.take(last_of_each(records.hi, records.lo, -age))
+    return records.take(last_per_hash(records.hi, records.lo, -age))
 
 
 def _winners(
@@ -114,24 +115,32 @@ def _winners(
 
     None if a raw index is unreadable.
     """
-    indexes = _read_each(store, [ledger.index for ledger in plan.ledgers_to_horizon], hash_range, findings)
+    indexes = _read_indexes(store, [ledger.index for ledger in plan.ledgers_to_horizon], hash_range, findings)
     if indexes is None:
         return None
-    indexes.append(chunks.winners())
-    by_offset, by_event, cut = _participants(plan, indexes)
-    newest, largest = newest_of_each(by_offset), event_winner_of_each(by_event)
+    indexes.append(chunks.records_of_raw_messages())
+    by_offset, by_event, cut = _records_read_by_runs(plan, indexes)
+    newest, largest = newest_per_hash(by_offset), event_winner_per_hash(by_event)
     winners = newest if plan.winner_order is WinnerOrder.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.winner_order is WinnerOrder.EITHER:
         certain = newest.offset == largest.offset
     if plan.winner_order is not WinnerOrder.OFFSET and len(cut):
-        at_winner, at_cut = align(winners, newest_of_each(cut))
+        at_winner, at_cut = align_by_hash(winners, newest_per_hash(cut))
         certain[at_winner[(at_winner >= 0) & (at_cut >= 0)]] = False
     return winners, certain & plan.proven_winners(offsets_of(winners)) & certain_mask(winners, chunks.uncertain)
 
 
-def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[IndexRecords, IndexRecords, IndexRecords]:
-    """Return the records that took part in the runs: by offset, by event time, and those without a known event winner.
+class _RunInputRecords(NamedTuple):
+    """The records that runs have read: by offset, by event time, and those without a known event-time winner."""
+
+    by_offset: IndexRecords
+    by_event: IndexRecords
+    without_event_winner: IndexRecords
+
+
+def _records_read_by_runs(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> _RunInputRecords:
+    """Return those records of raw indexes that runs have read.
 
     The index of a ledger with a trim inside has one message of a key per order. If its newest message took part and
     the message of its largest event time did not, an unindexed message between them may have won by event time.
@@ -146,10 +155,10 @@ def _participants(plan: VerifyPlan, indexes: Sequence[IndexRecords]) -> tuple[In
         newest.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part))
         largest.append(IndexRecords(index.hi, index.lo, offset, offset, event_time).take(newest_part))
         cut.append(IndexRecords(index.hi, index.lo, index.offset).take(newest_part & ~event_part))
-    return _joined(newest), _joined(largest), _joined(cut)
+    return _RunInputRecords(_concatenate_records(newest), _concatenate_records(largest), _concatenate_records(cut))
 
 
-def _read_each(
+def _read_indexes(
     store: ObjectStore, locations: Sequence[IndexLocation], hash_range: HashRange, findings: Findings
 ) -> list[IndexRecords] | None:
     """Return the records of each index in the hash range; None if an index is unreadable."""
@@ -160,7 +169,7 @@ def _read_each(
     return records if len(records) == len(locations) else None
 
 
-class _Range:
+class _RangeComparison:
     """Comparison of the visible records of a hash range with the winners."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
@@ -168,13 +177,13 @@ class _Range:
 
     def compare(self, serving: IndexRecords, winners: IndexRecords, certain: Mask) -> None:
         """Compare the visible records with the winners. `certain`: mask of the winners that raw proves."""
-        winner_at, record_at = align(winners, serving)
+        winner_at, record_at = align_by_hash(winners, serving)
         extra = serving.take(record_at[winner_at < 0])
         extra = extra.take(extra.offset & MARKER == 0)
         known = self._plan.covered_by_ledger(offsets_of(extra))
         undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
         self._answer.counts.update({"keys": len(winners), "undecided": undecided})
-        self._name(DifferenceKind.EXTRA, extra.take(known), "a key is in the index that no raw ledger has")
+        self._add_differences(DifferenceKind.EXTRA, extra.take(known), "a key is in the index that no raw ledger has")
 
         keys = np.flatnonzero(winner_at >= 0)
         keys = keys[certain[winner_at[keys]]]
@@ -198,12 +207,12 @@ class _Range:
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.winner_order is WinnerOrder.EVENT and winner.event_time is not None:
             # Once a removed winner is purged from the index, a later message becomes visible (P9).
-            excused = (winner.event_time <= self._plan.history.deletions_purgeable_to) & (
+            excused = (winner.event_time <= self._plan.history.latest_purgeable_deletion_event_time) & (
                 offsets_of(record) > offsets_of(winner)
             )
         revived = removed & visible & ~excused
         wrong = at_winner & (deleted == value)
-        self._name(
+        self._add_differences(
             DifferenceKind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger"
         )
         for kind, mask, what in (
@@ -213,25 +222,29 @@ class _Range:
             (DifferenceKind.REVIVED, wrong & deleted, "a tombstone is in the index as a value"),
             (DifferenceKind.ALTERED, wrong & ~deleted, "a value is in the index as a tombstone"),
         ):
-            self._name(kind, record.take(mask), what)
+            self._add_differences(kind, record.take(mask), what)
         self._check_deletions(winner, record, indexed, removed)
         self._answer.dropped_to = int(offsets_of(winner.take(removed)).max(initial=-1))
 
     def _check_deletions(self, winner: IndexRecords, record: IndexRecords, indexed: Mask, removed: Mask) -> None:
         """Add the removed winners that event-time order still needs in the index: a late message revives them (P9)."""
-        if self._plan.winner_order is not WinnerOrder.EVENT or not self._plan.by_event or winner.event_time is None:
+        if (
+            self._plan.winner_order is not WinnerOrder.EVENT
+            or not self._plan.index_has_event_times
+            or winner.event_time is None
+        ):
             return
         needed = removed & (winner.event_time != NO_EVENT_TIME)
-        needed &= winner.event_time > self._plan.history.deletions_purgeable_to
+        needed &= winner.event_time > self._plan.history.latest_purgeable_deletion_event_time
         remembered = indexed & (offsets_of(record) == offsets_of(winner))
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
         what = "a deletion is not in the index, so a late message could revive its key"
-        self._name(DifferenceKind.MISSING, winner.take(needed & ~remembered), what)
+        self._add_differences(DifferenceKind.MISSING, winner.take(needed & ~remembered), what)
 
     def _may_have_expired(self, offsets: I64) -> Mask:
         """Return a mask of the values, by offset, that a run may have expired (T2). Reads rows only to decide."""
-        limits = self._plan.history.values_removable_to(offsets)
+        limits = self._plan.history.latest_removable_value_publish_time(offsets)
         expired: Mask = limits == ALWAYS
         for ledger in self._plan.ledgers_to_horizon:
             undecided = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
@@ -251,7 +264,8 @@ class _Range:
                     expired[unread[present]] = integer_column(table, "publish_time") <= limits[unread[present]]
         return expired
 
-    def _name(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
+    def _add_differences(self, kind: DifferenceKind, records: IndexRecords, what: str) -> None:
+        """Add a difference of the compacted ledger for each record."""
         add_record_differences(self._answer.findings, kind, self._plan.compacted_ledger_label, records, what)
 
 
@@ -259,23 +273,26 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, range_number: int) -> Ta
     """Compare index and parts of hash range `range_number` key by key, and name the differences. Reads all parts."""
     findings = Findings(plan.limit)
     where = f"index and parts of {plan.compacted_ledger_label}"
-    hash_range = plan.ranges[range_number]
+    hash_range = plan.hash_ranges[range_number]
     with findings.record_damage(where):
         index = _visible_records(store, plan, hash_range, findings)
         if index is None:
             return TaskFindings(findings)
         live = _live_records(store, plan, hash_range)
-        newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
+        newest = last_per_hash(live.hi, live.lo, live.offset & OFFSET_MASK)
         duplicate = np.ones(len(live), dtype=np.bool_)
         duplicate[newest] = False
         what = "a part has a live row of a key with a newer live row"
         add_record_differences(findings, DifferenceKind.EXTRA, where, live.take(duplicate), what)
-        _compare_live(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
+        _compare_live_rows(
+            findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.index_has_event_times
+        )
     return TaskFindings(findings)
 
 
-def _compare_live(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
-    no_record, no_row, row, record = diff(live, index)
+def _compare_live_rows(findings: Findings, where: str, live: IndexRecords, index: IndexRecords, by_event: bool) -> None:
+    """Add the differences between the live rows of the parts and the records of the index."""
+    no_record, no_row, row, record = diff_by_hash(live, index)
     same = row.offset == record.offset
     displaced = offsets_of(row) != offsets_of(record)
     if by_event and row.event_time is not None and record.event_time is not None:
@@ -291,13 +308,13 @@ def _compare_live(findings: Findings, where: str, live: IndexRecords, index: Ind
 def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> IndexRecords:
     """Return a record per live keyed row, and per chunked message, of the hash range."""
     live = []
-    for table in live_groups(store, plan.readable_manifest, _KEY_COLUMNS):
+    for table in live_row_groups(store, plan.readable_manifest, _KEY_COLUMNS):
         records = records_of(keyed_rows(table), plan.hasher)
         if hash_range.bits:
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
     chunks = chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)
-    live.append(records_of_messages(assembled(np.concatenate([chunk_table.empty_chunks(), *chunks])).complete))
+    live.append(records_of_messages(assemble_messages(np.concatenate([chunk_table.empty_chunks(), *chunks])).complete))
     return key_index.concatenated(live)
 
 
@@ -327,7 +344,7 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, expected: str) ->
     return None
 
 
-def _joined(runs: list[IndexRecords]) -> IndexRecords:
+def _concatenate_records(runs: list[IndexRecords]) -> IndexRecords:
     """Return the records of all runs in order, with event times: NO_EVENT_TIME for a run without any."""
     timed = [
         run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).event_winners() for run in runs

@@ -25,14 +25,14 @@ def check_metadata(
     snapshot: TopicSnapshot, manifest: Manifest | None, runs: Sequence[RunRecord], findings: Findings
 ) -> None:
     """Add the differences among the rows of the database and the manifest; None: it is absent or unreadable."""
-    _check_sequence(snapshot, findings)
+    _check_ledger_sequence(snapshot, findings)
     if snapshot.compacted is not None:
-        _check_compacted(snapshot, snapshot.compacted, findings)
+        _check_compacted_ledger(snapshot, snapshot.compacted, findings)
         if manifest is not None:
             _check_manifest(snapshot, snapshot.compacted, manifest, runs, findings)
 
 
-def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
+def _check_ledger_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
     """Check that ledgers and rolled segments ascend and end at the topic's next offset."""
     for before, after in pairwise(snapshot.ledgers):
         if before.last_offset >= after.first_offset or before.ledger_id >= after.ledger_id:
@@ -45,7 +45,7 @@ def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
         findings.add_inconsistency("row of the topic", f"next_offset is {snapshot.topic.next_offset}, {what}")
 
 
-def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, findings: Findings) -> None:
+def _check_compacted_ledger(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, findings: Findings) -> None:
     """Compare the row of the compacted ledger with topic, cursor and ledgers."""
     topic, cursor = snapshot.topic, snapshot.cursor
     where, horizon = f"row of compacted ledger {compacted.ledger_id}", compacted.horizon

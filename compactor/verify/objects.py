@@ -27,14 +27,14 @@ from compactor.verify.compare import (
     add_record_differences,
     check_size,
     compare_bitmaps,
-    diff,
-    event_winner_of_each,
+    diff_by_hash,
+    event_winner_per_hash,
     fingerprint,
     fingerprint_of_bits,
     integer_column,
     keyed_rows,
     masks_outside_key_map,
-    newest_of_each,
+    newest_per_hash,
     offsets_of,
     record_bits,
     records_of,
@@ -68,7 +68,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, ledger_number: int) -> Ta
         readable.compare(ledger, walk, answer.findings)
         rows = readable
     with answer.findings.record_damage(ledger.index.name):
-        records = _check_structure(store, ledger.index, answer)
+        records = _read_and_check_index(store, ledger.index, answer)
         unkeyed = {name: key_index.read_unkeyed(store, ledger.index, name) for name in key_index.UNKEYED_CLASSES}
         chunks = chunk_table.read_ledger_chunks(store, ledger.index)
         if rows is not None:
@@ -131,10 +131,10 @@ class _LedgerRows:
 
 def _compare_records(findings: Findings, where: str, rows: IndexRecords, index: IndexRecords) -> None:
     """Compare a ledger's index with the records of all its rows: the newest of each key, and by event time (P9)."""
-    _compare_winners(findings, where, "newest record", newest_of_each(rows), index)
+    _compare_winners(findings, where, "newest record", newest_per_hash(rows), index)
     if index.event_time is not None and rows.event_time is not None:
         by_event = index.event_winners()
-        _compare_winners(findings, where, "event-time winner", event_winner_of_each(rows), by_event, by_event=True)
+        _compare_winners(findings, where, "event-time winner", event_winner_per_hash(rows), by_event, by_event=True)
     elif rows.event_time is not None and np.any(rows.event_time != NO_EVENT_TIME):
         findings.add(Difference(DifferenceKind.MISSING, where, "the event times of its rows are not in the index"))
 
@@ -143,7 +143,7 @@ def _compare_winners(
     findings: Findings, where: str, record: str, rows: IndexRecords, index: IndexRecords, *, by_event: bool = False
 ) -> None:
     """Add the differences between the winners of the rows and the index. `record`: the noun for a winner."""
-    missing, extra, of_rows, indexed = diff(rows, index)
+    missing, extra, of_rows, indexed = diff_by_hash(rows, index)
     same = of_rows.offset == indexed.offset
     if by_event and of_rows.event_time is not None and indexed.event_time is not None:
         same &= of_rows.event_time == indexed.event_time
@@ -160,11 +160,11 @@ def _compare_winners(
 
 def check_index(store: ObjectStore, plan: VerifyPlan, index_number: int) -> TaskFindings:
     """Check index `index_number` of the compacted ledger: its structure, horizon and checksums."""
-    location = plan.locations[index_number]
+    location = plan.index_locations[index_number]
     answer = TaskFindings(Findings(plan.limit))
     answer.counts["indexes"] = 1
     with answer.findings.record_damage(location.name):
-        records = _check_structure(store, location, answer)
+        records = _read_and_check_index(store, location, answer)
         for name in key_index.UNKEYED_CLASSES:
             key_index.read_unkeyed(store, location, name)
         beyond = records.take(offsets_of(records) > plan.readable_manifest.horizon.offset)
@@ -190,7 +190,7 @@ def check_table_object(store: ObjectStore, plan: VerifyPlan, object_number: int)
     return answer
 
 
-def _check_structure(store: ObjectStore, location: IndexLocation, answer: TaskFindings) -> IndexRecords:
+def _read_and_check_index(store: ObjectStore, location: IndexLocation, answer: TaskFindings) -> IndexRecords:
     """Return all records of an index. Check its size, their order, and the fence and hash range of each."""
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)
@@ -230,7 +230,7 @@ def check_part(store: ObjectStore, plan: VerifyPlan, part_number: int) -> TaskFi
 
 
 class _PartCheck:
-    """Check of one part, in one walk through its rows."""
+    """Check of one part of the compacted ledger, in one walk through its rows."""
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, part: Part, answer: TaskFindings) -> None:
         self._store, self._plan, self._part, self._answer = store, plan, part, answer
@@ -243,11 +243,12 @@ class _PartCheck:
             self._oldest["oldest_row"] = []
 
     def run(self) -> None:
+        """Compare the part's rows with its record in the manifest, its deletion bitmap, raw and the history of runs."""
         part = self._part
         walk = RowsObjectWalk(self._store, part.rows, self._findings)  # before the bitmap: its damage ends the check
-        dead = self._dead()
+        dead = self._read_deleted_offsets()
         for table in walk:
-            self._add(table, dead)
+            self._add_row_group(table, dead)
         actual = walk.totals | {"offset_sum": self._offset_sum % 2**64}
         recorded = {name: getattr(part, name) for name in actual}
         for name, end, position in (("first", part.first, walk.first), ("last", part.last, walk.last)):
@@ -259,8 +260,8 @@ class _PartCheck:
             self._findings.add_inconsistency(part.deleted.name, what)
         self._findings.check_lower_bounds(self._name, part, "a row", self._oldest)
 
-    def _dead(self) -> I64:
-        """Return the offsets of the deleted rows, ascending."""
+    def _read_deleted_offsets(self) -> I64:
+        """Return the offsets of the deleted rows, ascending. Check size and cardinality of their bitmap."""
         part = self._part
         if part.deleted:
             end = part.deleted.offset + part.deleted.length
@@ -272,7 +273,7 @@ class _PartCheck:
             self._findings.add_inconsistency(part.deleted.name, what)
         return dead
 
-    def _add(self, table: pa.Table, dead: I64) -> None:
+    def _add_row_group(self, table: pa.Table, dead: I64) -> None:
         """Add one row group of the part. `dead`: the offsets of the deleted rows."""
         self._answer.counts["part rows"] += len(table)
         offsets = integer_column(table, "offset")
@@ -286,18 +287,20 @@ class _PartCheck:
         self._live += len(live)
         self._offset_sum += int(offsets.sum())
         self._answer.last_alive = rows.message_id(live, len(live) - 1)
-        self._add_keyed(live)
-        self._add_unkeyed(live, offsets)
+        self._add_keyed_rows(live)
+        self._add_unkeyed_rows(live, offsets)
         self._answer.add_fingerprint(
             CHUNK_TABLES, chunk_fingerprint(chunk_table.chunk_records(live, self._plan.hasher))
         )
-        self._answer.counts["part rows compared with raw"] += self._raw.compare(live, self._name)
+        self._answer.counts["part rows compared with raw"] += self._raw.compare_and_count_matches(live, self._name)
 
     def _note_oldest(self, bound: str, times: I64) -> None:
+        """Keep the smallest of `times` for the comparison with a lower bound of the manifest."""
         if len(times) and bound in self._oldest:
             self._oldest[bound].append(int(times.min()))
 
-    def _add_keyed(self, live: pa.Table) -> None:
+    def _add_keyed_rows(self, live: pa.Table) -> None:
+        """Count live rows with a key, check their times, and add their fingerprints by hash range."""
         keyed = keyed_rows(live)
         records = records_of(keyed, self._plan.hasher)
         tombstones = int(np.count_nonzero(records.offset & TOMBSTONE))
@@ -305,7 +308,7 @@ class _PartCheck:
         self._check_times(keyed, records)
         bits = self._plan.range_bits
         prefixes = (records.hi >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keyed), np.int64)
-        mixed = record_bits(records, self._plan.by_event)
+        mixed = record_bits(records, self._plan.index_has_event_times)
         for prefix in np.unique(prefixes).tolist():
             self._answer.add_fingerprint(
                 self._plan.fingerprint_name(prefix), fingerprint_of_bits(mixed[prefixes == prefix])
@@ -320,18 +323,26 @@ class _PartCheck:
         tombstone = records.offset & TOMBSTONE != 0
         self._note_oldest("oldest_value", published[~tombstone])
         self._note_oldest("oldest_tombstone", retained[tombstone])
-        kept = history.first_kept_times(offsets)
+        kept = history.expected_retained_at(offsets)
         retainable = tombstone if kept is None else tombstone & (kept != NEVER)
         checks = [
-            (DifferenceKind.REVIVED, ~tombstone & (published <= history.values_removed_to(offsets)), EXPIRED),
+            (
+                DifferenceKind.REVIVED,
+                ~tombstone & (published <= history.latest_removed_value_publish_time(offsets)),
+                EXPIRED,
+            ),
             (DifferenceKind.INCONSISTENT, tombstone != has_time, RETAINED),
             (
                 DifferenceKind.EXTRA,
-                tombstone & (published <= history.rows_removed_to(offsets)),
+                tombstone & (published <= history.latest_removed_row_publish_time(offsets)),
                 "the tombstone was below the topic's start, or too old, when a run read it, but it was not removed",
             ),
             (DifferenceKind.EXTRA, tombstone & ~retainable, "a tombstone is retained that no policy retains"),
-            (DifferenceKind.EXTRA, retainable & (retained <= history.tombstones_removed_to(offsets)), OVERDUE),
+            (
+                DifferenceKind.EXTRA,
+                retainable & (retained <= history.latest_removed_tombstone_retained_at(offsets)),
+                OVERDUE,
+            ),
         ]
         if kept is not None:
             what = "retained_at is not the time of the first run that kept the tombstone"
@@ -341,7 +352,8 @@ class _PartCheck:
                 keys = keyed.column("key").filter(pa.array(mask))
                 add_record_differences(self._findings, kind, self._name, records.take(mask), what, keys)
 
-    def _add_unkeyed(self, live: pa.Table, offsets: I64) -> None:
+    def _add_unkeyed_rows(self, live: pa.Table, offsets: I64) -> None:
+        """Add the fingerprints of live rows outside the key map, and the rows that no part may have."""
         for name, mask in masks_outside_key_map(live).items():
             self._answer.add_fingerprint(name, fingerprint(offsets[mask]))
         slot = integer_column(live, "slot")
@@ -357,7 +369,7 @@ class _RawRows:
         self._store, self._plan, self._findings = store, plan, findings
         self._rows: tuple[LedgerRecord, RowsByOffset] | None = None
 
-    def compare(self, live: pa.Table, where: str) -> int:
+    def compare_and_count_matches(self, live: pa.Table, where: str) -> int:
         """Compare live rows of a part, bit for bit, with raw. Return how many rows had a raw row."""
         offsets = integer_column(live, "offset")
         compared = 0
@@ -368,7 +380,7 @@ class _RawRows:
             part_rows, part_offsets = live.slice(first, end - first), offsets[first:end]
             matched = np.zeros(len(part_rows), dtype=np.bool_)
             with self._findings.record_damage(ledger.rows.name):
-                rows_of = self._rows_of(ledger)
+                rows_of = self._open_rows(ledger)
                 for number, inside in rows_of.groups_of(part_offsets):
                     present, raw = rows_of.find_in_group(number, part_offsets[inside])
                     matched[inside[present]] = True
@@ -379,7 +391,8 @@ class _RawRows:
             compared += int(np.count_nonzero(matched))
         return compared
 
-    def _rows_of(self, ledger: LedgerRecord) -> RowsByOffset:
+    def _open_rows(self, ledger: LedgerRecord) -> RowsByOffset:
+        """Return the reader of a ledger's rows; the last reader is cached."""
         if self._rows is None or self._rows[0] is not ledger:
             self._rows = (ledger, RowsByOffset(self._store, ledger.rows_object))
         return self._rows[1]

@@ -72,12 +72,12 @@ class VerifyPlan:
         return f"range {range_number}"
 
     @property
-    def ranges(self) -> tuple[HashRange, ...]:
+    def hash_ranges(self) -> tuple[HashRange, ...]:
         """The hash ranges, one per task."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
 
     @property
-    def locations(self) -> tuple[IndexLocation, ...]:
+    def index_locations(self) -> tuple[IndexLocation, ...]:
         """The indexes of all levels, the newest level first."""
         return tuple(location for level in (self.manifest.index if self.manifest else ()) for location in level)
 
@@ -88,7 +88,7 @@ class VerifyPlan:
         return () if table is None else tuple(table.objects.values())
 
     @property
-    def by_event(self) -> bool:
+    def index_has_event_times(self) -> bool:
         """True if the index of the compacted ledger has event times."""
         return bool(self.manifest and self.manifest.policies.get("event_time_order"))
 
@@ -116,12 +116,12 @@ class VerifyPlan:
     def winner_order(self) -> WinnerOrder:
         """The order in which raw decides winners. Without any event time both orders are the same."""
         orders = self.history.event_time_orders
-        no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.ledgers_to_horizon)
+        no_events = not self.gaps and not any(_may_have_event_times(ledger) for ledger in self.ledgers_to_horizon)
         if orders == {False} or no_events:
             return WinnerOrder.OFFSET
         return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
-    def ledger_index(self, offset: int) -> int:
+    def ledger_position(self, offset: int) -> int:
         """Return the index in `ledgers_to_horizon` of the last one that begins at or before an offset; −1: none."""
         return bisect_right(self.ledgers_to_horizon, offset, key=lambda ledger: ledger.first_offset) - 1
 
@@ -138,24 +138,24 @@ class VerifyPlan:
     def proven_winners(self, offsets: I64) -> Mask:
         """Return a mask of the winners, by offset, that raw proves: a run has read them, and no message in a gap can
         win."""
-        known = self.known_if_read(offsets)
+        known = self.is_read_state_known(offsets)
         if self.winner_order is WinnerOrder.OFFSET:
             return known & (offsets > max((last for _, last in self.gaps), default=-1))
         return known & (not self.gaps)
 
     def read_by_run(self, offsets: I64) -> Mask:
         """Return a mask of the raw rows, by offset, that a run has read; with an incomplete history, of all rows."""
-        begins = self.history.start_at_first_run(offsets)
+        begins = self.history.topic_start_at_first_run(offsets)
         return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
 
-    def known_if_read(self, offsets: I64) -> Mask:
+    def is_read_state_known(self, offsets: I64) -> Mask:
         """Return a mask of the raw rows, by offset, for which it is known whether a run has read them."""
         if self.history.complete:
             return np.ones(len(offsets), dtype=np.bool_)
         return offsets >= self.start_offset
 
 
-def _has_events(ledger: LedgerRecord) -> bool:
+def _may_have_event_times(ledger: LedgerRecord) -> bool:
     """Return whether messages of a ledger may have event times. Those of chunks are only in its chunk table (P10)."""
     try:
         directory = IndexDirectory.decode(ledger.index.directory, ledger.index.name)

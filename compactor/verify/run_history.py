@@ -82,11 +82,17 @@ class RunHistory:
             if newer.epoch - older.epoch != (2 if older.state is RunState.CANCELLED else 1):
                 first_certain = newer.run_id
         own_row = next((run for run in before if run.run_id == manifest.run_id), None)
-        raw_from = 0 if own_row is None else _raw_from(own_row)
-        own = PublishedRun(manifest.horizon.offset, manifest.frozen_at, _policies(manifest.policies), True, raw_from)
+        raw_from = 0 if own_row is None else _recorded_start_offset(own_row)
+        own = PublishedRun(
+            manifest.horizon.offset, manifest.frozen_at, _run_policies(manifest.policies), True, raw_from
+        )
         earlier = tuple(
             PublishedRun(
-                run.horizon.offset, run.started_at, _policies(run.policies), run.run_id >= first_certain, _raw_from(run)
+                run.horizon.offset,
+                run.started_at,
+                _run_policies(run.policies),
+                run.run_id >= first_certain,
+                _recorded_start_offset(run),
             )
             for run in before
             if run.compacted_ledger_id is not None and run.horizon is not None and run.run_id != manifest.run_id
@@ -101,32 +107,32 @@ class RunHistory:
         return frozenset(known if self.complete else (False, True))
 
     @property
-    def deletions_purgeable_to(self) -> int:
+    def latest_purgeable_deletion_event_time(self) -> int:
         """The event time up to which deletions may be purged from the index (P9). Later deletions must be in it."""
         if not self.complete:
             return ALWAYS
         return max((run.now - run.policies.event_time_max_lateness_ms for run in self.runs), default=NEVER)
 
     @property
-    def null_keys_droppable_to(self) -> int:
+    def last_droppable_null_key_offset(self) -> int:
         """The offset up to which null keys may have been dropped; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         return max((run.horizon for run in self.runs if not run.policies.retain_null_key), default=-1)
 
     @property
-    def unkeyed_removable_to(self) -> int:
+    def last_removable_unkeyed_offset(self) -> int:
         """The last offset at which the topic's limits (C2) may have removed a row outside the key map; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         limited = (run for run in self.runs if run.policies.retention_ms is not None or run.policies.start_offset)
         return max((run.horizon for run in limited), default=-1)
 
-    def values_removable_to(self, offsets: I64) -> I64:
-        """Return, per offset of a value, the publish time up to which a run may have removed it (T2, C2)."""
-        return self._may_remove(offsets, _values_to)
+    def latest_removable_value_publish_time(self, offsets: I64) -> I64:
+        """Return, per offset of a value, the publish time up to which a run may have removed the value (T2, C2)."""
+        return self._removable_limits(offsets, _value_limit)
 
-    def chunks_droppable_to(self, chunk_offset: int, end: int = ALWAYS) -> int:
+    def latest_droppable_chunk_publish_time(self, chunk_offset: int, end: int = ALWAYS) -> int:
         """Return the publish time up to which a run may have dropped the chunk at `chunk_offset` as incomplete (P10).
 
         Only runs whose horizon is in [`chunk_offset`, `end`) count.
@@ -136,54 +142,59 @@ class RunHistory:
         limits = (run.policies.incomplete_removed_to(run.now) for run in self.runs if chunk_offset <= run.horizon < end)
         return max((limit for limit in limits if limit is not None), default=NEVER)
 
-    def values_removed_to(self, offsets: I64) -> I64:
-        """Return, per offset of a value, the publish time up to which a run has certainly removed it (T2, C2)."""
-        return _removed_to(self._certain, offsets, _values_to)
+    def latest_removed_value_publish_time(self, offsets: I64) -> I64:
+        """Return, per offset of a value, the publish time up to which a run has certainly removed values (T2, C2)."""
+        return _removal_limits(self._certain_runs, offsets, _value_limit)
 
-    def rows_removable_to(self, offsets: I64) -> I64:
-        """Return, per offset of any row, the publish time up to which a run may have removed it (C2)."""
-        return self._may_remove(offsets, _rows_to)
+    def latest_removable_row_publish_time(self, offsets: I64) -> I64:
+        """Return, per offset of any row, the publish time up to which a run may have removed the row (C2)."""
+        return self._removable_limits(offsets, _row_limit)
 
-    def rows_removed_to(self, offsets: I64) -> I64:
-        """Return, per offset of any row, the publish time up to which a run has certainly removed it (C2)."""
-        return _removed_to(self._certain, offsets, _rows_to)
+    def latest_removed_row_publish_time(self, offsets: I64) -> I64:
+        """Return, per offset of any row, the publish time up to which a run has certainly removed the row (C2)."""
+        return _removal_limits(self._certain_runs, offsets, _row_limit)
 
-    def tombstones_removed_to(self, offsets: I64) -> I64:
-        """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed it (T1)."""
-        return _largest(self._certain, offsets, _tombstones_to)
+    def latest_removed_tombstone_retained_at(self, offsets: I64) -> I64:
+        """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed those (T1)."""
+        return _largest_limits(self._certain_runs, offsets, _tombstone_limit)
 
-    def first_kept_times(self, offsets: I64) -> I64 | None:
-        """Return, per offset of a tombstone, the time of the first run that read it; NEVER if that run kept no
-        tombstones.
+    def expected_retained_at(self, offsets: I64) -> I64 | None:
+        """Return, per offset of a tombstone, the time of the first run that read it, which its row must have as
+        `retained_at`; NEVER if that run kept no tombstones.
 
         None: unknown, because the history is incomplete.
         """
-        return self._first_met(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
+        return self._value_of_first_run(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
 
-    def start_at_first_run(self, offsets: I64) -> I64 | None:
+    def topic_start_at_first_run(self, offsets: I64) -> I64 | None:
         """Return, per offset of a raw row, the topic's start at the first run up to it; None: the history is
         incomplete.
 
         A row below that start took no part in the run.
         """
-        return self._first_met(offsets, lambda run: run.raw_from, 0)
+        return self._value_of_first_run(offsets, lambda run: run.raw_from, 0)
 
-    def _first_met(self, offsets: I64, value: Callable[[PublishedRun], int], otherwise: int) -> I64 | None:
-        """Return `value` of the first run over each offset, `otherwise` where no run was; None: unknown."""
+    def _value_of_first_run(self, offsets: I64, value: Callable[[PublishedRun], int], otherwise: int) -> I64 | None:
+        """Return, per offset, `value` of the first run that read the offset, or `otherwise` if no run did.
+
+        None: unknown, because the history is incomplete.
+        """
         if not self.complete:
             return None
-        first = np.searchsorted([run.horizon for run in self._certain], offsets, "left")
-        return np.array([*map(value, self._certain), otherwise], dtype=np.int64)[first]
+        first = np.searchsorted([run.horizon for run in self._certain_runs], offsets, "left")
+        return np.array([*map(value, self._certain_runs), otherwise], dtype=np.int64)[first]
 
-    def _may_remove(self, offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
-        return _removed_to(self.runs, offsets, limit) if self.complete else np.full(len(offsets), ALWAYS)
+    def _removable_limits(self, offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+        """Return, per offset, the largest limit of any run; ALWAYS if the history is incomplete."""
+        return _removal_limits(self.runs, offsets, limit) if self.complete else np.full(len(offsets), ALWAYS)
 
     @property
-    def _certain(self) -> tuple[PublishedRun, ...]:
+    def _certain_runs(self) -> tuple[PublishedRun, ...]:
+        """The runs whose result the compacted ledger still holds; of an incomplete history the last run alone."""
         return tuple(run for run in self.runs if run.certain) if self.complete else self.runs[-1:]
 
 
-def _largest(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+def _largest_limits(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
     """Return, per offset, the largest limit of the runs whose horizon is at or above it. Horizons only rise (A4)."""
     ordered = sorted(runs, key=lambda run: run.horizon)
     limits = np.array([*(limit(run) for run in ordered), NEVER], dtype=np.int64)
@@ -192,34 +203,41 @@ def _largest(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[Publis
     return largest
 
 
-def _removed_to(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
-    """Return the largest limits, ALWAYS where the topic's start of a run (C2) was above an offset that the run read."""
-    limits = _largest(runs, offsets, limit)
+def _removal_limits(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+    """Return, per offset, the largest limit of the runs that read the offset.
+
+    ALWAYS where the topic's start (C2) was above the offset when a run read it.
+    """
+    limits = _largest_limits(runs, offsets, limit)
     for run in runs:
         limits = np.where(offsets < min(run.policies.start_offset, run.horizon + 1), ALWAYS, limits)
     return limits
 
 
-def _values_to(run: PublishedRun) -> int:
+def _value_limit(run: PublishedRun) -> int:
+    """Return the publish time up to which a run removes values (T2, C2); NEVER: none."""
     expired = NEVER if run.policies.key_ttl_ms is None else run.now - run.policies.key_ttl_ms
-    return max(expired, _rows_to(run))
+    return max(expired, _row_limit(run))
 
 
-def _rows_to(run: PublishedRun) -> int:
+def _row_limit(run: PublishedRun) -> int:
+    """Return the publish time up to which a run removes rows of any kind (C2); NEVER: none."""
     limit = run.policies.rows_removed_to(run.now)
     return NEVER if limit is None else limit
 
 
-def _tombstones_to(run: PublishedRun) -> int:
+def _tombstone_limit(run: PublishedRun) -> int:
+    """Return the `retained_at` up to which a run removes tombstones (T1); NEVER: unknown."""
     return NEVER if run.policies.tombstones_wait_for_cursors else run.now - run.policies.tombstone_retention_ms
 
 
-def _raw_from(run: RunRecord) -> int:
+def _recorded_start_offset(run: RunRecord) -> int:
+    """Return the topic's start offset at the time of a run, as its statistics record it."""
     recorded: Any = run.statistics.get("raw_from", 0)
     return int(recorded)
 
 
-def _policies(recorded: Any) -> RunPolicies:
+def _run_policies(recorded: Any) -> RunPolicies:
     """Return the policies of a database row or manifest. Unknown names, of other versions, are ignored."""
     known = asdict(RunPolicies())
     return RunPolicies(**{name: value for name, value in dict(recorded).items() if name in known})

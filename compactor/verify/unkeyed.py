@@ -34,7 +34,7 @@ from compactor.verify.compare import (
     compare_bitmaps,
     fingerprint,
     integer_column,
-    live_groups,
+    live_row_groups,
     masks_outside_key_map,
     offsets_of,
 )
@@ -62,19 +62,19 @@ class ChunkedMessage:
     chunks: list[np.void] = field(default_factory=list)
 
     @property
-    def keyed(self) -> bool:
+    def has_key(self) -> bool:
         return bool(self.chunks[0]["offset"] & chunk_table.KEYED)
 
     @property
     def offsets(self) -> list[int]:
-        return [_offset(chunk) for chunk in self.chunks]
+        return [_chunk_offset(chunk) for chunk in self.chunks]
 
     @property
     def offset(self) -> int:
         return self.offsets[-1]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(chunk["offset"] & EMPTY for chunk in self.chunks)
 
     @property
@@ -96,13 +96,13 @@ class ChunkedMessages:
     pending: list[np.void] = field(default_factory=list)
 
 
-def assembled(chunks: Chunks) -> ChunkedMessages:
+def assemble_messages(chunks: Chunks) -> ChunkedMessages:
     """Return the messages that chunks assemble, by the rule of docs/format.md."""
     messages = ChunkedMessages()
     begun: dict[tuple[int, ...], ChunkedMessage] = {}
     waiting: dict[tuple[int, ...], list[np.void]] = {}
     for chunk in chunks[np.argsort(chunk_table.offsets(chunks), kind="stable")]:
-        identity = (int(bool(chunk["offset"] & chunk_table.KEYED)), *_identity(chunk))
+        identity = (int(bool(chunk["offset"] & chunk_table.KEYED)), *_message_identity(chunk))
         waiting.setdefault(identity, []).append(chunk)
         if chunk["index"] == 0:
             begun[identity] = ChunkedMessage()
@@ -112,26 +112,30 @@ def assembled(chunks: Chunks) -> ChunkedMessages:
         message.chunks.append(chunk)
         if len(message.chunks) == chunk["count"]:
             messages.complete.append(begun.pop(identity))
-            messages.stale[message.offset] = sorted(set(map(_offset, waiting.pop(identity))) - set(message.offsets))
+            messages.stale[message.offset] = sorted(
+                set(map(_chunk_offset, waiting.pop(identity))) - set(message.offsets)
+            )
     messages.pending = [chunk for group in waiting.values() for chunk in group]
     return messages
 
 
-def _offset(chunk: np.void) -> int:
+def _chunk_offset(chunk: np.void) -> int:
+    """Return the offset of a chunk, without flags."""
     return int(chunk["offset"] & OFFSET_MASK)
 
 
-def _identity(chunk: np.void) -> tuple[int, ...]:
+def _message_identity(chunk: np.void) -> tuple[int, ...]:
+    """Return what the chunks of one message share: uuid, key hash and number of chunks."""
     return tuple(int(chunk[name]) for name in ("uuid_hi", "uuid_lo", "key_hi", "key_lo", "count"))
 
 
 def records_of_messages(messages: Iterable[ChunkedMessage]) -> IndexRecords:
     """Return an index record per complete message with a key, in the order of `messages`."""
-    keyed = [message for message in messages if message.keyed]
+    keyed = [message for message in messages if message.has_key]
     unsigned = partial(np.array, dtype=np.uint64)
     hi = unsigned([message.chunks[-1]["key_hi"] for message in keyed])
     lo = unsigned([message.chunks[-1]["key_lo"] for message in keyed])
-    offset = unsigned([message.offset | (int(TOMBSTONE) if message.empty else 0) for message in keyed])
+    offset = unsigned([message.offset | (int(TOMBSTONE) if message.is_empty else 0) for message in keyed])
     event_time = np.array([message.chunks[0]["event_time"] for message in keyed], dtype=np.int64)
     return IndexRecords(hi, lo, offset, offset, event_time)
 
@@ -159,32 +163,34 @@ class RangeChunksCheck:
         read_by_run = raw[plan.read_by_run(chunk_table.offsets(raw).astype(np.int64))]
         self._plan = plan
         self._alive = set(chunk_table.offsets(live).tolist())
-        self._raw = assembled(np.concatenate([trimmed, read_by_run]))
-        self.live = assembled(live)
+        self._raw = assemble_messages(np.concatenate([trimmed, read_by_run]))
+        self.live = assemble_messages(live)
         self.uncertain = {message.offset for message in self._raw.complete if self._is_uncertain(message)}
 
-    def winners(self) -> IndexRecords:
-        """Return index records of the complete messages of raw."""
+    def records_of_raw_messages(self) -> IndexRecords:
+        """Return the index records of the complete chunked messages in raw that have a key."""
         return records_of_messages(self._raw.complete)
 
     def _is_uncertain(self, message: ChunkedMessage) -> bool:
+        """Return whether raw does not decide if a message must be live (see the module)."""
         offsets = message.offsets
         first, last = offsets[0], offsets[-1]
-        if not self._plan.known_if_read(np.array(offsets, dtype=np.int64)).all():
+        if not self._plan.is_read_state_known(np.array(offsets, dtype=np.int64)).all():
             return True
         if any(first <= end and start <= last for start, end in self._plan.gaps):
             return not self._alive.issuperset(offsets)
-        if any(map(self._may_be_removed, message.chunks)):
+        if any(map(self._may_have_been_removed, message.chunks)):
             return True
-        ledgers = {self._plan.ledger_index(offset) for offset in offsets}
+        ledgers = {self._plan.ledger_position(offset) for offset in offsets}
         oldest = min(int(chunk["publish_time"]) for chunk in message.chunks)
-        return len(ledgers) > 1 and oldest <= self._plan.history.chunks_droppable_to(first, last)
+        return len(ledgers) > 1 and oldest <= self._plan.history.latest_droppable_chunk_publish_time(first, last)
 
-    def _may_be_removed(self, chunk: np.void) -> bool:
+    def _may_have_been_removed(self, chunk: np.void) -> bool:
         """Return whether the topic's limits (C2), or a trim before the run, may have removed a chunk of any state."""
-        at = np.array([_offset(chunk)], dtype=np.int64)
+        at = np.array([_chunk_offset(chunk)], dtype=np.int64)
         return bool(
-            chunk["publish_time"] <= self._plan.history.rows_removable_to(at)[0] or not self._plan.known_if_read(at)[0]
+            chunk["publish_time"] <= self._plan.history.latest_removable_row_publish_time(at)[0]
+            or not self._plan.is_read_state_known(at)[0]
         )
 
     def compare(self, visible_offsets: set[int], findings: Findings) -> None:
@@ -196,14 +202,18 @@ class RangeChunksCheck:
         for message in self._raw.complete:
             if message.offset in self.uncertain:
                 excused.update(message.offsets, self._raw.stale[message.offset])
-            elif message.keyed:
+            elif message.has_key:
                 expected.update(message.offsets if message.offset in visible_offsets else ())
             elif self._plan.readable_manifest.policies.get("retain_null_key"):
-                dropped = message.offset <= history.null_keys_droppable_to and not self._alive & set(message.offsets)
+                dropped = message.offset <= history.last_droppable_null_key_offset and not self._alive & set(
+                    message.offsets
+                )
                 expected.update(() if dropped else message.offsets)
         for chunk in self._raw.pending:
-            offset = _offset(chunk)
-            may_be_removed = chunk["publish_time"] <= history.chunks_droppable_to(offset) or self._may_be_removed(chunk)
+            offset = _chunk_offset(chunk)
+            may_be_removed = chunk["publish_time"] <= history.latest_droppable_chunk_publish_time(
+                offset
+            ) or self._may_have_been_removed(chunk)
             (excused if may_be_removed else expected).add(offset)
         alive = BitMap64(self._alive - (excused - expected))
         compare_bitmaps(findings, self._plan.compacted_ledger_label, "chunks", BitMap64(expected), alive)
@@ -213,19 +223,23 @@ class RangeChunksCheck:
     def _check_times(self, message: ChunkedMessage, findings: Findings) -> None:
         """Add an expired value, an overdue tombstone, or a wrong `retained_at` (T1, T2)."""
         at = np.array([message.offset], dtype=np.int64)
-        tombstone = message.keyed and message.empty
+        tombstone = message.has_key and message.is_empty
         difference: tuple[DifferenceKind, str] | None = None
         if tombstone != (message.retained_at != NO_EVENT_TIME):
             difference = DifferenceKind.INCONSISTENT, RETAINED
-        elif tombstone and message.retained_at <= self._plan.history.tombstones_removed_to(at)[0]:
+        elif tombstone and message.retained_at <= self._plan.history.latest_removed_tombstone_retained_at(at)[0]:
             difference = DifferenceKind.EXTRA, OVERDUE
-        elif message.keyed and not tombstone and message.publish_time <= self._plan.history.values_removed_to(at)[0]:
+        elif (
+            message.has_key
+            and not tombstone
+            and message.publish_time <= self._plan.history.latest_removed_value_publish_time(at)[0]
+        ):
             difference = DifferenceKind.REVIVED, EXPIRED
         if difference is not None:
             findings.add(Difference(difference[0], self._plan.compacted_ledger_label, difference[1], message.offset))
 
 
-def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
+def _check_chunk_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) -> None:
     """Compare each chunk table with its record in the manifest. Add the fingerprint of all chunks, if readable."""
     findings, total, read = answer.findings, Fingerprint(), 0
     for table in plan.readable_manifest.chunks:
@@ -239,23 +253,24 @@ def _check_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindings) ->
             if not (ascend and within):
                 what = "its chunks do not ascend, or some are outside its hash range or above the horizon"
                 findings.add_inconsistency(table.name, what)
-            _check_bounds(table, assembled(chunks), findings)
+            _check_manifest_bounds(table, assemble_messages(chunks), findings)
             total += chunk_fingerprint(chunks)
             read += 1
     if read == len(plan.readable_manifest.chunks):
         answer.add_fingerprint(CHUNK_TABLES, total)
 
 
-def _check_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, findings: Findings) -> None:
-    kept = [message for message in messages.complete if message.keyed]
+def _check_manifest_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessages, findings: Findings) -> None:
+    """Compare the lower bounds and the number of pending chunks in a table's manifest record with its messages."""
+    kept = [message for message in messages.complete if message.has_key]
     newest: dict[tuple[int, ...], int] = {}
     for chunk in messages.pending:
-        identity, published = _identity(chunk), int(chunk["publish_time"])
+        identity, published = _message_identity(chunk), int(chunk["publish_time"])
         newest[identity] = max(newest.get(identity, published), published)
     bounds = {
-        "oldest_value": [message.publish_time for message in kept if not message.empty],
-        "oldest_tombstone": [message.retained_at for message in kept if message.empty],
-        "first_tombstone": [message.offset for message in kept if message.empty],
+        "oldest_value": [message.publish_time for message in kept if not message.is_empty],
+        "oldest_tombstone": [message.retained_at for message in kept if message.is_empty],
+        "first_tombstone": [message.offset for message in kept if message.is_empty],
         "oldest_pending": list(newest.values()),
     }
     findings.check_lower_bounds(table.name, table, "a message", bounds)
@@ -276,49 +291,49 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskFin
     `_number` is ignored: one task checks all.
     """
     answer = TaskFindings(Findings(plan.limit))
-    _check_tables(store, plan, answer)
-    bitmaps = _unkeyed_bitmaps(store, plan, answer.findings)
+    _check_chunk_tables(store, plan, answer)
+    bitmaps = _read_unkeyed_bitmaps(store, plan, answer.findings)
     if bitmaps is None:
         return answer
     for name, bitmap in bitmaps.items():
-        answer.add_fingerprint(name, fingerprint(_offsets(bitmap)))
+        answer.add_fingerprint(name, fingerprint(_bitmap_offsets(bitmap)))
     if not plan.readable_manifest.policies.get("retain_null_key"):
         compare_bitmaps(answer.findings, plan.compacted_ledger_label, "null_keys", BitMap64(), bitmaps["null_keys"])
-    dropped_to, limited_to = plan.history.null_keys_droppable_to, plan.history.unkeyed_removable_to
+    dropped_to, limited_to = plan.history.last_droppable_null_key_offset, plan.history.last_removable_unkeyed_offset
     for ledger in plan.ledgers_to_horizon:
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
         with answer.findings.record_damage(ledger.index.name):
             for name, bitmap in bitmaps.items():
                 indexed = bitmap & span
                 removed_to = max(limited_to, dropped_to if name == "null_keys" else -1)
-                raw = _participants(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), indexed)
+                raw = _offsets_read_by_runs(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), indexed)
                 if ledger.first_offset <= removed_to:
                     raw &= indexed  # a run may have removed the others, and no later run restores them
                 compare_bitmaps(answer.findings, plan.compacted_ledger_label, name, raw, indexed)
     return answer
 
 
-def _participants(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, indexed: BitMap64) -> BitMap64:
+def _offsets_read_by_runs(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, indexed: BitMap64) -> BitMap64:
     """Return the offsets of a ledger that a run has read. If that is unknown, an `indexed` offset counts as read."""
-    begins = plan.history.start_at_first_run(np.array([ledger.last_offset], dtype=np.int64))
+    begins = plan.history.topic_start_at_first_run(np.array([ledger.last_offset], dtype=np.int64))
     to = plan.start_offset if begins is None else int(begins[0])
     below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
     return raw - below | raw & below & indexed if begins is None else raw - below
 
 
-def _unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
+def _read_unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
     """Return the offsets of the rows outside the key map, by class, of all levels; None if an index is unreadable."""
     bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
     read = 0
-    for location in plan.locations:
+    for location in plan.index_locations:
         with findings.record_damage(location.name):
             for name, bitmap in bitmaps.items():
                 bitmap |= key_index.read_unkeyed(store, location, name)
             read += 1
-    return bitmaps if read == len(plan.locations) else None
+    return bitmaps if read == len(plan.index_locations) else None
 
 
-def _offsets(bitmap: BitMap64) -> I64:
+def _bitmap_offsets(bitmap: BitMap64) -> I64:
     return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
 
 
@@ -329,7 +344,7 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskF
     with findings.record_damage(where):
         live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
         chunks = BitMap64()
-        for table in live_groups(store, plan.readable_manifest, _COLUMNS):
+        for table in live_row_groups(store, plan.readable_manifest, _COLUMNS):
             offsets = integer_column(table, "offset")
             for name, mask in masks_outside_key_map(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
@@ -340,14 +355,14 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskF
         compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
         if chunks == BitMap64(by_offset):
             _compare_chunks(store, plan, by_offset, findings)
-        for name, bitmap in (_unkeyed_bitmaps(store, plan, findings) or {}).items():
+        for name, bitmap in (_read_unkeyed_bitmaps(store, plan, findings) or {}).items():
             compare_bitmaps(findings, where, name, live[name], bitmap)
     return TaskFindings(findings)
 
 
 def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, np.void], findings: Findings) -> None:
     """Name the chunks whose offsets are in tables and parts, but whose records differ."""
-    for table in live_groups(store, plan.readable_manifest, _COLUMNS):
+    for table in live_row_groups(store, plan.readable_manifest, _COLUMNS):
         for chunk in chunk_table.chunk_records(table, plan.hasher):
             offset = int(chunk["offset"] & OFFSET_MASK)
             if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):

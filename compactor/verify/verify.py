@@ -75,23 +75,24 @@ class Verifier:
         topic = self.environment.metadata.topics.get(name)
         snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_TTL_MS)
         if pin is None:
-            return self._verify(snapshot)
+            return self._verify_snapshot(snapshot)
         lost: list[bool] = []
         renew = partial(self.environment.metadata.pins.renew, pin, PIN_TTL_MS)
         with (
             release_ignoring_errors(lambda: self.environment.metadata.pins.release(pin)),
             Heartbeat(renew, PIN_TTL_MS / 4000, lambda: lost.append(True)),
         ):
-            report = self._verify(snapshot)
+            report = self._verify_snapshot(snapshot)
         if lost:
             raise Fenced(
                 f"garbage collection removed the compacted ledger of {name} during its verification", "verify again"
             )
         return report
 
-    def _verify(self, snapshot: TopicSnapshot) -> Report:
+    def _verify_snapshot(self, snapshot: TopicSnapshot) -> Report:
+        """Verify a topic as its snapshot describes it, and return the report."""
         findings = Findings(self.limit)
-        manifest = self._manifest(snapshot, findings)
+        manifest = self._read_manifest(snapshot, findings)
         runs = self.environment.metadata.runs.of_topic(snapshot.topic.id, RUNS) if snapshot.compacted else []
         check_metadata(snapshot, manifest, runs, findings)
         plan = VerifyPlan(
@@ -100,7 +101,7 @@ class Verifier:
             snapshot.ledgers,
             manifest,
             RunHistory.of(manifest, runs) if manifest else RunHistory((), complete=False),
-            range_bits(_records(snapshot, manifest), self.sizing or Sizing(self.engine.parallelism)),
+            range_bits(_index_record_count(snapshot, manifest), self.sizing or Sizing(self.engine.parallelism)),
             self.limit,
             snapshot.topic.start_offset,
         )
@@ -109,17 +110,17 @@ class Verifier:
             first = snapshot.segments[0].first_offset
             builder.unchecked.append(f"offsets from {first} on: they are in segments, which verify does not read")
         try:
-            self._check(plan, builder)
+            self._run_stages(plan, builder)
         finally:
             self.progress.end()
-        self._forgive_trimmed(snapshot, builder)
-        return builder.report(with_keys(self.environment.store, plan, findings.named))
+        self._remove_damage_of_trimmed_ledgers(snapshot, builder)
+        return builder.build_report(with_keys(self.environment.store, plan, findings.named))
 
-    def _check(self, plan: VerifyPlan, builder: ReportBuilder) -> None:
+    def _run_stages(self, plan: VerifyPlan, builder: ReportBuilder) -> None:
         """Run the stages that read objects. The cost of a task is the number of bytes that it reads."""
         parts = plan.manifest.parts if plan.manifest else ()
-        builder.add_objects(
-            self._run(
+        builder.add_objects_stage(
+            self._run_stage(
                 "objects",
                 plan,
                 [
@@ -127,35 +128,39 @@ class Verifier:
                     for number, ledger in enumerate(plan.ledgers)
                 ]
                 + [(("part", number), 3.0 * part.rows.stored.size) for number, part in enumerate(parts)]
-                + [(("index", number), float(index.length)) for number, index in enumerate(plan.locations)]
+                + [(("index", number), float(index.length)) for number, index in enumerate(plan.index_locations)]
                 + [(("table", number), float(stored.size)) for number, stored in enumerate(plan.table_objects)],
             )
         )
         if plan.manifest is None:
             return
-        indexes = (*(ledger.index for ledger in plan.ledgers_to_horizon), *plan.locations)
-        cost = sum(location.length for location in indexes) / (len(plan.ranges) + 1)
-        checks = [("range", number) for number in range(len(plan.ranges))] + [("unkeyed", 0)]
-        builder.add_keys(self._run("keys", plan, [(check, cost) for check in checks]))
+        indexes = (*(ledger.index for ledger in plan.ledgers_to_horizon), *plan.index_locations)
+        cost = sum(location.length for location in indexes) / (len(plan.hash_ranges) + 1)
+        checks = [("range", number) for number in range(len(plan.hash_ranges))] + [("unkeyed", 0)]
+        builder.add_keys_stage(self._run_stage("keys", plan, [(check, cost) for check in checks]))
         checks = [("range details", number) for number in builder.differing[:DETAILED_RANGES]]
         checks += [("unkeyed details", 0)] * builder.unkeyed_differ
         if checks:
             cost = float(sum(part.rows.stored.size for part in parts))
-            builder.add(self._run("details", plan, [(check, cost) for check in checks]))
+            builder.add(self._run_stage("details", plan, [(check, cost) for check in checks]))
 
-    def _run(self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]) -> list[TaskFindings]:
+    def _run_stage(
+        self, phase: str, plan: VerifyPlan, checks: list[tuple[tuple[str, int], float]]
+    ) -> list[TaskFindings]:
+        """Run checks, each with its cost in bytes, as tasks of the engine. Return their answers in order."""
         self.progress.begin_phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
         return answers_or_raise(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
 
-    def _manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:
+    def _read_manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:
+        """Return the manifest; None: there is no compacted ledger, or the manifest is damaged, which is a finding."""
         if snapshot.compacted is None:
             return None
         with findings.record_damage(snapshot.compacted.manifest.name):
             return read_manifest(self.environment.store, snapshot.compacted.manifest)
         return None
 
-    def _forgive_trimmed(self, snapshot: TopicSnapshot, builder: ReportBuilder) -> None:
+    def _remove_damage_of_trimmed_ledgers(self, snapshot: TopicSnapshot, builder: ReportBuilder) -> None:
         """Remove the damage of raw ledgers that were trimmed during the verification."""
         if not builder.findings.counts.get(DifferenceKind.DAMAGED):
             return
@@ -186,7 +191,7 @@ def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], check_numbe
         return _CHECKS[kind](store, plan, item)
 
 
-def _records(snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
+def _index_record_count(snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
     """Return the number of index records, by which the hash ranges are sized. A task names unreadable directories."""
     locations = [ledger.index for ledger in snapshot.ledgers]
     locations += [location for level in (manifest.index if manifest else ()) for location in level]

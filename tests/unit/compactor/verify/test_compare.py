@@ -11,14 +11,14 @@ from pyroaring import BitMap64
 
 from compactor.verify.compare import (
     RowsByOffset,
-    align,
+    align_by_hash,
     compare_bitmaps,
-    diff,
-    event_winner_of_each,
+    diff_by_hash,
+    event_winner_per_hash,
     fingerprint,
     fingerprint_of_bits,
-    last_of_each,
-    newest_of_each,
+    last_per_hash,
+    newest_per_hash,
     record_bits,
 )
 from compactor.verify.findings import DifferenceKind, Findings, Fingerprint
@@ -61,34 +61,34 @@ def test_event_times_count_only_in_an_index_that_has_them() -> None:
 
 
 def test_align_returns_the_positions_of_every_hash_on_both_sides() -> None:
-    at_left, at_right = align(index_records((3, 0), (1, 0)), index_records((2, 0), (3, 0)))
+    at_left, at_right = align_by_hash(index_records((3, 0), (1, 0)), index_records((2, 0), (3, 0)))
     assert at_left.tolist() == [1, -1, 0]
     assert at_right.tolist() == [-1, 0, 1]
 
 
 def test_align_of_nothing_is_empty() -> None:
-    at_left, at_right = align(index_records(), index_records())
+    at_left, at_right = align_by_hash(index_records(), index_records())
     assert (at_left.tolist(), at_right.tolist()) == ([], [])
 
 
 def test_split_separates_common_hashes_from_those_of_one_side() -> None:
-    sides = diff(index_records((3, 30), (1, 10)), index_records((2, 21), (3, 31)))
+    sides = diff_by_hash(index_records((3, 30), (1, 10)), index_records((2, 21), (3, 31)))
     assert [side.offset.tolist() for side in sides] == [[10], [21], [30], [31]]
 
 
 def test_the_newest_record_of_a_hash_is_the_one_of_the_largest_offset_without_flags() -> None:
     records = index_records((1, 4), (1, 7 | int(TOMBSTONE)), (1, 5), (2, 1))
-    assert newest_of_each(records).offset.tolist() == [7 | int(TOMBSTONE), 1]
+    assert newest_per_hash(records).offset.tolist() == [7 | int(TOMBSTONE), 1]
 
 
 def test_the_largest_event_time_wins_and_then_the_offset() -> None:
     records = index_records((1, 4), (1, 7), (1, 5), (2, 1), event_times=[9, 3, 9, 0])
-    assert event_winner_of_each(records).offset.tolist() == [5, 1]
+    assert event_winner_per_hash(records).offset.tolist() == [5, 1]
 
 
 def test_last_of_each_of_nothing_is_empty() -> None:
     none = np.empty(0, dtype=np.uint64)
-    assert last_of_each(none, none).tolist() == []
+    assert last_per_hash(none, none).tolist() == []
 
 
 def test_compare_bitmaps_adds_the_offsets_of_each_side() -> None:

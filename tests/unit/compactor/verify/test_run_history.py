@@ -28,86 +28,97 @@ def complete(*runs: PublishedRun) -> RunHistory:
 def test_a_run_decides_over_the_rows_at_or_below_its_horizon() -> None:
     history = complete(ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700))
     offsets = np.array([0, 10, 11, 30, 31])
-    assert history.values_removable_to(offsets).tolist() == [900, 900, 800, 800, NEVER]
-    assert history.values_removed_to(offsets).tolist() == [900, 900, 800, 800, NEVER]
+    assert history.latest_removable_value_publish_time(offsets).tolist() == [900, 900, 800, 800, NEVER]
+    assert history.latest_removed_value_publish_time(offsets).tolist() == [900, 900, 800, 800, NEVER]
 
 
 def test_runs_of_an_earlier_incarnation_explain_but_require_nothing() -> None:
     history = complete(ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000))
-    assert history.values_removable_to(np.array([3])).tolist() == [999]
-    assert history.values_removed_to(np.array([3])).tolist() == [NEVER]
+    assert history.latest_removable_value_publish_time(np.array([3])).tolist() == [999]
+    assert history.latest_removed_value_publish_time(np.array([3])).tolist() == [NEVER]
 
 
 def test_retention_removes_rows_of_any_kind() -> None:
     """A row goes if it is older than the retention time, so its limit is one below."""
     history = complete(ran(10, 1000, False, retention_ms=100), ran(20, 1000, retention_ms=400))
-    assert history.rows_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
-    assert history.rows_removed_to(OFFSETS).tolist() == [599, 599, 599, 599, NEVER]
-    assert history.values_removable_to(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
-    assert history.unkeyed_removable_to == 20
+    assert history.latest_removable_row_publish_time(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
+    assert history.latest_removed_row_publish_time(OFFSETS).tolist() == [599, 599, 599, 599, NEVER]
+    assert history.latest_removable_value_publish_time(OFFSETS).tolist() == [899, 899, 599, 599, NEVER]
+    assert history.last_removable_unkeyed_offset == 20
 
 
 def test_rows_below_a_start_offset_may_go_whatever_their_time() -> None:
     history = complete(ran(20, 1000, start_offset=11))
-    assert history.rows_removable_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
-    assert history.values_removed_to(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
-    assert history.unkeyed_removable_to == 20
+    assert history.latest_removable_row_publish_time(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
+    assert history.latest_removed_value_publish_time(OFFSETS).tolist() == [ALWAYS, ALWAYS, NEVER, NEVER, NEVER]
+    assert history.last_removable_unkeyed_offset == 20
 
 
 def test_a_start_offset_above_the_horizon_removes_only_what_the_run_read() -> None:
-    assert complete(ran(10, 1000, start_offset=50)).rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 2 + [NEVER] * 3
+    assert (
+        complete(ran(10, 1000, start_offset=50)).latest_removable_row_publish_time(OFFSETS).tolist()
+        == [ALWAYS] * 2 + [NEVER] * 3
+    )
 
 
 def test_tombstones_must_be_dropped_after_their_retention() -> None:
     history = complete(ran(10, 1000, tombstone_retention_ms=300), ran(20, 2000, tombstone_retention_ms=1500))
-    assert history.tombstones_removed_to(OFFSETS).tolist() == [700, 700, 500, 500, NEVER]
+    assert history.latest_removed_tombstone_retained_at(OFFSETS).tolist() == [700, 700, 500, 500, NEVER]
 
 
 def test_a_run_that_waits_for_cursors_requires_nothing_of_tombstones() -> None:
     assert (
-        complete(ran(20, 1000, tombstones_wait_for_cursors=True)).tombstones_removed_to(OFFSETS).tolist() == [NEVER] * 5
+        complete(ran(20, 1000, tombstones_wait_for_cursors=True)).latest_removed_tombstone_retained_at(OFFSETS).tolist()
+        == [NEVER] * 5
     )
 
 
 def test_first_kept_is_the_time_of_the_first_run_over_a_tombstone() -> None:
     history = complete(ran(10, 1000, tombstone_retention_ms=1), ran(15, 2000), ran(20, 3000, tombstone_retention_ms=1))
-    kept = history.first_kept_times(np.array([10, 11, 16, 21]))
+    kept = history.expected_retained_at(np.array([10, 11, 16, 21]))
     assert kept is not None
     assert kept.tolist() == [1000, NEVER, 3000, NEVER]
 
 
 def test_raw_from_is_the_start_of_the_first_run_over_a_row() -> None:
-    begins = complete(ran(10, 1000), ran(20, 2000, raw_from=12)).start_at_first_run(OFFSETS)
+    begins = complete(ran(10, 1000), ran(20, 2000, raw_from=12)).topic_start_at_first_run(OFFSETS)
     assert begins is not None
     assert begins.tolist() == [0, 0, 12, 12, 0]
 
 
 def test_chunks_are_dropped_by_runs_before_the_rest_of_their_message() -> None:
     history = complete(ran(10, 1000, incomplete_chunk_max_age_ms=100), ran(20, 2000, incomplete_chunk_max_age_ms=100))
-    assert history.chunks_droppable_to(5) == 1900
-    assert history.chunks_droppable_to(5, 20) == 900
-    assert history.chunks_droppable_to(11, 20) == NEVER
-    assert complete(ran(10, 1000, incomplete_chunk_max_age_ms=None)).chunks_droppable_to(5) == NEVER
+    assert history.latest_droppable_chunk_publish_time(5) == 1900
+    assert history.latest_droppable_chunk_publish_time(5, 20) == 900
+    assert history.latest_droppable_chunk_publish_time(11, 20) == NEVER
+    assert complete(ran(10, 1000, incomplete_chunk_max_age_ms=None)).latest_droppable_chunk_publish_time(5) == NEVER
 
 
 def test_null_keys_are_dropped_up_to_the_last_run_that_does_not_retain_them() -> None:
-    assert complete(ran(10, 0), ran(20, 0, retain_null_key=True)).null_keys_droppable_to == 10
-    assert complete(ran(10, 0, retain_null_key=True)).null_keys_droppable_to == -1
-    assert complete(ran(10, 0)).unkeyed_removable_to == -1
+    assert complete(ran(10, 0), ran(20, 0, retain_null_key=True)).last_droppable_null_key_offset == 10
+    assert complete(ran(10, 0, retain_null_key=True)).last_droppable_null_key_offset == -1
+    assert complete(ran(10, 0)).last_removable_unkeyed_offset == -1
 
 
 def test_deletions_are_purged_after_the_allowed_lateness() -> None:
     history = complete(ran(10, 1000, event_time_max_lateness_ms=10), ran(20, 1100, event_time_max_lateness_ms=500))
-    assert history.deletions_purgeable_to == 990
+    assert history.latest_purgeable_deletion_event_time == 990
 
 
 def test_an_incomplete_history_explains_everything_and_requires_only_its_last_run() -> None:
     history = RunHistory((ran(10, 1000, key_ttl_ms=1), ran(20, 1000, key_ttl_ms=400)), complete=False)
-    assert history.values_removable_to(OFFSETS).tolist() == history.rows_removable_to(OFFSETS).tolist() == [ALWAYS] * 5
-    assert history.values_removed_to(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
-    assert (history.first_kept_times(OFFSETS), history.start_at_first_run(OFFSETS)) == (None, None)
-    assert (history.deletions_purgeable_to, history.chunks_droppable_to(3)) == (ALWAYS, ALWAYS)
-    assert (history.null_keys_droppable_to, history.unkeyed_removable_to) == (20, 20)
+    assert (
+        history.latest_removable_value_publish_time(OFFSETS).tolist()
+        == history.latest_removable_row_publish_time(OFFSETS).tolist()
+        == [ALWAYS] * 5
+    )
+    assert history.latest_removed_value_publish_time(OFFSETS).tolist() == [600, 600, 600, 600, NEVER]
+    assert (history.expected_retained_at(OFFSETS), history.topic_start_at_first_run(OFFSETS)) == (None, None)
+    assert (history.latest_purgeable_deletion_event_time, history.latest_droppable_chunk_publish_time(3)) == (
+        ALWAYS,
+        ALWAYS,
+    )
+    assert (history.last_droppable_null_key_offset, history.last_removable_unkeyed_offset) == (20, 20)
     assert history.event_time_orders == {True, False}
 
 

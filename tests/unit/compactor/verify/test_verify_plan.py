@@ -38,7 +38,12 @@ def test_gaps_are_the_offsets_up_to_the_horizon_without_a_ledger(
 def test_without_a_manifest_no_ledger_is_below_the_horizon() -> None:
     whole = plan([ledger(0, 4)], horizon=9)
     empty = VerifyPlan(whole.store, whole.hasher, whole.ledgers, None, whole.history, 0, 5)
-    assert (empty.ledgers_to_horizon, empty.gaps, empty.locations, empty.by_event) == ((), (), (), False)
+    assert (empty.ledgers_to_horizon, empty.gaps, empty.index_locations, empty.index_has_event_times) == (
+        (),
+        (),
+        (),
+        False,
+    )
 
 
 def test_covered_offsets_are_in_a_ledger_at_or_below_the_horizon() -> None:
@@ -49,7 +54,7 @@ def test_covered_offsets_are_in_a_ledger_at_or_below_the_horizon() -> None:
 
 def test_ledger_of_is_the_last_ledger_that_begins_at_or_before_an_offset() -> None:
     two = plan([ledger(2, 3), ledger(6, 7)], horizon=9)
-    assert [two.ledger_index(offset) for offset in (1, 2, 4, 6, 9)] == [-1, 0, 0, 1, 1]
+    assert [two.ledger_position(offset) for offset in (1, 2, 4, 6, 9)] == [-1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -93,5 +98,5 @@ def test_rows_below_the_start_of_their_run_took_no_part() -> None:
 def test_with_an_incomplete_history_rows_below_the_start_may_have_taken_part() -> None:
     unknown = plan([ledger(0, 9)], 9, start_offset=4)
     assert unknown.read_by_run(OFFSETS).all()
-    assert np.flatnonzero(~unknown.known_if_read(OFFSETS)).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(~unknown.is_read_state_known(OFFSETS)).tolist() == [0, 1, 2, 3]
     assert not unknown.proven_winners(OFFSETS)[:4].any()
